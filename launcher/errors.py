@@ -1,0 +1,51 @@
+"""What can go wrong, as values that name the key, the reason and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a request.
+
+    ``key`` is the dotted configuration key to change ("" when no single key is to blame),
+    ``text`` says what is wrong, ``cure`` is an override to paste.
+    """
+
+    key: str
+    text: str
+    cure: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.key}: {self.text}" if self.key else self.text
+        return f"{line} (try: {self.cure})" if self.cure else line
+
+
+class RequestError(ValueError):
+    """The request cannot be carried out: nothing was started, nothing written. Exit code 2."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(map(str, problems)))
+
+
+class RunError(RuntimeError):
+    """It failed while running. Exit code 1. The message names the root cause first."""
+
+
+@contextmanager
+def problems() -> Iterator[list[Problem]]:
+    """Collect every complaint made in the block, then raise them all at once.
+
+    >>> with problems() as found:
+    ...     found.append(Problem("train.steps", "0 is not positive"))
+    Traceback (most recent call last):
+    launcher.errors.RequestError: train.steps: 0 is not positive
+    """
+    found: list[Problem] = []
+    yield found
+    if found:
+        raise RequestError(tuple(found))

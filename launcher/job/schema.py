@@ -1,0 +1,94 @@
+"""The whole request as one frozen value."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from launcher.job.base import Count, Index, Settings
+from launcher.job.models import Data, Model, Optim, Schedule
+from launcher.job.parallel import Parallel
+from launcher.job.steps import Step, named
+
+
+class Train(Settings):
+    """``batch_size`` is global: samples an optimizer step over all ranks."""
+
+    steps: Count
+    batch_size: Count
+    precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    clip_norm: float | None = Field(1.0, gt=0)
+    log_every: Count = 1
+    eval_every: Count | None = Field(None, description="optimizer steps between validations; null: none while training")
+    eval_batches: Count | None = Field(None, description="global batches a validation reads; null: all held-out samples")
+
+
+class Launch(Settings):
+    """``nproc`` is ranks a node; null: as many as the layout needs."""
+
+    mode: Literal["auto", "spawn", "external", "inproc"] = "auto"
+    nproc: Count | None = None
+    nnodes: Count = 1
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_restarts: Index = 0
+    timeout_s: float = Field(600.0, gt=0)
+    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(None, description="null: a free one, chosen by the system")
+    threads: Count = Field(1, description="CPU threads a rank")
+
+
+class Checkpoint(Settings):
+    """``every``: optimizer steps between checkpoints while training, null: none. ``keep``: newest ones kept, null: all."""
+
+    every: Count | None = None
+    keep: Count | None = 2
+    format: Literal["safetensors"] = "safetensors"
+    asynchronous: bool = Field(False, alias="async")
+    encrypt: str | None = None
+    resume: str = "auto"
+
+
+class Logger(Settings):
+    """``jsonl`` always; ``progress: auto`` draws a bar on a terminal and prints plain lines elsewhere."""
+
+    progress: Literal["auto", "bar", "plain", "off"] = "auto"
+    csv: bool = False
+
+
+class Debug(Settings):
+    """``limit``: train this many steps only. ``overfit``: train on these first samples, over and over."""
+
+    limit: Count | None = None
+    overfit: Count | None = None
+    anomaly: bool = False
+    profiler: bool = False
+    onerank: bool = False
+
+
+class Security(Settings):
+    allow: tuple[str, ...] = ()
+
+
+class Job(Settings):
+    """What was asked. Nothing is worked out here: ``null`` and ``-1`` are resolved by the plan, which notes it."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: Index = 0
+    deterministic: bool = False
+    recipe: str | None = None
+    runs: str = "runs"
+    run_dir: str | None = None
+    show: Literal["config", "plan", "timeline"] | None = None
+    model: Model
+    data: Data
+    optim: Optim
+    schedule: Schedule
+    train: Train
+    parallel: Parallel = Parallel()
+    launch: Launch = Launch()
+    checkpoint: Checkpoint = Checkpoint()
+    steps: Annotated[dict[str, Step], BeforeValidator(named)] = {}
+    logger: Logger = Logger()
+    debug: Debug = Debug()
+    security: Security = Security()

@@ -1,0 +1,88 @@
+"""What to do, in order: the settings of each verb below ``steps``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from launcher.job.base import Count, Settings
+
+
+class Train(Settings):
+    kind: Literal["train"] = "train"
+
+
+class Evaluate(Settings):
+    """``of``: ``run`` is the live model on its ranks, ``exported`` the exported file in one process."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    of: Literal["run", "exported", "transformed"] = "run"
+    batches: Count | None = Field(None, description="null: all held-out samples")
+
+
+class SyncShared(Settings):
+    kind: Literal["sync_shared"] = "sync_shared"
+
+
+class Save(Settings):
+    kind: Literal["save"] = "save"
+
+
+class Load(Settings):
+    kind: Literal["load"] = "load"
+    path: str = Field(description="a checkpoint folder (step-NNNNNN) of any layout")
+
+
+class MergeStrategies(Settings):
+    kind: Literal["merge_strategies"] = "merge_strategies"
+
+
+class Transform(Settings):
+    """From the run's last checkpoint (or ``src``) to the layout given here, in the job's own words."""
+
+    kind: Literal["transform"] = "transform"
+    src: str | None = None
+    dst: str | None = None
+    nproc: Count = 1
+    stages: Count = 1
+    shard_size: Count = 1
+    overwrite: bool = False
+
+
+class Export(Settings):
+    """One safetensors file with every tensor whole; ``check`` compares its validation loss with the run's."""
+
+    kind: Literal["export"] = "export"
+    src: str | None = None
+    path: str | None = None
+    check: bool = True
+    tolerance: float = Field(1e-5, gt=0)
+
+
+class Sample(Settings):
+    kind: Literal["sample"] = "sample"
+    prompt: str = "\n"
+    tokens: Count = 200
+    temperature: float = Field(0.8, ge=0)
+
+
+Step = Annotated[
+    Annotated[Train, Tag("train")]
+    | Annotated[Evaluate, Tag("evaluate")]
+    | Annotated[SyncShared, Tag("sync_shared")]
+    | Annotated[Save, Tag("save")]
+    | Annotated[Load, Tag("load")]
+    | Annotated[MergeStrategies, Tag("merge_strategies")]
+    | Annotated[Transform, Tag("transform")]
+    | Annotated[Export, Tag("export")]
+    | Annotated[Sample, Tag("sample")],
+    Discriminator(lambda v: v.get("kind") if isinstance(v, dict) else getattr(v, "kind", None)),
+]
+
+
+def named(steps: Any) -> Any:
+    """Give each step without a ``kind`` the verb it is named after: ``{train: {}}`` is ``{train: {kind: train}}``."""
+    if not isinstance(steps, dict):
+        return steps
+    return {k: {"kind": k, **(v or {})} if isinstance(v, dict | None) else v for k, v in steps.items()}

@@ -1,0 +1,1 @@
+"""The models that recipes use, built from their job settings; every module can re-initialise itself."""

@@ -1,0 +1,77 @@
+"""What planning needs to know of a model: names, shapes, ties and the glue between its modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+ITEMSIZE = {
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a tensor, without its data."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter or persistent buffer. ``same_as`` is the first name under which a tied tensor is known (its own if not tied)."""
+
+    name: str
+    spec: TensorSpec
+    same_as: str
+    trainable: bool = True
+    buffer: bool = False
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A model before tracing: its modules in definition order, its parameters, and what each module is made of.
+
+    ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
+    stages look inside them. ``opaque`` are those that own parameters or buffers but cannot re-initialise themselves.
+    """
+
+    modules: tuple[str, ...]
+    params: tuple[Param, ...]
+    containers: frozenset[str]
+    opaque: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value in the glue between named modules.
+
+    ``kind``: ``input``, ``param`` (a parameter or buffer that glue uses directly), ``module`` (a call of the module
+    ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it yields, ``None``
+    when it yields something that is no tensor or tuple of tensors. ``saved`` is bytes kept for backward
+    and ``flops`` the forward cost, both for one micro batch.
+    """
+
+    name: str
+    kind: str
+    target: str
+    inputs: tuple[str, ...]
+    out: tuple[TensorSpec, ...] | None
+    saved: int = 0
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The glue of a model for one micro batch, in execution order."""
+
+    nodes: tuple[Node, ...]
+
+    def __getitem__(self, name: str) -> Node:
+        return next(n for n in self.nodes if n.name == name)

@@ -1,0 +1,63 @@
+"""Named axes over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Ranks arranged on named axes, outermost axis first (row-major).
+
+    >>> grid = Grid.of(pp=2, dp_replicate=1, dp_shard=4)
+    >>> grid.coords(6)
+    {'pp': 1, 'dp_replicate': 0, 'dp_shard': 2}
+    >>> grid.peers(6, "dp_shard")
+    (4, 5, 6, 7)
+    """
+
+    axes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, **sizes: int) -> Grid:
+        return cls(tuple(sizes.items()))
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return prod(n for _, n in self.axes)
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return dict(self.axes)
+
+    def __getitem__(self, axis: str) -> int:
+        return self.sizes[axis]
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """Where ``rank`` sits on each axis."""
+        out: dict[str, int] = {}
+        for name, n in reversed(self.axes):
+            rank, out[name] = divmod(rank, n)
+        return dict(reversed(out.items()))
+
+    def rank(self, **coords: int) -> int:
+        """The rank at ``coords``; every axis must be given."""
+        at = 0
+        for name, n in self.axes:
+            at = at * n + coords[name]
+        return at
+
+    def peers(self, rank: int, *axes: str) -> tuple[int, ...]:
+        """Ranks that differ from ``rank`` along ``axes`` only, ``rank`` included, ascending."""
+        here = self.coords(rank)
+        places = product(*(range(self[a]) for a in axes))
+        return tuple(sorted(self.rank(**here | dict(zip(axes, at, strict=True))) for at in places))
+
+    def ranks(self, **fixed: int) -> tuple[int, ...]:
+        """Every rank whose coordinates agree with ``fixed``."""
+        return tuple(r for r in range(self.size) if fixed.items() <= self.coords(r).items())

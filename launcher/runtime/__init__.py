@@ -1,0 +1,4 @@
+"""Processes and time: start ranks, run the schedule, loop over steps, log, fail well.
+
+It carries the plan out; a choice made here is a bug. It knows no Hydra.
+"""
