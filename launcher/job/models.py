@@ -86,7 +86,9 @@ class Text(Settings):
     @model_validator(mode="after")
     def _bytes(self) -> Self:
         if self.tokenizer == "bytes" and self.vocab_size != 256:
-            raise ValueError(f"data.vocab_size={self.vocab_size}: the byte tokenizer has 256 tokens; use data.tokenizer=bpe")
+            raise ValueError(
+                f"data.vocab_size={self.vocab_size}: the byte tokenizer has 256 tokens; use data.tokenizer=bpe"
+            )
         return self
 
 

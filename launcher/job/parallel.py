@@ -26,7 +26,7 @@ class Pipeline(Settings):
 
 
 class Hsdp(Settings):
-    """``threshold`` in KB of the whole parameter: smaller ones stay whole. ``shard_size`` -1: the data-parallel group."""
+    """``threshold``: KB of a whole parameter; smaller ones stay whole. ``shard_size`` -1: all data-parallel ranks."""
 
     shard_size: int = -1
     threshold: Index = 64

@@ -21,7 +21,9 @@ class Train(Settings):
     clip_norm: float | None = Field(1.0, gt=0)
     log_every: Count = 1
     eval_every: Count | None = Field(None, description="optimizer steps between validations; null: none while training")
-    eval_batches: Count | None = Field(None, description="global batches a validation reads; null: all held-out samples")
+    eval_batches: Count | None = Field(
+        None, description="global batches a validation reads; null: all held-out samples"
+    )
 
 
 class Launch(Settings):
@@ -34,12 +36,14 @@ class Launch(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_restarts: Index = 0
     timeout_s: float = Field(600.0, gt=0)
-    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(None, description="null: a free one, chosen by the system")
+    port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        None, description="null: a free one, chosen by the system"
+    )
     threads: Count = Field(1, description="CPU threads a rank")
 
 
 class Checkpoint(Settings):
-    """``every``: optimizer steps between checkpoints while training, null: none. ``keep``: newest ones kept, null: all."""
+    """``every``: optimizer steps between checkpoints while training; null: none. ``keep``: newest kept; null: all."""
 
     every: Count | None = None
     keep: Count | None = 2

@@ -51,7 +51,7 @@ class Transform(Settings):
 
 
 class Export(Settings):
-    """One safetensors file with every tensor whole; ``check`` compares its validation loss with the run's."""
+    """One safetensors file with every tensor whole; ``check`` evaluates it in one process and compares with the run."""
 
     kind: Literal["export"] = "export"
     src: str | None = None

@@ -1,0 +1,119 @@
+"""The command ``python -m launcher``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from launcher.errors import RequestError, RunError
+from launcher.job.args import Args, outer_rank, parse
+
+if TYPE_CHECKING:
+    from launcher.external import Others
+
+DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 done; 2 the request is wrong and nothing was started; 1 it failed while running."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    rank = outer_rank(os.environ)
+    code = _main(words, rank)
+    if rank is not None and code not in (DONE, REFUSED):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # taking the process group down would wait for ranks that may wait for us
+    return code
+
+
+def _main(words: list[str], rank: int | None) -> int:
+    try:
+        args = parse(words)
+        if args.help or args.version or args.multirun or not rank:
+            return _first(args, words, rank)
+        if _only_prints(args):
+            return DONE
+        from launcher.run import join
+
+        rank = None  # what a rank cannot join it says itself
+        return join()
+    except RequestError as error:
+        return _refuse(error, rank)
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _first(args: Args, words: list[str], rank: int | None) -> int:
+    """What the only process does, or rank 0 of an outer launcher."""
+    if args.help or args.version:
+        if not rank:
+            print(_about(args))
+        return DONE
+    if args.multirun:
+        from launcher.sweep import sweep
+
+        return sweep(args, rank)
+    from launcher.launch import outer_size
+
+    if outer_size() is None or _only_prints(args):
+        return _run(args, words, None)
+    from launcher.external import leading
+
+    with leading() as others:
+        return _run(args, words, others)
+
+
+def _only_prints(args: Args) -> bool:
+    """Rank 0 prints it; no rank needs another for that."""
+    return any(o.startswith("show=") and o != "show=null" for o in args.overrides)
+
+
+def _run(args: Args, words: list[str], others: Others | None) -> int:
+    """Compose the request and carry it out; ``others`` are the ranks of an outer launcher."""
+    from launcher.job.compose import compose
+    from launcher.job.report import as_yaml
+
+    request = compose(args.overrides, config_dir=args.config_dir)
+    if request.job.show == "config":
+        print(as_yaml(request.data), end="")
+        return DONE
+    from launcher.run import run_request
+
+    try:
+        return run_request(request, words, others)
+    except RequestError as error:
+        from launcher.job.compose import BadRequest
+
+        raise BadRequest(error.problems, request.origins) from error
+
+
+def _about(args: Args) -> str:
+    if args.help:
+        from launcher.job.usage import usage
+
+        return usage(args.config_dir)
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"launcher {version('launcher')}"
+    except PackageNotFoundError:
+        return "launcher, from a checkout that is not installed"
+
+
+def _refuse(error: RequestError, rank: int | None) -> int:
+    from launcher.job.compose import BadRequest
+    from launcher.job.report import render
+
+    if not rank:
+        print(render(error.problems, error.origins if isinstance(error, BadRequest) else None), file=sys.stderr)
+    return REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""An override to paste that makes a bad value good."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from launcher.job import surface
+from launcher.job.near import nearest
+from launcher.job.origins import Origins
+from launcher.job.overrides import paste
+from launcher.job.redact import HIDDEN, secret
+
+
+def value(parts: tuple[str, ...], bad: Any, origins: Origins, data: Any, bound: Any = None) -> str:
+    """``key=value`` with the first that the schema accepts: what was meant, what was set before, the bound it
+    crossed, the default; ``key=VALUE`` to fill in when none is."""
+    key = ".".join(parts)
+    note = surface.at(parts, data)
+    if secret(key):
+        return f"{key}={HIDDEN}"
+    if note is not None:
+        for good in _candidates(parts, bad, origins, data, bound):
+            if good is not None and (good, type(good)) != (bad, type(bad)) and surface.accepts(note, good):
+                return paste(key, good)
+    return "" if note is not None and surface.settings(note, bad) else f"{key}=VALUE"
+
+
+def _candidates(parts: tuple[str, ...], bad: Any, origins: Origins, data: Any, bound: Any) -> Iterator[Any]:
+    yield from _meant(bad)
+    words = surface.literals(surface.at(parts, data))
+    yield nearest(bad, [str(w) for w in words])
+    for place in reversed(origins.all(".".join(parts))[:-1]):
+        if place.value and "${" not in place.value:
+            yield yaml.safe_load(place.value)
+    yield bound
+    field = surface.field_at(parts, data)
+    if field is not None and not field.is_required():
+        yield field.get_default(call_default_factory=True, validated_data={})
+    yield from words
+    yield from (8, 0.1)  # a number to start from
+
+
+def _meant(bad: Any) -> Iterator[Any]:
+    """The same value in another type: 1000.0 as 1000, '8' as 8, 8 as '8', a as [a]."""
+    if isinstance(bad, float) and bad.is_integer():
+        yield int(bad)
+    if isinstance(bad, str) and bad.strip():
+        read = yaml.safe_load(bad) if bad.replace(".", "").replace("-", "").isalnum() else None
+        yield read if isinstance(read, int | float | bool) else None
+        yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
+    if isinstance(bad, int | float) and not isinstance(bad, bool):
+        yield str(bad)
+    if isinstance(bad, str) and bad:
+        yield [bad]

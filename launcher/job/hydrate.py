@@ -1,0 +1,131 @@
+"""Hydra composes the chosen options, once, leaving no state behind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.errors import Problem
+from launcher.job.near import choice, nearest
+from launcher.job.overrides import quoted, shell
+from launcher.job.paths import short
+from launcher.job.recipe_source import register
+from launcher.job.redact import text as redacted
+from launcher.job.shelf import Shelf
+
+CONFIG = "config"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """``files`` in the order they were merged, each with the dotted package its keys live in."""
+
+    cfg: DictConfig
+    files: tuple[tuple[Path, str], ...]
+    recipe: str | None
+
+
+def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
+    """The configuration for overrides of groups (``model=lm``), other overrides not yet applied."""
+    register()
+    places = [*(f"recipes://{r}" for r in shelf.recipes), *(f"file://{c}" for c in shelf.conf[1:])]
+    overrides = [f"hydra.searchpath=[{','.join(map(quoted, places))}]", *choices]
+    try:
+        with _opened(shelf.conf[0]):
+            cfg = compose(CONFIG, overrides, return_hydra_config=True)
+            layers = GlobalHydra.instance().config_loader().compute_defaults_list(CONFIG, overrides, RunMode.RUN)
+    except yaml.YAMLError as error:
+        return _syntax(error)
+    except UnicodeDecodeError:
+        return _no_text(shelf)
+    except MissingConfigException as error:
+        return _no_option(error, shelf)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        return _conflict(" ".join(str(error).split()), shelf)
+    recipe = cfg.hydra.runtime.choices.get("recipe")
+    OmegaConf.set_struct(cfg, False)  # the schema judges keys
+    del cfg["hydra"]
+    found = [(shelf.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
+    files = tuple((f, p.replace("_global_", "").strip(".")) for f, p in found if f is not None)
+    return Composed(cfg, files, recipe)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[None]:
+    """Hydra reads ``folder``; an application of its own around us gets its state back."""
+    held = GlobalHydra.instance()
+    mine = held.hydra
+    held.clear()
+    try:
+        with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.set_instance(held)
+        held.hydra = mine
+
+
+def _syntax(error: yaml.YAMLError) -> Problem:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        name, why = getattr(error, "name", "?"), getattr(error, "reason", error)
+        return Problem("", f"{short(Path(name))}: not valid YAML: {why}")
+    mark, start = error.problem_mark, error.context_mark
+    why = str(error.problem)
+    if start is not None and start.line != mark.line and "duplicate" not in why:
+        why += f" ({error.context}, begun at {start.line + 1}:{start.column + 1})"
+    lines = Path(mark.name).read_text(encoding="utf-8").splitlines()
+    source = f"\n          | {redacted(lines[mark.line].rstrip())}" if mark.line < len(lines) else ""
+    return Problem("", f"{short(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {why}{source}")
+
+
+def _no_text(shelf: Shelf) -> Problem:
+    for folder in (*shelf.conf, *shelf.recipes):
+        for path in sorted(folder.rglob("*.yaml")):
+            try:
+                path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                return Problem(
+                    "", f"{short(path)}: not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+                )
+    raise AssertionError("a file could not be decoded, and now all can")
+
+
+def _no_option(error: MissingConfigException, shelf: Shelf) -> Problem:
+    """An option that a defaults list names; those of the command line were checked before."""
+    group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    options = shelf.options(group)
+    if not options:
+        return Problem("", " ".join(str(error).partition("Config search path")[0].split()))
+    return no_option(group, option, options)
+
+
+def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
+    """A misspelt option of a group."""
+    hint = nearest(option, options)
+    word = "step" if group == "steps" else "option"
+    fixed = (f"steps=[{hint}]" if group == "steps" else f"{group}={hint}") if hint else ""
+    title = "there are" if group != "steps" else "steps"
+    return Problem(group, f"unknown {word} {option!r}{choice(option, options, title)}", shell(fixed) if fixed else "")
+
+
+def _conflict(text: str, shelf: Shelf) -> Problem:
+    """Files that do not go together."""
+    if named := re.search(r"Could not override '([^'@]+)'", text):
+        return Problem(named[1], f"there is no such group{choice(named[1], shelf.groups(), 'groups')}")
+    text = text.partition(" full_key:")[0]
+    if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
+        text = text.partition(":")[0] + ": a list where there should be a group of keys, or the other way round"
+    if within := re.match(r"In '([^']+)': (.*)", text):
+        path = shelf.file(within[1])
+        text = f"{short(path) if path else within[1]}: {within[2]}"
+    return Problem("", text)

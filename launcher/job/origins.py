@@ -1,0 +1,117 @@
+"""Where each value was set: a line of a file, or an override."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.job.paths import CONF, RECIPES, short
+from launcher.job.redact import HIDDEN, secret
+from launcher.job.redact import text as redacted
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """``where`` is ``file:line:col`` or ``command line``, ``text`` the source line or the override as typed.
+
+    ``value`` is what was set there, as written, when that is one word; ``shipped`` tells our files from the user's.
+    """
+
+    where: str
+    text: str
+    value: str | None = None
+    shipped: bool = False
+
+    @property
+    def typed(self) -> bool:
+        return self.where == COMMAND_LINE
+
+
+@dataclass(frozen=True)
+class Origins:
+    """For each dotted key every place that set it, in order: the last one won. ``data`` is what came out."""
+
+    places: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def all(self, key: str) -> tuple[Origin, ...]:
+        return self.places.get(key, ())
+
+    def of(self, key: str) -> Origin | None:
+        """Who set ``key``, else something below it, else the nearest node above it; ``None`` when nobody did."""
+        if key in self.places:
+            return self.places[key][-1]
+        below = [p[-1] for k, p in self.places.items() if k.startswith(key + ".")]
+        if below:
+            return below[-1]
+        above, _, _ = key.rpartition(".")
+        return self.of(above) if above else None
+
+    def value(self, key: str) -> Any:
+        """The composed value at ``key``; ``None`` when there is none. Keys may themselves contain dots."""
+        return _value(self.data, key)
+
+
+def _value(node: Any, key: str) -> Any:
+    if not isinstance(node, Mapping):
+        return None
+    if key in node:
+        return node[key]
+    for name, child in node.items():
+        if key.startswith(f"{name}.") and (found := _value(child, key[len(name) + 1 :])) is not None:
+            return found
+    return None
+
+
+def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
+    """Every key of every file, in order; each file comes with the dotted package its keys live in ("" for the root)."""
+    for path, package in files:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        shipped = path.is_relative_to(CONF) or path.is_relative_to(RECIPES)
+        for key, mark, value in _marks(path, package):
+            hide = secret(key)
+            line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
+            source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}" if hide and value else redacted(line)
+            where = f"{short(path)}:{mark.line + 1}:{mark.column + 1}"
+            yield key, Origin(where, source, HIDDEN if hide and value else value, shipped)
+
+
+def _marks(path: Path, package: str) -> Iterator[tuple[str, Any, str | None]]:
+    root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):
+        return
+    for key, value in root.value:
+        if key.value == "defaults" and isinstance(value, yaml.SequenceNode):
+            yield from _choices(value)
+        else:
+            yield from _walk(key, value, package)
+
+
+def _choices(defaults: yaml.SequenceNode) -> Iterator[tuple[str, Any, str | None]]:
+    """``- override /model: lm`` sets the node ``model``."""
+    for item in defaults.value:
+        for key, value in item.value if isinstance(item, yaml.MappingNode) else ():
+            option = value.value if isinstance(value, yaml.ScalarNode) else None
+            yield key.value.split()[-1].lstrip("/"), key.start_mark, option
+
+
+def _walk(key: yaml.Node, value: yaml.Node, above: str) -> Iterator[tuple[str, Any, str | None]]:
+    name = f"{above}.{key.value}" if above else str(key.value)
+    yield name, key.start_mark, value.value if isinstance(value, yaml.ScalarNode) else None
+    if isinstance(value, yaml.MappingNode):
+        for k, v in value.value:
+            yield from _walk(k, v, name)
+
+
+def gather(places: Iterable[tuple[str, Origin]], data: Mapping[str, Any]) -> Origins:
+    """Origins from (key, origin) pairs, the last of each key winning."""
+    out: dict[str, tuple[Origin, ...]] = {}
+    for key, origin in places:
+        out[key] = (*out.pop(key, ()), origin)
+    return Origins(out, data)

@@ -1,0 +1,24 @@
+"""Where the shipped ``conf`` and ``recipes`` are: inside the package once installed, beside it in a checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def _shipped(name: str) -> Path:
+    package = Path(__file__).resolve().parents[1]
+    return next((p for p in (package / name, package.parent / name) if p.is_dir()), package / name)
+
+
+CONF = _shipped("conf")
+RECIPES = _shipped("recipes")
+
+
+def short(path: Path) -> str:
+    """As a person would write it: relative to the current folder or to the shipped folders, else absolute."""
+    full = Path(os.path.abspath(path))
+    for base in (Path.cwd(), CONF.parent):
+        if full.is_relative_to(base):
+            return full.relative_to(base).as_posix()
+    return str(full)

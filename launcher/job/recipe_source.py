@@ -1,0 +1,60 @@
+"""Hydra reads a folder of recipes as the config group ``recipe``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+
+GROUP = "recipe"
+
+
+class RecipeSource(ConfigSource):
+    """``recipes://<folder>``: every YAML file below it is an option of the group ``recipe``, for the whole config."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "recipes"
+
+    def _file(self, config_path: str) -> Path | None:
+        group, _, rest = config_path.partition("/")
+        return Path(self.path, rest) if group == GROUP else None
+
+    def available(self) -> bool:
+        return Path(self.path).is_dir()
+
+    def is_group(self, config_path: str) -> bool:
+        path = self._file(config_path)
+        return config_path == "" or (path is not None and path.is_dir())
+
+    def is_config(self, config_path: str) -> bool:
+        path = self._file(self._normalize_file_name(config_path))
+        return path is not None and path.is_file()
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = self._file(self._normalize_file_name(config_path))
+        if path is None or not path.is_file():
+            raise ConfigLoadError(f"Recipe not found: {config_path}")
+        return ConfigResult(
+            config=OmegaConf.load(path),
+            path=self.full_path(),
+            provider=self.provider,
+            header={"package": "_global_"},  # a recipe is a whole run, whatever its folder
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        folder = self._file(config_path)
+        names = [GROUP] if config_path == "" else sorted(p.name for p in folder.iterdir()) if folder else []
+        found: list[str] = []
+        for name in names:
+            at = f"{config_path}/{name}" if config_path else name
+            self._list_add_result(files=found, file_path=at, file_name=name, results_filter=results_filter)
+        return sorted(set(found))
+
+
+def register() -> None:
+    """Make Hydra know the scheme; doing so twice changes nothing."""
+    Plugins.instance().register(RecipeSource)

@@ -1,0 +1,49 @@
+"""Problems as text for a person at a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from launcher.errors import Problem
+from launcher.job import redact
+from launcher.job.explain import shown
+from launcher.job.origins import Origins
+
+
+def render(problems: Iterable[Problem], origins: Origins | Mapping[Problem, Origins] | None = None) -> str:
+    """Every problem with where its key was set and what to type instead; no newline at the end."""
+    listed = list(problems)
+    count = f"{len(listed)} problem{'s' if len(listed) != 1 else ''}"
+    head = f"error: {count} in this request; nothing was started"
+    where = origins if isinstance(origins, Origins) else None
+    each = origins if isinstance(origins, Mapping) else {}
+    return "\n\n".join([head, *(_one(p, where or each.get(p, Origins())) for p in listed)])
+
+
+def _one(problem: Problem, origins: Origins) -> str:
+    key, text = problem.key, problem.text
+    value = shown(origins.value(key), key) if key else ""
+    joint = " = " if key and text.startswith(f"{value}: ") else ": "
+    lines = [f"  {key}{joint}{text}" if key else f"  {text}"]
+    if key:
+        lines += _source(key, origins)
+    if problem.cure:
+        lines.append(f"    try:    {problem.cure}")
+    return "\n".join(lines)
+
+
+def _source(key: str, origins: Origins) -> list[str]:
+    origin = origins.of(key)
+    if origin is None:
+        return ["    set in: default"] if origins.value(key) is not None else []
+    if origin.typed:
+        return [f"    set by: {origin.text} ({origin.where})"]
+    return [f"    set in: {origin.where}", f"          | {origin.text}"]
+
+
+def as_yaml(data: dict[str, Any]) -> str:
+    """A configuration to read: keys in their order, secrets hidden."""
+    return yaml.safe_dump(redact.values(data), sort_keys=False, allow_unicode=True, width=120)

@@ -1,0 +1,113 @@
+"""Which keys may be set, read off the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, Discriminator, Tag, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from launcher.job.schema import Job
+
+
+def fields(cls: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Fields by the name a user writes."""
+    return {f.alias or n: f for n, f in cls.model_fields.items()}
+
+
+def typed(field: FieldInfo) -> Any:
+    """The annotation of a field, its constraints included."""
+    return Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+
+
+def kinds(note: Any) -> dict[str, type[BaseModel]]:
+    """The members of a tagged union by tag; empty when ``note`` is none."""
+    found = {}
+    for member in _members(note):
+        tag = next((m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)), None)
+        if tag is not None:
+            found[tag] = get_args(member)[0]
+    return found
+
+
+def settings(note: Any, value: Any) -> type[BaseModel] | None:
+    """The settings class that ``value`` is to become, if it is to become one."""
+    if tagged := kinds(note):
+        chooser = next((m for m in note.__metadata__ if isinstance(m, Discriminator)), None)
+        tag = chooser.discriminator(value) if chooser and callable(chooser.discriminator) else None
+        return tagged.get(tag) if isinstance(tag, str) else None
+    classes = [c for c in map(_bare, _members(note)) if isinstance(c, type) and issubclass(c, BaseModel)]
+    return classes[0] if classes else None
+
+
+def below(note: Any, name: str, value: Any) -> Any:
+    """Annotation of the key ``name`` in a node of type ``note`` that holds ``value``; ``None`` when there is none."""
+    if cls := settings(note, value):
+        field = fields(cls).get(name)
+        return typed(field) if field else None
+    return next((get_args(m)[1] for m in map(_bare, _members(note)) if get_origin(m) is dict), None)
+
+
+def at(parts: Sequence[str], data: Any) -> Any:
+    """Annotation of a key, given as its parts, in ``data``; ``None`` when the schema has no such key."""
+    note: Any = Job
+    for part in parts:
+        if note is None:
+            return None
+        note = below(note, part, data)
+        data = data.get(part) if isinstance(data, dict) else None
+    return note
+
+
+def field_at(parts: Sequence[str], data: Any) -> FieldInfo | None:
+    """The field behind a key, for its default and description."""
+    above = at(parts[:-1], data)
+    for part in parts[:-1]:
+        data = data.get(part) if isinstance(data, dict) else None
+    cls = settings(above, data) if above is not None else None
+    return fields(cls).get(parts[-1]) if cls else None
+
+
+def names(parts: Sequence[str], data: Any) -> tuple[str, ...]:
+    """Every name that may be set below a key; empty for an open node or a plain value."""
+    note = at(parts, data)
+    for part in parts:
+        data = data.get(part) if isinstance(data, dict) else None
+    cls = settings(note, data) if note is not None else None
+    return tuple(fields(cls)) if cls else ()
+
+
+def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
+    """Every dotted key of the schema; the members of a union one after another, so names may repeat."""
+    for cls in kinds(note).values() or [c for c in [settings(note, None)] if c]:
+        for name, field in fields(cls).items():
+            key = f"{above}.{name}" if above else name
+            yield key
+            yield from everywhere(typed(field), key)
+
+
+def accepts(note: Any, value: Any) -> bool:
+    """Whether ``value`` would be valid at a key of type ``note``."""
+    try:
+        TypeAdapter(note).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def literals(note: Any) -> tuple[Any, ...]:
+    """The words a key may take, where it is a choice of words."""
+    return tuple(v for m in map(_bare, _members(note)) if get_origin(m) is Literal for v in get_args(m))
+
+
+def _members(note: Any) -> tuple[Any, ...]:
+    bare = _bare(note)
+    if get_origin(bare) in (Union, UnionType):
+        return tuple(m for m in get_args(bare) if m is not NoneType)
+    return (note,)
+
+
+def _bare(note: Any) -> Any:
+    return get_args(note)[0] if get_origin(note) is Annotated else note

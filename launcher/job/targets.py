@@ -1,0 +1,114 @@
+"""Classes of the user's own, named by ``_target_``: which may be named, found and built."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from launcher.errors import Problem, RequestError
+from launcher.job.models import Target
+
+T = TypeVar("T")
+OWN = "launcher"
+
+
+def refusal(path: str, allow: tuple[str, ...]) -> tuple[str, str] | None:
+    """Why the dotted ``path`` may not be named, and the cure; ``None`` when it may be looked up. Imports nothing."""
+    parts = path.split(".")
+    if len(parts) < 2 or not all(p.isidentifier() for p in parts):
+        return "should be the dotted path of a class, as package.module.Class", ""
+    if any(p.startswith("_") for p in parts):
+        return "a private name may not be used", ""
+    if not _inside(path, allow):
+        trusted = ", ".join((OWN, *allow))
+        return (
+            f"package {parts[0]!r} is not trusted (trusted: {trusted})",
+            f"'security.allow=[{','.join((*allow, parts[0]))}]'",
+        )
+    return None
+
+
+def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:
+    """The class at ``path``: a subclass of ``base``, reached through and defined in a trusted package.
+
+    Only here is anything imported, and only after the path itself was accepted. Raises ``RequestError`` naming ``key``.
+    """
+    if why := refusal(path, allow):
+        raise _error(key, path, *why)
+    found = _find(path, allow, key)
+    if not inspect.isclass(found) or not issubclass(found, base):
+        raise _error(key, path, f"is not a {base.__name__} class")
+    if not _inside(f"{found.__module__}.{found.__qualname__}", allow):
+        raise _error(key, path, f"the class is defined in {found.__module__}, which is not trusted", "")
+    return found
+
+
+def build(
+    target: Target | Mapping[str, Any], allow: tuple[str, ...], base: type[T], *given: Any, key: str = "_target_"
+) -> T:
+    """An instance of the class that ``target`` names.
+
+    ``given`` are passed first, then the target's own arguments; an argument that names a class itself is
+    checked against the same ``base`` and built before.
+    """
+    path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
+    if odd := [a for a in arguments if a.startswith("_") and a != "_args_"]:
+        raise _error(key, path, f"{odd[0]} is not supported; only _target_ and _args_ are")
+    cls = locate(path, allow, base, key=key)
+    made = {k: _argument(v, allow, base, f"{_above(key)}{k}") for k, v in arguments.items()}
+    positional = (*given, *made.pop("_args_", ()))
+    try:
+        inspect.signature(cls).bind(*positional, **made)
+    except TypeError as error:
+        raise _error(key, path, f"its arguments do not fit: {error}") from None
+    return cls(*positional, **made)
+
+
+def _argument(value: Any, allow: tuple[str, ...], base: type[T], key: str) -> Any:
+    if isinstance(value, Mapping) and "_target_" in value:
+        return build(value, allow, base, key=f"{key}._target_")
+    if isinstance(value, Mapping):
+        return {k: _argument(v, allow, base, f"{key}.{k}") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_argument(v, allow, base, f"{key}.{i}") for i, v in enumerate(value)]
+    return value
+
+
+def _split(target: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return str(target["_target_"]), {k: v for k, v in target.items() if k != "_target_"}
+
+
+def _find(path: str, allow: tuple[str, ...], key: str) -> object:
+    """The object behind the longest importable part of ``path``; never leaves the trusted packages."""
+    parts = path.split(".")
+    for n in range(len(parts) - 1, 0, -1):
+        module = ".".join(parts[:n])
+        if not _inside(module, allow):
+            break
+        try:
+            found: object = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and (module == error.name or module.startswith(error.name + ".")):
+                continue
+            raise _error(key, path, f"importing {module} failed: {error}") from None
+        for name in parts[n:]:
+            if not hasattr(found, name):
+                raise _error(key, path, f"{'.'.join(parts[:n])} has no {name!r}")
+            found = getattr(found, name)
+        return found
+    raise _error(key, path, "there is no such module", "")
+
+
+def _inside(path: str, allow: tuple[str, ...]) -> bool:
+    return any(path == p or path.startswith(p + ".") for p in (OWN, *allow))
+
+
+def _above(key: str) -> str:
+    above = key.rpartition(".")[0]
+    return f"{above}." if above else ""
+
+
+def _error(key: str, path: str, why: str, cure: str = "") -> RequestError:
+    return RequestError((Problem(key, f"{path}: {why}", cure),))

@@ -1,0 +1,51 @@
+"""What ``--help`` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.job.shelf import Shelf
+
+HEAD = """\
+launcher: one YAML file plans, trains and checkpoints a parallel model on torch.distributed.
+
+usage: python -m launcher [recipe=NAME|FILE.yaml] [key=value ...] [flags]
+"""
+
+EXAMPLES = """\
+examples:
+  python -m launcher                                        the default recipe, on this machine
+  python -m launcher recipe=lm_single train.steps=20        a recipe with one setting changed
+  python -m launcher recipe=mlp_autoparallel show=plan      what would happen; no process is started
+  python -m launcher 'steps=[train,save]' model=lm_tiny     other options
+  python -m launcher -m parallel.pipeline.scheduler=1f1b,gpipe    a sweep; sweep_dir=DIR goes on with an old one
+  torchrun --nproc-per-node 4 -m launcher recipe=NAME       the same job under an outer launcher
+
+flags:
+  -h, --help           this text
+  --version            the version
+  -m, --multirun       run every combination of a,b lists, range(1,4) and glob(*)
+  -cd, --config-dir D  folder with options and recipes of your own (D/model/mine.yaml, D/recipes/mine.yaml)
+  show=config          print the composed settings, start nothing (also: --cfg job)
+  show=plan            print the plan, start nothing
+
+exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running
+"""
+
+
+def usage(config_dir: Path | None = None) -> str:
+    """Usage, the recipes with what each shows, the options of each group, examples."""
+    shelf = Shelf.of(config_dir)
+    recipes = [(name, _shows(shelf, name)) for name in shelf.options("recipe")]
+    width = max((len(name) for name, _ in recipes), default=0)
+    lines = [f"  {name:<{width}}  {text}" for name, text in recipes]
+    groups = [f"  {g + '=':<10} {', '.join(shelf.options(g))}" for g in shelf.groups() if g != "recipe"]
+    return "\n".join(
+        [HEAD, "recipes (recipe=NAME):", *lines, "", "options (group=NAME):", *groups, "", EXAMPLES.rstrip()]
+    )
+
+
+def _shows(shelf: Shelf, recipe: str) -> str:
+    path = shelf.file(f"recipe/{recipe}")
+    first = path.read_text(encoding="utf-8").partition("\n")[0] if path else ""
+    return first.removeprefix("#").strip() if first.startswith("#") else ""

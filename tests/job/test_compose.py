@@ -1,0 +1,211 @@
+"""From overrides to a Job: what is set, in which order, from where."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from launcher.job.compose import BadRequest, compose
+from launcher.job.paths import CONF, RECIPES
+from launcher.job.report import as_yaml, render
+
+
+def where(request, key):
+    origin = request.origins.of(key)
+    return (origin.where, origin.text) if origin else None
+
+
+def test_many_jobs_compose_in_one_process_and_leave_hydra_as_it_was():
+    jobs = [compose([f"seed={n}"]).job for n in range(3)]
+    assert [j.seed for j in jobs] == [0, 1, 2]
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_composing_within_a_hydra_application_leaves_it_as_it_was():
+    from hydra import initialize_config_dir
+
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        mine = GlobalHydra.instance().hydra
+        compose([])
+        assert GlobalHydra.instance().hydra is mine
+
+
+def test_an_override_beats_the_recipe_and_the_recipe_beats_the_option():
+    assert compose(["recipe=lm_single"]).job.optim.lr == 0.003
+    assert compose(["recipe=lm_single", "optim.lr=1"]).job.optim.lr == 1
+    assert compose(["recipe=lm_single", "model=tied_pair"]).job.model.name == "tied_pair"
+
+
+def test_a_plus_makes_no_difference():
+    assert (
+        compose(["+seed=3", "++train.steps=4", "+model=lm_tiny"]).data
+        == compose(["seed=3", "train.steps=4", "model=lm_tiny"]).data
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "steps"),
+    [("steps=[save,train]", ["save", "train"]), ("steps=train", ["train"]), ("steps=[]", [])],
+)
+def test_a_list_of_steps_sets_content_and_order(override, steps):
+    assert list(compose(["recipe=tied_pp2_to_single", override]).job.steps) == steps
+
+
+def test_a_step_of_ones_own_name_comes_after_the_chosen_ones():
+    request = compose(["steps=[train,evaluate]", "steps.again={kind: evaluate, of: exported}"])
+    assert [(n, s.kind) for n, s in request.job.steps.items()] == [
+        ("train", "train"),
+        ("evaluate", "evaluate"),
+        ("again", "evaluate"),
+    ]
+
+
+def test_stage_config_takes_module_names_with_dots_and_stars_on_the_command_line():
+    node = "parallel.pipeline.stage_config"
+    request = compose([f"{node}.layers.3=1", f"{node}.layers.*=0", f"{node}.layers.3=2", f"{node}.layers.10=1"])
+    assert request.data["parallel"]["pipeline"]["stage_config"] == {"layers.*": 0, "layers.3": 2, "layers.10": 1}
+
+
+def test_an_override_of_a_stage_replaces_the_nested_spelling_of_the_same_module(tmp_path):
+    path = tmp_path / "nested.yaml"
+    path.write_text(
+        "train: {steps: 1, batch_size: 4}\nparallel: {pipeline: {stage_config: {layers: {0: 0, 1: 0}, layers.2: 1}}}\n"
+    )
+    request = compose([f"recipe={path}", "parallel.pipeline.stage_config.layers.1=1"])
+    assert request.data["parallel"]["pipeline"]["stage_config"] == {"layers.0": 0, "layers.2": 1, "layers.1": 1}
+
+
+def test_operator_strategies_take_module_names_with_dots():
+    request = compose(
+        [
+            "parallel.operators.layers.0.in=[[1,2]]",
+            "parallel.operators.layers.0.out=[[2]]",
+            "parallel.operators.h*={in: [[4]]}",
+        ]
+    )
+    assert request.data["parallel"]["operators"] == {"layers.0": {"in": [[1, 2]], "out": [[2]]}, "h*": {"in": [[4]]}}
+
+
+def test_another_model_by_mapping_brings_its_own_keys_only():
+    request = compose(["data=mnist5k", "model={name: mlp, hidden: 7}"])
+    assert request.data["model"] == {"name": "mlp", "hidden": 7}
+
+
+def test_a_class_of_the_users_own_replaces_the_option():
+    request = compose(["model=null", "model._target_=mine.net.Net", "model.width=3", "security.allow=[mine]"])
+    assert (request.job.model.target, request.job.model.arguments) == ("mine.net.Net", {"width": 3})
+
+
+def test_a_recipe_may_be_a_file_and_may_build_on_a_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - lm_single\n  - _self_\nseed: 5\n")
+    request = compose(["recipe=mine.yaml"])
+    assert (request.job.name, request.job.seed, request.job.train.steps) == ("mine", 5, 200)
+    assert where(request, "seed") == ("mine.yaml:4:1", "seed: 5")
+
+
+@pytest.mark.parametrize("folder", ["recipe", "recipes"])
+def test_a_folder_of_the_users_adds_recipes_and_options(folder, tmp_path):
+    (tmp_path / folder).mkdir()
+    (tmp_path / "model").mkdir()
+    header = "# @package _global_\n" if folder == "recipe" else ""
+    (tmp_path / folder / "mine.yaml").write_text(
+        f"{header}defaults:\n  - override /model: own\ntrain: {{steps: 3, batch_size: 4}}\n"
+    )
+    (tmp_path / "model/own.yaml").write_text("name: lm\nvocab_size: 10\n")
+    job = compose(["recipe=mine"], config_dir=tmp_path).job
+    assert (job.train.steps, job.model.vocab_size) == (3, 10)
+
+
+def test_every_value_knows_the_line_or_the_override_that_set_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    request = compose(["recipe=lm_single", "+train.steps=7"])
+    lines = (RECIPES / "lm_single.yaml").read_text().splitlines()
+    at = next(n for n, line in enumerate(lines, 1) if line.startswith("optim:"))
+    assert where(request, "train.steps") == ("command line", "+train.steps=7")
+    assert where(request, "optim.lr") == (f"recipes/lm_single.yaml:{at}:9", "optim: {lr: 0.003}")
+    assert where(request, "model.dim") == ("conf/model/lm.yaml:4:1", "dim: 128          # width")
+    assert where(request, "recipe") == ("command line", "recipe=lm_single")
+    assert where(request, "parallel.pipeline.stages.none")[0].startswith("conf/config.yaml:")
+
+
+def test_a_problem_found_later_is_printed_with_the_same_origins():
+    from launcher.errors import Problem
+
+    request = compose(["parallel.pipeline.stages=3"])
+    text = render(
+        [Problem("parallel.pipeline.stages", "3: does not divide 4 ranks", "launch.nproc=3")], request.origins
+    )
+    assert text == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        "  parallel.pipeline.stages = 3: does not divide 4 ranks\n"
+        "    set by: parallel.pipeline.stages=3 (command line)\n"
+        "    try:    launch.nproc=3"
+    )
+
+
+def test_a_value_nobody_set_is_a_default():
+    from launcher.errors import Problem
+    from launcher.job.origins import Origins
+
+    text = render([Problem("train.precision", "fp32: too precise")], Origins({}, {"train": {"precision": "fp32"}}))
+    assert text.endswith("  train.precision = fp32: too precise\n    set in: default")
+
+
+def test_secrets_are_never_shown(monkeypatch, tmp_path):
+    monkeypatch.setenv("HUB", "hunter2")
+    path = tmp_path / "mine.yaml"
+    path.write_text("train: {steps: 1, batch_size: x}\nmodel:\n  api_key: hunter2\n  token:\n    - hunter2\n")
+    with pytest.raises(BadRequest) as caught:
+        compose(
+            [
+                f"recipe={path}",
+                "logger.password=hunter2",
+                "optim.hub_token=${oc.env:HUB}",
+                "data={secret: hunter2, x: 1}",
+                "train.access_token='hunter2",
+                "checkpoint.every={key: hunter2}",
+            ]
+        )
+    text = render(caught.value.problems, caught.value.origins) + str(caught.value)
+    assert "hunter2" not in text
+    assert text.count("***") > 5
+
+
+def test_the_printed_configuration_hides_secrets_and_keeps_the_rest():
+    request = compose(["model=null", "model={_target_: launcher.x.Y, api_key: hunter2, heads: 3, keys: [a]}"])
+    assert as_yaml({"model": request.data["model"], "tokens": 3}) == (
+        "model:\n  _target_: launcher.x.Y\n  api_key: '***'\n  heads: 3\n  keys:\n  - '***'\ntokens: 3\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ["parallel.pipeline.stags=2"],
+        ["train.batch_size=abc"],
+        ["train.steps=1e3"],
+        ["seed='7'"],
+        ["name=a b/c"],
+        ["launch.port=99999"],
+        ["parallel.hsdp.optimizer_level=levl2"],
+        ["optim.betas=[1]"],
+        ["steps=[trian,save]"],
+        ["model=resnt50", "data=cifar10"],
+        ["security.allow=foo"],
+        ["data.path=a=b"],
+        ["deterministic=maybe"],
+        ["steps=[train]", "steps.sample.tokens=5"],
+    ],
+    ids=" ".join,
+)
+def test_pasting_the_cure_in_place_of_the_bad_override_helps(bad):
+    import shlex
+
+    with pytest.raises(BadRequest) as caught:
+        compose(bad)
+    problem = caught.value.problems[0]
+    origins = caught.value.origins
+    culprit = origins.of(problem.key)
+    rest = [o for o in bad if culprit is None or o != culprit.text]
+    assert compose([*rest, *shlex.split(problem.cure)]).job

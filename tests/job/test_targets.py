@@ -1,0 +1,126 @@
+"""Classes by name: only a class of the right kind, from a trusted package, and nothing else is ever run."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from launcher.errors import RequestError
+from launcher.job.models import Target
+from launcher.job.targets import build, locate
+
+REJECTED = {
+    "torch.load": "torch.load: is not a Module class",
+    "torch.hub.load": "torch.hub.load: is not a Module class",
+    "torch.utils.cpp_extension.load_inline": "torch.utils.cpp_extension.load_inline: is not a Module class",
+    "torch.ops.load_library": "torch.ops.load_library: is not a Module class",
+    "torch.serialization.load": "torch.serialization.load: is not a Module class",
+    "torch.jit.load": "torch.jit.load: is not a Module class",
+    "torch.os.system": "torch.os.system: is not a Module class",
+    "torch.optim.AdamW": "torch.optim.AdamW: is not a Module class",
+    "torch.nn.Linear.__init__": "torch.nn.Linear.__init__: a private name may not be used",
+    "torch._C": "torch._C: a private name may not be used",
+    "torch.nn.Lineer": "torch.nn.Lineer: torch.nn has no 'Lineer'",
+    "torch.nothing.Linear": "torch.nothing.Linear: torch has no 'nothing'",
+    "os.system": "os.system: package 'os' is not trusted (trusted: launcher, torch) (try: 'security.allow=[torch,os]')",
+    "builtins.open": "builtins.open: package 'builtins' is not trusted (trusted: launcher, torch) "
+    "(try: 'security.allow=[torch,builtins]')",
+    "torchvision.models.ResNet": "torchvision.models.ResNet: package 'torchvision' is not trusted "
+    "(trusted: launcher, torch) (try: 'security.allow=[torch,torchvision]')",
+    "open": "open: should be the dotted path of a class, as package.module.Class",
+    "torch.nn.Linear()": "torch.nn.Linear(): should be the dotted path of a class, as package.module.Class",
+    "launcher.nothing.Net": "launcher.nothing.Net: there is no such module",
+}
+
+
+@pytest.mark.parametrize("path", REJECTED)
+def test_what_is_no_class_of_the_right_kind_is_rejected(path):
+    with pytest.raises(RequestError) as caught:
+        locate(path, ("torch",), torch.nn.Module, key="model._target_")
+    if path == "launcher.nothing.Net":
+        assert str(caught.value).startswith("model._target_: launcher.nothing.Net: ")
+    else:
+        assert str(caught.value) == f"model._target_: {REJECTED[path]}"
+
+
+def test_nothing_of_a_package_that_is_not_trusted_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "burglar.py").write_text("raise SystemExit('was imported')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RequestError):
+        locate("burglar.Net", (), torch.nn.Module)
+    assert "burglar" not in sys.modules
+
+
+def test_a_class_seen_through_a_trusted_package_but_defined_elsewhere_is_rejected(tmp_path, monkeypatch):
+    (tmp_path / "front.py").write_text("from torch.nn import Linear\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RequestError) as caught:
+        locate("front.Linear", ("front",), torch.nn.Module)
+    assert str(caught.value) == (
+        "_target_: front.Linear: the class is defined in torch.nn.modules.linear, which is not trusted"
+    )
+
+
+def test_a_trusted_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RequestError) as caught:
+        locate("broken.Net", ("broken",), torch.nn.Module)
+    assert str(caught.value) == (
+        "_target_: broken.Net: importing broken failed: No module named 'not_installed_anywhere'"
+    )
+
+
+def test_a_trusted_package_may_be_a_part_of_one():
+    assert locate("torch.nn.Linear", ("torch.nn",), torch.nn.Module) is torch.nn.Linear
+    with pytest.raises(RequestError):
+        locate("torch.optim.AdamW", ("torch.nn",), torch.optim.Optimizer)
+
+
+def test_a_model_is_built_with_its_arguments_and_nested_classes():
+    target = {
+        "_target_": "torch.nn.Sequential",
+        "_args_": [{"_target_": "torch.nn.Linear", "in_features": 2, "out_features": 3}, {"_target_": "torch.nn.ReLU"}],
+    }
+    model = build(target, ("torch",), torch.nn.Module)
+    assert [type(m).__name__ for m in model.children()] == ["Linear", "ReLU"]
+
+
+def test_what_the_caller_gives_comes_first():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    target = Target.model_validate({"_target_": "torch.optim.SGD", "lr": 0.5})
+    optimizer = build(target, ("torch",), torch.optim.Optimizer, [weight])
+    assert optimizer.param_groups[0]["params"] == [weight]
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+BAD = {
+    "a nested function": (
+        {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "builtins.open", "file": "x", "mode": "w"}]},
+        "model._args_.0._target_: builtins.open: package 'builtins' is not trusted (trusted: launcher, torch) "
+        "(try: 'security.allow=[torch,builtins]')",
+    ),
+    "a nested class of another kind": (
+        {"_target_": "torch.nn.Sequential", "x": {"y": {"_target_": "torch.optim.SGD"}}},
+        "model.x.y._target_: torch.optim.SGD: is not a Module class",
+    ),
+    "a keyword of Hydra": (
+        {"_target_": "torch.nn.ReLU", "_partial_": True},
+        "model._target_: torch.nn.ReLU: _partial_ is not supported; only _target_ and _args_ are",
+    ),
+    "an argument too many": (
+        {"_target_": "torch.nn.ReLU", "colour": 3},
+        "model._target_: torch.nn.ReLU: its arguments do not fit: got an unexpected keyword argument 'colour'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("target", "text"), BAD.values(), ids=BAD)
+def test_nothing_is_built_of_bad_arguments(target, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError) as caught:
+        build(target, ("torch",), torch.nn.Module, key="model._target_")
+    assert str(caught.value) == text
+    assert list(tmp_path.iterdir()) == []

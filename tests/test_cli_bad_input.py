@@ -1,0 +1,498 @@
+"""A bad request: the whole text a user reads, exit code 2, nothing started, nothing written, no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+
+RECIPES = "lm_pp4_interleaved, lm_single, lm_tied_pp2_hsdp2, mlp_autoparallel, resnet50_cifar_pp2, tied_pp2_to_single"
+STEPS = "train, evaluate, sync_shared, save, load, merge_strategies, transform, export, sample"
+TOP = (
+    "name, seed, deterministic, recipe, runs, run_dir, show, model, data, optim, schedule, train, parallel, launch, "
+    "checkpoint, steps, logger, debug, security"
+)
+
+CASES = {
+    "misspelt key": (
+        ["parallel.pipeline.stags=2"],
+        """
+  parallel.pipeline.stags: unknown key, did you mean 'parallel.pipeline.stages'?
+    set by: parallel.pipeline.stags=2 (command line)
+    try:    parallel.pipeline.stages=2
+""",
+    ),
+    "misspelt key after a plus": (
+        ["+train.stesp=3"],
+        """
+  train.stesp: unknown key, did you mean 'train.steps'?
+    set by: +train.stesp=3 (command line)
+    try:    train.steps=3
+""",
+    ),
+    "misspelt section": (
+        ["parallell.hsdp.shard_size=3"],
+        """
+  parallell.hsdp.shard_size: unknown key, did you mean 'parallel.hsdp.shard_size'?
+    set by: parallell.hsdp.shard_size=3 (command line)
+    try:    parallel.hsdp.shard_size=3
+""",
+    ),
+    "right name in the wrong place": (
+        ["trainer.optimizer_level=level2"],
+        """
+  trainer.optimizer_level: unknown key, did you mean 'parallel.hsdp.optimizer_level'?
+    set by: trainer.optimizer_level=level2 (command line)
+    try:    parallel.hsdp.optimizer_level=level2
+""",
+    ),
+    "unlike anything": (
+        ["zzz=1"],
+        f"""
+  zzz: unknown key (valid here: {TOP})
+    set by: zzz=1 (command line)
+""",
+    ),
+    "wrong type": (
+        ["train.batch_size=abc"],
+        """
+  train.batch_size = abc: should be a whole number
+    set by: train.batch_size=abc (command line)
+    try:    train.batch_size=32
+""",
+    ),
+    "float for a whole number": (
+        ["train.steps=1e3"],
+        """
+  train.steps = 1000.0: should be a whole number
+    set by: train.steps=1e3 (command line)
+    try:    train.steps=1000
+""",
+    ),
+    "out of range": (
+        ["train.steps=0"],
+        """
+  train.steps = 0: should be at least 1
+    set by: train.steps=0 (command line)
+    try:    train.steps=200
+""",
+    ),
+    "value instead of a section": (
+        ["train=5"],
+        """
+  train = 5: should be a group of keys
+    set by: train=5 (command line)
+""",
+    ),
+    "neither word nor mapping": (
+        ["parallel.pipeline.stage_config=3"],
+        """
+  parallel.pipeline.stage_config = 3: should be auto or a group of keys
+    set by: parallel.pipeline.stage_config=3 (command line)
+    try:    parallel.pipeline.stage_config=auto
+""",
+    ),
+    "item of a nested list": (
+        ["parallel.dataset_strategy=[[1,a]]"],
+        """
+  parallel.dataset_strategy = [[1,a]]: item [0][1] = a should be a whole number
+    set by: parallel.dataset_strategy=[[1,a]] (command line)
+    try:    parallel.dataset_strategy=data_parallel
+""",
+    ),
+    "rule over several keys": (
+        ["model.heads=3"],
+        """
+  model.heads = 3: must cut model.dim=128 into even-sized heads
+    set by: model.heads=3 (command line)
+    try:    model.heads=4
+""",
+    ),
+    "rule with its own advice": (
+        ["data=text", "data.vocab_size=300"],
+        """
+  data.vocab_size = 300: the byte tokenizer has 256 tokens; use data.tokenizer=bpe
+    set by: data.vocab_size=300 (command line)
+    try:    data.tokenizer=bpe
+""",
+    ),
+    "unknown recipe": (
+        ["recipe=lm_singel"],
+        f"""
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {RECIPES})
+    set by: recipe=lm_singel (command line)
+    try:    recipe=lm_single
+""",
+    ),
+    "recipe file that is not there": (
+        ["recipe=mine.yaml"],
+        """
+  recipe: mine.yaml: there is no such file
+    set by: recipe=mine.yaml (command line)
+    try:    recipe=NAME
+""",
+    ),
+    "unknown option": (
+        ["model=resnet5"],
+        """
+  model: unknown option 'resnet5', did you mean 'resnet50'? """
+        """(there are: lm, lm_tiny, mlp, resnet18, resnet34, resnet50, tied_pair)
+    set by: model=resnet5 (command line)
+    try:    model=resnet50
+""",
+    ),
+    "unknown model name": (
+        ["model.name=lmm"],
+        """
+  model.name: unknown model 'lmm', did you mean 'lm'? (models: lm, resnet, mlp, tied_pair)
+    set by: model.name=lmm (command line)
+    try:    model.name=lm
+""",
+    ),
+    "unknown scheduler": (
+        ["parallel.pipeline.scheduler=1f1bb"],
+        """
+  parallel.pipeline.scheduler = 1f1bb: should be one of gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, dualpipe_v, """
+        """seqpipe, seqvpp, seqsmartvpp, auto; did you mean '1f1b'?
+    set by: parallel.pipeline.scheduler=1f1bb (command line)
+    try:    parallel.pipeline.scheduler=1f1b
+""",
+    ),
+    "unknown step in the list": (
+        ["steps=[trian,save]"],
+        """
+  steps: unknown step 'trian', did you mean 'train'? """
+        """(steps: evaluate, export, load, merge_strategies, sample, save, sync_shared, train, transform)
+    set by: steps=[trian,save] (command line)
+    try:    'steps=[train,save]'
+""",
+    ),
+    "unknown step by its settings": (
+        ["steps.evaluat.batches=1"],
+        f"""
+  steps.evaluat: unknown step 'evaluat', did you mean 'evaluate'? (steps: {STEPS})
+    set by: steps.evaluat.batches=1 (command line)
+    try:    steps.evaluate.kind=evaluate
+""",
+    ),
+    "settings of a step that is not chosen": (
+        ["steps=[train,save]", "steps.sample.tokens=5"],
+        """
+  steps.sample: 'sample' is not among the steps of this run (train, save)
+    set by: steps.sample.tokens=5 (command line)
+    try:    'steps=[train,save,sample]' steps.sample.tokens=5
+""",
+    ),
+    "missing value": (
+        ["recipe=resnet50_cifar_pp2", "data=idx"],
+        """
+  data.root: needs a value
+    set in: conf/data/idx.yaml:3:1
+          | root: ???    # folder with train-images-idx3-ubyte and its kin
+    try:    data.root=VALUE
+
+  data.fallback: unknown key (valid here: name, root, size, channels)
+    set in: recipes/resnet50_cifar_pp2.yaml:8:8
+          | data: {fallback: mnist5k}
+    try:    '~data.fallback'
+""",
+    ),
+    "interpolation to nothing": (
+        ["data=mnist5k"],
+        """
+  model.vocab_size: ${data.vocab_size}: cannot be resolved; there is no key 'data.vocab_size'
+    set in: conf/model/lm.yaml:3:1
+          | vocab_size: ${data.vocab_size}  # tokens, as the data has them
+    try:    model.vocab_size=VALUE
+""",
+    ),
+    "misspelt interpolation": (
+        ["schedule.final=${optm.lr}"],
+        """
+  schedule.final: ${optm.lr}: cannot be resolved; there is no key 'optm.lr', did you mean ${optim.lr}?
+    set by: schedule.final=${optm.lr} (command line)
+    try:    'schedule.final=${optim.lr}'
+""",
+    ),
+    "circular interpolation": (
+        ["name=${runs}", "runs=${name}"],
+        """
+  name: ${runs}: cannot be resolved; it refers to itself
+    set by: name=${runs} (command line)
+    try:    name=VALUE
+
+  runs: ${name}: cannot be resolved; it refers to itself
+    set by: runs=${name} (command line)
+    try:    runs=VALUE
+""",
+    ),
+    "environment variable that is not set": (
+        ["runs=${oc.env:NOT_SET_ANYWHERE}"],
+        """
+  runs: ${oc.env:NOT_SET_ANYWHERE}: cannot be resolved; Environment variable 'NOT_SET_ANYWHERE' not found
+    set by: runs=${oc.env:NOT_SET_ANYWHERE} (command line)
+    try:    runs=VALUE
+""",
+    ),
+    "no override": (
+        ["lm_single"],
+        """
+  lm_single: not an override; write key=value
+    try:    lm_single=VALUE
+""",
+    ),
+    "value the grammar cannot read": (
+        ["data.path=a=b"],
+        """
+  data.path: a=b: cannot be read; quote the value
+    set by: data.path=a=b (command line)
+    try:    "data.path='a=b'"
+""",
+    ),
+    "several values without -m": (
+        ["seed=1,2"],
+        """
+  seed: 1,2: has several values; a sweep needs -m
+    set by: seed=1,2 (command line)
+    try:    -m seed=1,2
+""",
+    ),
+    "deletion of nothing": (
+        ["~train.clip_nrm"],
+        """
+  train.clip_nrm: ~train.clip_nrm: nothing to delete, did you mean 'train.clip_norm'?
+    set by: ~train.clip_nrm (command line)
+    try:    '~train.clip_norm'
+""",
+    ),
+    "Hydra's own settings": (
+        ["hydra.run.dir=x"],
+        """
+  hydra.run.dir: Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options
+    set by: hydra.run.dir=x (command line)
+""",
+    ),
+    "steps appended": (
+        ["+steps=sample"],
+        """
+  steps: +steps=sample: the list is given as a whole, in order
+    set by: +steps=sample (command line)
+    try:    'steps=[train,save]'
+""",
+    ),
+    "class of a package that is not trusted": (
+        ["model={_target_: torch.nn.Linear, in_features: 3, out_features: 4}"],
+        """
+  model._target_ = torch.nn.Linear: package 'torch' is not trusted (trusted: launcher)
+    set by: model={_target_: torch.nn.Linear, in_features: 3, out_features: 4} (command line)
+    try:    'security.allow=[torch]'
+""",
+    ),
+    "class on top of a shipped option": (
+        ["model._target_=mine.Net", "security.allow=[mine]"],
+        """
+  model._target_ = mine.Net: the options of model=lm would become its arguments
+    set by: model._target_=mine.Net (command line)
+    try:    model=null model._target_=mine.Net
+""",
+    ),
+    "unknown flag": (
+        ["--hlep"],
+        """
+  --hlep: unknown flag, did you mean --help? """
+        """(flags: --help, --version, --multirun, --config-dir, --cfg; settings are key=value)
+    try:    --help
+""",
+    ),
+    "sweep folder without a sweep": (
+        ["sweep_dir=x"],
+        """
+  sweep_dir: x: only a sweep has one
+    try:    -m sweep_dir=x
+""",
+    ),
+    "config folder that is not there": (
+        ["--config-dir", "nowhere"],
+        """
+  --config-dir nowhere: there is no such folder
+""",
+    ),
+    "several at once": (
+        ["recipe=lm_singel", "parallel.pipeline.stags=2", "seed=-1", "debug=limt"],
+        f"""
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {RECIPES})
+    set by: recipe=lm_singel (command line)
+    try:    recipe=lm_single
+
+  debug: unknown option 'limt', did you mean 'limit'? (there are: anomaly, limit, none, onerank, overfit, profiler)
+    set by: debug=limt (command line)
+    try:    debug=limit
+
+  seed = -1: should be at least 0
+    set by: seed=-1 (command line)
+    try:    seed=0
+
+  parallel.pipeline.stags: unknown key, did you mean 'parallel.pipeline.stages'?
+    set by: parallel.pipeline.stags=2 (command line)
+    try:    parallel.pipeline.stages=2
+""",
+    ),
+}
+
+
+def head(count: int) -> str:
+    return f"error: {count} problem{'s' if count > 1 else ''} in this request; nothing was started\n"
+
+
+@pytest.mark.parametrize(("argv", "text"), CASES.values(), ids=CASES)
+def test_it_says_what_is_wrong_where_it_was_set_and_what_to_type(argv, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert err == head(text.count("\n\n") + 1) + text
+    assert out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+FILES = {
+    "values in a recipe": (
+        "# mine\ndefaults:\n  - override /steps: [train]\ntrain:\n  steps: 5\n  batch_size: abc\nmodel:\n  dimm: 3\n"
+        "steps:\n  trian: {}\n",
+        f"""
+  model.dimm: unknown key, did you mean 'model.dim'?
+    set in: recipes/mine.yaml:8:3
+          |   dimm: 3
+    try:    '~model.dimm' model.dim=3
+
+  train.batch_size = abc: should be a whole number
+    set in: recipes/mine.yaml:6:3
+          |   batch_size: abc
+    try:    train.batch_size=8
+
+  steps.trian: unknown step 'trian', did you mean 'train'? (steps: {STEPS})
+    set in: recipes/mine.yaml:10:3
+          |   trian: {{}}
+    try:    '~steps.trian' steps.train.kind=train
+""",
+    ),
+    "YAML syntax error": (
+        "train:\n  steps: [1\nseed: 2\n",
+        """
+  recipes/mine.yaml:3:5: not valid YAML: expected ',' or ']', but got ':' (while parsing a flow sequence, begun at 2:10)
+          | seed: 2
+""",
+    ),
+    "duplicate key": (
+        "train:\n  steps: 1\n  steps: 2\n",
+        """
+  recipes/mine.yaml:3:3: not valid YAML: found duplicate key steps
+          |   steps: 2
+""",
+    ),
+    "no text": (
+        b"seed: caf\xe9\n",
+        """
+  recipes/mine.yaml: not UTF-8 text: byte 9 is 0xe9
+""",
+    ),
+    "control character": (
+        'name: "\x01"\n',
+        """
+  recipes/mine.yaml: not valid YAML: special characters are not allowed
+""",
+    ),
+    "option that is not there": (
+        "defaults:\n  - override /model: lmm\n",
+        """
+  model: unknown option 'lmm', did you mean 'lm'? """
+        """(there are: lm, lm_tiny, mlp, resnet18, resnet34, resnet50, tied_pair)
+    set in: recipes/mine.yaml:2:5
+          |   - override /model: lmm
+    try:    model=lm
+""",
+    ),
+    "group that is not there": (
+        "defaults:\n  - override /modle: lm\n",
+        """
+  modle: there is no such group, did you mean 'model'? """
+        """(groups: data, debug, launch, logger, model, optim, recipe, schedule, steps)
+    set in: recipes/mine.yaml:2:5
+          |   - override /modle: lm
+""",
+    ),
+    "list for a group of keys": (
+        "train: [1]\n",
+        """
+  recipes/mine.yaml: a list where there should be a group of keys, or the other way round
+""",
+    ),
+    "missing values": (
+        "seed: 1\n",
+        """
+  train.steps: needs a value
+    set in: conf/config.yaml:24:3
+          |   steps: ???          # optimizer steps
+    try:    train.steps=8
+
+  train.batch_size: needs a value
+    set in: conf/config.yaml:25:3
+          |   batch_size: ???     # samples an optimizer step, over all ranks
+    try:    train.batch_size=8
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), FILES.values(), ids=FILES)
+def test_a_users_own_recipe_is_named_by_file_line_and_column(content, text, tmp_path, monkeypatch, capsys):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.chdir(tmp_path)
+    assert main(["--config-dir", ".", "recipe=mine"]) == 2
+    assert capsys.readouterr().err == head(text.count("\n\n") + 1) + text
+
+
+def test_a_file_of_the_users_with_a_shipped_name_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/lm.yaml").write_text("name: lm\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--config-dir", "."]) == 2
+    text = "\n  model/lm.yaml: a shipped option has this name; give yours another\n"
+    assert capsys.readouterr().err == head(1) + text
+
+
+def test_a_bad_request_is_answered_without_torch():
+    script = "import sys; from launcher.__main__ import main; print(main(['seed=x']), 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    assert done.stdout == "2 False\n"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["show=config"], ["--cfg", "job"]], ids=" ".join)
+def test_asking_needs_no_torch(argv):
+    script = f"import sys; from launcher.__main__ import main; code = main({argv}); print(code, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    assert done.stdout.endswith("\n0 False\n")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["show=config"], ["seed=1", "show=plan"]], ids=" ".join)
+def test_ranks_after_the_first_do_not_wait_for_a_run_that_only_prints(argv, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(argv) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_help_lists_recipes_options_and_examples(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "  lm_single           The same language model on one rank: what every layout must agree with.\n" in out
+    assert "  optim=     adamw, momentum, sgd\n" in out
+    assert "  python -m launcher recipe=lm_single train.steps=20 " in out
