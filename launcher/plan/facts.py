@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 ITEMSIZE = {
     "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
+
+DTYPE = {"fp32": "float32", "fp64": "float64"}
+"""What ``train.precision`` makes of floating tensors."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter or persistent buffer. ``same_as`` is the first name under which a tied tensor is known (its own if not tied)."""
+    """A parameter or persistent buffer. ``same_as`` is its own name, of a tied tensor the first of its names."""
 
     name: str
     spec: TensorSpec
@@ -39,13 +43,12 @@ class Skeleton:
     """A model before tracing: its modules in definition order, its parameters, and what each module is made of.
 
     ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
-    stages look inside them. ``opaque`` are those that own parameters or buffers but cannot re-initialise themselves.
+    stages look inside them.
     """
 
     modules: tuple[str, ...]
     params: tuple[Param, ...]
     containers: frozenset[str]
-    opaque: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Node:
 
     ``kind``: ``input``, ``param`` (a parameter or buffer that glue uses directly), ``module`` (a call of the module
     ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it yields, ``None``
-    when it yields something that is no tensor or tuple of tensors. ``saved`` is bytes kept for backward
-    and ``flops`` the forward cost, both for one micro batch.
+    when it yields something that is no tensor or tuple of tensors; ``packed`` when they come as a tuple.
+    ``saved`` is bytes kept for backward and ``flops`` the forward cost, both for one micro batch.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Node:
     target: str
     inputs: tuple[str, ...]
     out: tuple[TensorSpec, ...] | None
+    packed: bool = False
     saved: int = 0
     flops: int = 0
 
@@ -73,5 +77,9 @@ class Graph:
 
     nodes: tuple[Node, ...]
 
+    @cached_property
+    def _named(self) -> dict[str, Node]:
+        return {n.name: n for n in self.nodes}
+
     def __getitem__(self, name: str) -> Node:
-        return next(n for n in self.nodes if n.name == name)
+        return self._named[name]

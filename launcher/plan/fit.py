@@ -1,0 +1,69 @@
+"""Settings that are fine alone but not together: what would be found out only after the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.models import Text
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate, Export, Transform
+from launcher.plan.sizes import Note, Sizes
+from launcher.plan.words import many
+
+
+def unfit(job: Job, sizes: Sizes | None) -> list[Problem]:
+    """Steps that cannot do what they are for."""
+    return [*_samples(job), *_held_out(job), *_targets(job, sizes)]
+
+
+def _samples(job: Job) -> Iterator[Problem]:
+    """Only text has a tokenizer to read the prompt with."""
+    for name, step in job.steps.items():
+        if step.kind == "sample" and not isinstance(job.data, Text):
+            what = getattr(job.data, "name", "a class of your own")
+            rest = ",".join(n for n in job.steps if n != name)
+            yield Problem(f"steps.{name}", f"continues text, and data is {what}", quote(f"steps=[{rest}]"))
+
+
+def _held_out(job: Job) -> Iterator[Problem]:
+    """Who reads held-out samples, when there are to be none."""
+    readers = [n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)]
+    if job.train.eval_every is not None and any(s.kind == "train" for s in job.steps.values()):
+        readers.append("train.eval_every")
+    if readers and getattr(job.data, "val_fraction", None) == 0:
+        text = f"0: leaves no held-out samples for {', '.join(readers)}"
+        yield Problem("data.val_fraction", text, "data.val_fraction=0.1")
+
+
+def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """Layouts that ``transform`` cannot make: stages are merged, never cut, for cutting takes the model."""
+    for name, step in job.steps.items():
+        if not isinstance(step, Transform):
+            continue
+        key, stages = f"steps.{name}", step.stages
+        if step.src is None and sizes is not None and sizes.grid["pp"] % stages:
+            source = sizes.grid["pp"]
+            stages = max(n for n in range(1, min(stages, source) + 1) if source % n == 0)
+            text = (
+                f"{step.stages}: cannot be made of the {many(source, 'stage')} of this run; stages are merged, not cut"
+            )
+            yield Problem(f"{key}.stages", text, f"{key}.stages={stages}")
+        unit = stages * step.shard_size
+        if step.nproc % unit:
+            text = f"{step.nproc}: does not divide into {many(stages, 'stage')} x {many(step.shard_size, 'shard')}"
+            yield Problem(f"{key}.nproc", text, f"{key}.nproc={-(-step.nproc // unit) * unit}")
+
+
+def idle(job: Job, steps: int) -> Iterator[Note]:
+    """Settings that never come into play in a training of so many ``steps``."""
+    if not any(s.kind == "train" for s in job.steps.values()):
+        return
+    warm = job.schedule.warmup_steps
+    if warm >= steps:
+        yield Note("schedule.warmup_steps", f"{warm}: the training, {many(steps, 'step')}, is all warm-up")
+    for key, every, what in (("train.eval_every", job.train.eval_every, "validation"),
+                             ("checkpoint.every", job.checkpoint.every, "checkpoint")):  # fmt: skip
+        if every is not None and every >= steps:
+            yield Note(key, f"{every}: no {what} while training, which ends after {many(steps, 'step')}")

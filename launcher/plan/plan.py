@@ -1,0 +1,239 @@
+"""The whole decision, made before anything runs: print it, compare it, store it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.errors import Problem, RequestError
+from launcher.job.parallel import Hsdp
+from launcher.job.schema import Job
+from launcher.plan import fit, naming, phases, schedules, settings, stages
+from launcher.plan.actions import Schedule
+from launcher.plan.facts import Graph, Skeleton, TensorSpec
+from launcher.plan.memory import Memory, copies, memory
+from launcher.plan.params import Bucket, Group, Placed, Tie, buckets, groups, placed, ties
+from launcher.plan.phases import Phase
+from launcher.plan.settings import Setting
+from launcher.plan.simulate import Cost, Timeline, simulate
+from launcher.plan.sizes import Note, Sizes, sizes
+from launcher.plan.stages import Crossing, Stage
+from launcher.plan.words import many
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will happen. ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1.
+
+    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it is.
+    ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
+    """
+
+    name: str
+    seed: int
+    precision: str
+    sizes: Sizes
+    scheduler: str
+    hsdp: Hsdp | None
+    leaves: tuple[str, ...] | None
+    stages: tuple[Stage, ...]
+    boundaries: tuple[tuple[Crossing, ...], ...]
+    output: tuple[TensorSpec, ...]
+    params: tuple[Placed, ...]
+    ties: tuple[Tie, ...]
+    groups: tuple[Group, ...]
+    buckets: tuple[Bucket, ...]
+    schedule: Schedule
+    evaluation: Schedule
+    timeline: Timeline
+    memory: tuple[Memory, ...]
+    phases: tuple[Phase, ...]
+    settings: tuple[Setting, ...]
+    notes: tuple[Note, ...]
+    deferred: bool
+    gradients_mean: bool
+    loss_reduction: str
+
+    def held(self, pp: int) -> tuple[Stage, ...]:
+        """The virtual stages of one pipeline rank, in order."""
+        return tuple(s for s in self.stages if s.index % self.sizes.grid["pp"] == pp)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is known before the model is read: the sizes, and the explicit stage of each module name, if any."""
+
+    sizes: Sizes
+    config: dict[str, int] | None
+
+
+def ask(job: Job, found: list[Problem] | None = None) -> Asked:
+    """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once."""
+    found = list(found or ())
+    found += settings.refused(job)
+    if refusal := schedules.refusal(job.parallel.pipeline.scheduler):
+        found.append(Problem("parallel.pipeline.scheduler", refusal, "parallel.pipeline.scheduler=1f1b"))
+    got, wrong = sizes(job)
+    found += wrong
+    found += phases.check(job.steps)
+    found += fit.unfit(job, got)
+    if found or got is None:
+        raise RequestError(tuple(found))
+    config = job.parallel.pipeline.stage_config
+    return Asked(got, None if config == "auto" else naming.flatten(config))
+
+
+def leaves(asked: Asked, skeleton: Skeleton) -> tuple[str, ...] | None:
+    """The modules that stay whole, or ``None`` when there is one stage and nothing to cut."""
+    if asked.sizes.virtual == 1 and asked.config is None:
+        return None
+    if asked.config is None:
+        return naming.units(skeleton, asked.sizes.virtual)
+    if found := naming.complaints(asked.config, skeleton, asked.sizes.grid["pp"], asked.sizes.chunks):
+        raise RequestError(tuple(found))
+    return None if asked.sizes.virtual == 1 else tuple(sorted(naming.leaves(asked.config, skeleton)))
+
+
+def plan(
+    job: Job,
+    asked: Asked,
+    skeleton: Skeleton,
+    graph: Graph,
+    whole: tuple[str, ...] | None,
+    deferred: Note | None,
+    notes: list[Note],
+) -> Plan:
+    """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
+    sz, par = asked.sizes, job.parallel
+    told, balanced = _told(asked, skeleton, graph, whole)
+    at, found = stages.place(graph, told, sz.virtual - 1)
+    cut: tuple[Stage, ...] = ()
+    if not found:
+        cut, found = stages.cut(graph, at, sz.virtual, skeleton)
+    found += _output(graph)
+    if found:
+        raise RequestError(tuple(found))
+    params = placed(skeleton, cut, sz, par.hsdp)
+    group = groups(params, cut, skeleton, graph)
+    pp = sz.grid["pp"]
+    schedule = schedules.build(par.pipeline.scheduler, pp, sz.chunks, sz.micros)
+    timeline = simulate(schedule, schedules.placement(pp, sz.chunks), _cost(cut, graph))
+    return Plan(
+        name=job.name,
+        seed=job.seed,
+        precision=job.train.precision,
+        sizes=sz,
+        scheduler=par.pipeline.scheduler,
+        hsdp=par.hsdp if sz.grid["dp_shard"] > 1 else None,
+        leaves=whole,
+        stages=cut,
+        boundaries=tuple(stages.boundary(graph, s.sends) for s in cut),
+        output=graph.nodes[-1].out or (),
+        params=params,
+        ties=ties(params),
+        groups=group,
+        buckets=buckets(params, cut, sz),
+        schedule=schedule,
+        evaluation=schedules.forward_only(pp, sz.chunks, sz.micros),
+        timeline=timeline,
+        memory=memory(params, group, sz, par.hsdp, copies(job.optim), timeline.peak),
+        phases=phases.phases(job.steps),
+        settings=settings.resolve(job, sz),
+        notes=(
+            *notes,
+            *sz.notes,
+            *balanced,
+            *([deferred] if deferred else []),
+            *_sharding_notes(params, sz, par.hsdp),
+            *fit.idle(job, sz.steps),
+        ),
+        deferred=par.deferred_init and deferred is None,
+        gradients_mean=par.gradients_mean,
+        loss_reduction=par.pipeline.loss_reduction,
+    )
+
+
+def _told(
+    asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None
+) -> tuple[dict[str, int], list[Note]]:
+    """The stage of each called module, and of each parameter in the glue, that has one."""
+    called = list(dict.fromkeys(n.target for n in graph.nodes if n.kind == "module"))
+    if whole is None:
+        return dict.fromkeys(called, 0), []
+    if asked.config is not None:
+        glued = {n.target for n in graph.nodes if n.kind == "param"}
+        return _as_asked(asked.config, called, glued, skeleton), []
+    sized = {m: sum(p.spec.nbytes for p in skeleton.params if stages.covers(m, naming.owner(p.name))) for m in called}
+    loaded = [m for m in called if sized[m]]
+    if len(loaded) < asked.sizes.virtual:
+        raise RequestError((_too_few(asked.sizes, len(loaded)),))
+    runs = stages.balance(tuple(sized[m] for m in loaded), asked.sizes.virtual)
+    return dict(zip(loaded, runs, strict=True)), [
+        Note(naming.KEY, "auto -> the stages above: balanced by parameter bytes")
+    ]
+
+
+def _as_asked(config: dict[str, int], called: list[str], glued: set[str], skeleton: Skeleton) -> dict[str, int]:
+    """A module without a stage of its own is where its parameters are; a parameter counts only when it is named."""
+    out: dict[str, int] = {}
+    for m in called:
+        inside = (naming.stage_of(config, p.name) for p in skeleton.params if stages.covers(m, p.name))
+        stage = naming.stage_of(config, m)
+        if (found := next(inside, None) if stage is None else stage) is not None:
+            out[m] = found
+    for name in sorted(glued):
+        stage = naming.stage_of(config, name)
+        if stage is not None and (name in config or not naming.owner(name)):
+            out[name] = stage
+    return out
+
+
+def _too_few(sizes: Sizes, loaded: int) -> Problem:
+    text = f"the model has {many(loaded, 'module')} with parameters, too few for {sizes.virtual} stages"
+    if sizes.chunks > 1 and loaded >= sizes.grid["pp"]:
+        return Problem("parallel.pipeline.interleave", text, "parallel.pipeline.interleave=false")
+    fits = max(n for n in range(1, max(loaded, 1) + 1) if sizes.grid.size % n == 0)
+    return Problem("parallel.pipeline.stages", text, f"parallel.pipeline.stages={fits}")
+
+
+def _output(graph: Graph) -> list[Problem]:
+    last = graph.nodes[-1]
+    if last.out is not None:
+        return []
+    return [
+        Problem("model", "its forward returns something that is no tensor or tuple of tensors, which no loss can take")
+    ]
+
+
+FLOPS_A_BYTE = 16
+"""Operations in the time of writing one byte: about what CPUs and GPUs do in fp32."""
+
+
+def _cost(cut: tuple[Stage, ...], graph: Graph) -> Cost:
+    """Time in flops: forward with the bytes its nodes write, backward twice that; transfers take none."""
+    written = [
+        sum(t.nbytes for n in s.nodes if graph[n].kind in ("module", "glue") for t in graph[n].out or ()) for s in cut
+    ]
+    forward = tuple(float(max(s.flops + FLOPS_A_BYTE * w, 1)) for s, w in zip(cut, written, strict=True))
+    return Cost(forward=forward, backward=tuple(2 * f for f in forward), activation=tuple(s.saved for s in cut))
+
+
+def _sharding_notes(params: tuple[Placed, ...], sz: Sizes, hsdp: Hsdp | None) -> list[Note]:
+    if hsdp is None:
+        return []
+    if sz.grid["dp_shard"] == 1:
+        return [Note("parallel.hsdp", "has no effect: the shard axis has one rank")]
+    out = []
+    small = sum(not p.sharded and p.trainable for p in params)
+    if small:
+        verb = "stays" if small == 1 else "stay"
+        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole, gradients are summed together"
+        out.append(Note("parallel.hsdp.threshold", text))
+    n = sz.grid["dp_shard"]
+    ragged = [p.name for p in params if p.sharded and p.spec.shape[0] % n]
+    if ragged:
+        more = f" and {len(ragged) - 3} more" if len(ragged) > 3 else ""
+        text = f"{', '.join(ragged[:3])}{more}: dim 0 is not a multiple of {n}, so the last ranks hold less or nothing"
+        out.append(Note("parallel.hsdp", text))
+    return out

@@ -1,0 +1,122 @@
+"""What becomes of each setting: applied, satisfied, degraded, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from shlex import quote
+from typing import Literal
+
+from launcher.errors import Problem
+from launcher.job.parallel import CommFusion, LocalNorm, OperatorStrategy, ParamStrategy, Pipeline
+from launcher.job.schema import Job
+from launcher.plan.sizes import Sizes
+
+Status = Literal["applied", "satisfied", "degraded"]
+LATER = "not available yet"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting that asks for something special, and what it gets."""
+
+    key: str
+    value: str
+    status: Status
+    why: str
+
+
+def refused(job: Job) -> list[Problem]:
+    """Settings that name something this version cannot do. Never accepted in silence."""
+    return [Problem(key, f"{value} is {LATER}", quote(cure)) for key, value, cure in _later(job)]
+
+
+def _later(job: Job) -> Iterator[tuple[str, str, str]]:
+    par, pipe = job.parallel, job.parallel.pipeline
+    if par.mode != "semi_auto":
+        yield "parallel.mode", par.mode, "parallel.mode=semi_auto"
+    if pipe.seq_chunks > 1:
+        yield "parallel.pipeline.seq_chunks", f"{pipe.seq_chunks}: cutting sequences", "parallel.pipeline.seq_chunks=1"
+    if pipe.output_broadcast:
+        yield "parallel.pipeline.output_broadcast", "true", "parallel.pipeline.output_broadcast=false"
+    if par.comm_fusion != CommFusion():
+        yield "parallel.comm_fusion", "anything but the default", "~parallel.comm_fusion"
+    if par.operators:
+        yield "parallel.operators", "tensor parallelism", "~parallel.operators"
+    if par.grid.tp not in (None, 1):
+        yield "parallel.grid.tp", f"{par.grid.tp}: tensor parallelism", "parallel.grid.tp=1"
+    if par.dataset_strategy != "data_parallel":
+        asked = str(par.dataset_strategy) if par.dataset_strategy == "full_batch" else "cutting inputs by hand"
+        yield "parallel.dataset_strategy", asked, "parallel.dataset_strategy=data_parallel"
+    if not par.loss_repeated_mean:
+        yield "parallel.loss_repeated_mean", "false", "parallel.loss_repeated_mean=true"
+    if par.local_norm != LocalNorm():
+        yield "parallel.local_norm", "printing or dumping local norms", "~parallel.local_norm"
+    if par.shared != "auto":
+        yield "parallel.shared", "a list (ties are found by identity)", "parallel.shared=auto"
+    if par.param_strategy != ParamStrategy():
+        yield "parallel.param_strategy", "saving or loading layouts by hand", "~parallel.param_strategy"
+    if par.operator_strategy != OperatorStrategy():
+        yield "parallel.operator_strategy", "saving or loading operator strategies", "~parallel.operator_strategy"
+    if par.group_file is not None:
+        yield "parallel.group_file", f"{par.group_file}: writing the groups", "parallel.group_file=null"
+    if par.transformer_opt is not None:
+        yield "parallel.transformer_opt", "a speed-up file", "parallel.transformer_opt=null"
+    if job.train.precision in ("bf16", "fp16"):
+        yield "train.precision", job.train.precision, "train.precision=fp32"
+    if job.checkpoint.asynchronous:
+        yield "checkpoint.async", "true", "checkpoint.async=false"
+    if job.checkpoint.encrypt is not None:
+        yield "checkpoint.encrypt", "encryption", "checkpoint.encrypt=null"
+
+
+LEVELS = {
+    "level1": "weights and optimizer state sharded; gradients reduced once a step",
+    "level2": "gradients too: reduced after every micro batch",
+    "level3": "weights dropped after forward and gathered again for backward too",
+}
+
+
+def resolve(job: Job, sizes: Sizes) -> tuple[Setting, ...]:
+    """What the switches that are not at their default come to in this layout."""
+    return tuple(_resolved(job, sizes))
+
+
+def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
+    par, kind, n = job.parallel, job.train.precision, sizes.replicas
+    if job.deterministic:
+        yield Setting("deterministic", "true", "applied", "torch picks deterministic kernels or fails")
+    if par.pipeline.interleave:
+        key = "parallel.pipeline.interleave"
+        if sizes.chunks > 1:
+            yield Setting(key, "true", "applied", f"{sizes.chunks} virtual stages a rank")
+        else:
+            yield Setting(key, "true", "satisfied", _why_not_interleaved(par.pipeline))
+    if par.pipeline.loss_reduction == "sum":
+        key = "parallel.pipeline.loss_reduction"
+        if sizes.micros > 1:
+            yield Setting(key, "sum", "applied", f"loss and gradients are summed over {sizes.micros} micro batches")
+        else:
+            yield Setting(key, "sum", "satisfied", "one micro batch")
+    if par.hsdp is not None:
+        level, key = par.hsdp.optimizer_level, "parallel.hsdp.optimizer_level"
+        if sizes.grid["dp_shard"] > 1:
+            yield Setting(key, level, "applied", LEVELS[level])
+        else:
+            yield Setting(key, level, "satisfied", "one rank on the shard axis; there is nobody to share with")
+    if not par.gradients_mean:
+        key = "parallel.gradients_mean"
+        if n > 1:
+            yield Setting(key, "false", "applied", f"gradients are summed over the {n} data-parallel ranks")
+        else:
+            yield Setting(key, "false", "satisfied", "one data-parallel rank")
+    if par.fp32_communication:
+        why = f"gradients are {kind} already; they travel as they are"
+        yield Setting("parallel.fp32_communication", "true", "satisfied", why)
+    if not par.gradient_fp32_sync:
+        why = f"gradients are {kind} already; nothing to lower"
+        yield Setting("parallel.gradient_fp32_sync", "false", "satisfied", why)
+
+
+def _why_not_interleaved(pipe: Pipeline) -> str:
+    return "one stage has no bubble to shrink" if pipe.stages == 1 else "one chunk a rank"

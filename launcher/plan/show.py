@@ -1,0 +1,176 @@
+"""The plan as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from math import prod
+from textwrap import wrap
+from typing import TypeVar
+
+from launcher.plan.memory import bytes_text
+from launcher.plan.params import Group
+from launcher.plan.plan import Plan
+from launcher.plan.stages import Crossing
+from launcher.plan.timeline import text as drawn
+from launcher.plan.words import listed, many, scaled, spans
+
+WIDTH, LABEL, MOST_ROWS = 120, 12, 16
+Rows = Iterator[tuple[str, str]]
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def text(plan: Plan) -> str:
+    """The whole plan, the same bytes for the same job; no newline at the end."""
+    parts = (_head, _pipeline, _stages, _sends, _ties, _hsdp, _reduce, _memory, _steps, _settings, _notes)
+    out, last = [f"plan of {plan.name}"], ""
+    for label, row in (r for part in parts for r in part(plan)):
+        for line in wrap(row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
+            out.append(f"  {label if label != last else '':<9} {line}")
+            last = label
+    return "\n".join(out)
+
+
+def _head(plan: Plan) -> Rows:
+    sz = plan.sizes
+    yield "grid", " x ".join(f"{axis} {n}" for axis, n in sz.grid.axes) + f" = {many(sz.grid.size, 'rank')}"
+    total = sum(prod(p.spec.shape) for p in plan.params if not p.buffer)
+    frozen = sum(prod(p.spec.shape) for p in plan.params if not p.buffer and not p.trainable)
+    still = f", {_count(frozen)} of them frozen" if frozen else ""
+    yield "model", f"{_count(total)} parameters{still}, {plan.precision}, seed {plan.seed}"
+    parts = (many(sz.replicas, "data-parallel rank"), many(sz.micros, "micro batch"), many(sz.micro_batch, "sample"))
+    yield "batch", f"{many(sz.global_batch, 'sample')} = {' x '.join(parts)}; {many(sz.steps, 'step')}"
+
+
+def _pipeline(plan: Plan) -> Rows:
+    sz, t = plan.sizes, plan.timeline
+    if sz.grid["pp"] == 1:
+        yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
+        return
+    chunks = f" interleaved, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
+    held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
+    sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
+    yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
+    bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
+    names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
+    lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]
+    if len(lines) > MOST_ROWS:
+        half = MOST_ROWS // 2
+        lines = [*lines[:half], f"... {len(lines) - 2 * half} rows more ...", *lines[-half:]]
+    for line in lines:
+        yield "schedule", line
+
+
+def _on(ranks: tuple[int, ...]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
+
+
+def _stages(plan: Plan) -> Rows:
+    first = {n: p for p in plan.params for n in p.names}
+    for s in plan.stages:
+        own = {first[n].name: first[n] for n in s.params}
+        size = sum(prod(p.spec.shape) for p in own.values() if not p.buffer)
+        ranks = plan.sizes.grid.ranks(pp=s.index % plan.sizes.grid["pp"])
+        names = listed(s.modules) if any(s.modules) else "the whole model" if plan.leaves is None else "no module"
+        cost = f"{_count(size)} parameters, {_count(s.flops, 'FLOP')} forward a micro batch"
+        yield "stages", f"{s.index} on {_on(ranks)}: {names}; {cost}"
+
+
+def _sends(plan: Plan) -> Rows:
+    """What travels over each boundary; boundaries alike in a row."""
+    rows = [(s, plan.boundaries[s]) for s in range(len(plan.stages) - 1)]
+    for specs, same in _runs(rows, lambda row: tuple(c.specs for c in row[1])):
+        what = ", ".join(f"{t.dtype}{list(t.shape)}" for spec in specs for t in spec) or "nothing"
+        size = sum(t.nbytes for spec in specs for t in spec)
+        (start, crossing), (end, _) = same[0], same[-1]
+        where = f"{start} -> {start + 1}" + (f" .. {end} -> {end + 1}" if end > start else "")
+        names = f"{_crossings(crossing)} " if end == start and crossing else ""
+        yield "sends", f"{where}: {names}{what}, {bytes_text(size)} a micro batch{' each' if end > start else ''}"
+
+
+def _crossings(crossing: tuple[Crossing, ...]) -> str:
+    return ", ".join(c.name for c in crossing)
+
+
+def _ties(plan: Plan) -> Rows:
+    names = {p.name: p.names for p in plan.params}
+    for t in plan.ties:
+        at = ", ".join(map(str, t.stages))
+        yield "tied", f"{' = '.join(names[t.name])} on stages {at}: gradients summed, counted and saved once"
+
+
+def _hsdp(plan: Plan) -> Rows:
+    if plan.hsdp is None:
+        return
+    sharded = many(sum(p.sharded for p in plan.params), "parameter")
+    over = many(plan.sizes.grid["dp_shard"], "rank")
+    yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {many(len(plan.groups), 'group')}"
+    for (n, size), same in _runs(plan.groups, lambda g: (len(g.names), g.nbytes)):
+        each = " each" if len(same) > 1 else ""
+        yield (
+            "hsdp",
+            f"{_where(g.stage for g in same)}: {_group(same)}, {many(n, 'parameter')}, {bytes_text(size)}{each}",
+        )
+
+
+def _group(same: list[Group]) -> str:
+    return listed([g.module or "the rest" for g in same])
+
+
+def _reduce(plan: Plan) -> Rows:
+    for (n, size), same in _runs(plan.buckets, lambda b: (len(b.names), b.nbytes)):
+        what = f"{many(n, 'whole parameter')}, {bytes_text(size)}"
+        stages = {b.stage for b in same}
+        often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
+        yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
+
+
+def _memory(plan: Plan) -> Rows:
+    """A row a rank; ranks alike in a row."""
+    titles = ("params", "grads", "optimizer", "gathered", "activations", "total")
+    rows = [(m.rank, (m.params, m.grads, m.optimizer, m.gathered, m.activations, m.total)) for m in plan.memory]
+    folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
+    wide = max(len("ranks"), *(len(ranks) for ranks, _ in folded))
+    yield "memory", f"{'ranks':<{wide}}" + "".join(f"{t:>12}" for t in titles)
+    for ranks, cells in folded:
+        yield "memory", f"{ranks:<{wide}}" + "".join(f"{bytes_text(c):>12}" for c in cells)
+
+
+def _steps(plan: Plan) -> Rows:
+    where = {
+        "ranks": f"on {many(plan.sizes.grid.size, 'rank')}",
+        "alone": "in one process",
+        "files": "on files, no torch",
+    }
+    for phase in plan.phases:
+        yield "steps", f"{where[phase.where]}: {', '.join(phase.steps)}"
+
+
+def _settings(plan: Plan) -> Rows:
+    for s in plan.settings:
+        yield "settings", f"{s.key}={s.value}: {s.status}, {s.why}"
+
+
+def _notes(plan: Plan) -> Rows:
+    for n in plan.notes:
+        yield "notes", str(n)
+
+
+def _runs(items: Iterable[T], key: Callable[[T], K]) -> Iterator[tuple[K, list[T]]]:
+    """Neighbours with equal keys, together."""
+    return ((k, list(same)) for k, same in groupby(items, key))
+
+
+def _where(stages: Iterable[int]) -> str:
+    there = sorted(set(stages))
+    return f"stage{'s' if len(there) > 1 else ''} {spans(there)}"
+
+
+def _count(n: float, unit: str = "") -> str:
+    """
+    >>> _count(950), _count(1_234_567), _count(2_000_000, "FLOP")
+    ('950', '1.2M', '2.0 MFLOP')
+    """
+    number, prefix = scaled(n)
+    return f"{number} {prefix}{unit}" if unit else number + prefix

@@ -1,0 +1,203 @@
+"""What each pipeline stage runs, holds, receives and sends, from the stage of every named module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.errors import Problem
+from launcher.plan.facts import Graph, Node, Skeleton, TensorSpec
+from launcher.plan.naming import KEY, owner
+
+IN_PLACE = frozenset(
+    {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"}
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``nodes`` in execution order; ``receives``/``sends`` are the values that cross the boundary before/after it."""
+
+    index: int
+    nodes: tuple[str, ...]
+    receives: tuple[str, ...]
+    sends: tuple[str, ...]
+    modules: tuple[str, ...]
+    params: tuple[str, ...]
+    flops: int
+    saved: int
+
+
+def covers(module: str, name: str) -> bool:
+    """Whether ``name`` is ``module`` or lies below it; the root "" covers everything."""
+    return not module or name == module or name.startswith(module + ".")
+
+
+def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
+    """Stage of every node: modules where told, glue at the latest of its inputs and of the parameters told for it.
+
+    Data only flows forward. ``told`` names modules, and parameters that the glue uses.
+    """
+    at: dict[str, int] = {}
+    found: list[Problem] = []
+    for node in graph.nodes:
+        values = [m for m in node.inputs if graph[m].kind != "param"]
+        latest = max(values, key=lambda m: at[m], default=None)
+        floor = at[latest] if latest else 0
+        at[node.name] = floor
+        if node.kind == "output":
+            at[node.name] = last
+        elif node.kind == "module":
+            at[node.name] = told.get(node.target, floor)
+        elif node.kind == "glue":
+            at[node.name] = max(
+                [floor, *(told.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param")]
+            )
+        if at[node.name] < floor and latest:
+            found.append(_backwards(node, at[node.name], graph[latest], floor))
+    return at, found + _unheard(graph, at, told)
+
+
+def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
+    key = f"{KEY}.{node.target}"
+    text = f"{node.target!r} is on stage {stage} but needs the output of {_what(source)} on stage {floor}"
+    return Problem(key, f"{text}; data flows from lower to higher stages only", f"{key}={floor}")
+
+
+def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> list[Problem]:
+    """Parameters that the glue uses on other stages only than the one they were told to be on."""
+    used: dict[str, list[int]] = {}
+    for node in graph.nodes:
+        for m in node.inputs:
+            if graph[m].kind == "param" and graph[m].target in told:
+                used.setdefault(graph[m].target, []).append(at[node.name])
+    return [
+        Problem(f"{KEY}.{name}", f"{name!r} is on stage {told[name]} but is first used on stage {min(stages)}",
+                f"{KEY}.{name}={min(stages)}")
+        for name, stages in used.items() if told[name] not in stages
+    ]  # fmt: skip
+
+
+def cut(
+    graph: Graph, at: Mapping[str, int], stages: int, skeleton: Skeleton
+) -> tuple[tuple[Stage, ...], list[Problem]]:
+    """The stages that ``at`` makes of ``graph``, or the edges that cannot cross."""
+    runs: list[set[str]] = [set() for _ in range(stages)]
+    wants: list[set[str]] = [set() for _ in range(stages)]
+    found: list[Problem] = []
+
+    def need(name: str, stage: int, user: Node) -> None:
+        node = graph[name]
+        if name in runs[stage]:
+            return
+        if node.kind == "param":
+            runs[stage].add(name)
+        elif at[name] < stage and node.out is not None:
+            wants[stage].add(name)
+        elif at[name] < stage and node.kind == "glue":  # a number or a shape: cheap, so worked out again here
+            runs[stage].add(name)
+            for m in node.inputs:
+                need(m, stage, node)
+        elif at[name] < stage:
+            text = f"{_what(node)} on stage {at[name]} hands something that is no tensor to {_what(user)}"
+            found.append(Problem(KEY, f"{text} on stage {stage}; put both on one stage"))
+
+    for node in graph.nodes:
+        if node.kind != "param":
+            runs[at[node.name]].add(node.name)
+            found += _writes_back(graph, at, node)
+            for m in node.inputs:
+                need(m, at[node.name], node)
+    crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
+    order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
+    made = tuple(_stage(graph, skeleton, s, order[s], crossing[s], crossing[s + 1]) for s in range(stages))
+    return made, found or _homeless(skeleton, made)
+
+
+def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:
+    """Tensors that no stage holds, for nothing that runs has them: they would be in no checkpoint."""
+    held = {name for s in stages for name in s.params}
+    same = {p.same_as for p in skeleton.params if p.name in held}
+    lost = [p.name for p in skeleton.params if p.same_as not in same]
+    if not lost:
+        return []
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    text = f"the forward never uses {', '.join(lost[:3])}{more}, which no stage of the pipeline would hold"
+    cure = f"parallel.pipeline.stages=1 {KEY}=auto"
+    return [Problem("model", f"{text}; take it out of the model, or use one stage", cure)]
+
+
+def _writes_back(graph: Graph, at: Mapping[str, int], node: Node) -> list[Problem]:
+    """Glue that changes a value of an earlier stage in place: the earlier stage would never see it."""
+    in_place = node.kind == "glue" and node.inputs and (node.target in IN_PLACE or _ends_in_underscore(node.target))
+    if not in_place or at[node.inputs[0]] == at[node.name] or graph[node.inputs[0]].out is None:
+        return []
+    text = f"{node.target!r} on stage {at[node.name]} changes the output of {_what(graph[node.inputs[0]])} in place"
+    return [
+        Problem(KEY, f"{text}, which is on stage {at[node.inputs[0]]}; make it a new tensor or put both on one stage")
+    ]
+
+
+def _ends_in_underscore(target: str) -> bool:
+    return target.endswith("_") and not target.endswith("__")
+
+
+def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage: int) -> tuple[str, ...]:
+    """Values made before ``stage`` that it or a later stage uses: what travels over the boundary before it."""
+    later = set().union(*wants[stage:])
+    return tuple(n.name for n in graph.nodes if n.name in later and at[n.name] < stage)
+
+
+def _stage(
+    g: Graph, skeleton: Skeleton, index: int, nodes: tuple[str, ...], before: tuple[str, ...], after: tuple[str, ...]
+) -> Stage:
+    inside = [g[n] for n in nodes]
+    modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
+    direct = {n.target for n in inside if n.kind == "param"}
+    held = tuple(p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules))
+    return Stage(index, nodes, before, after, modules, held, sum(n.flops for n in inside), sum(n.saved for n in inside))
+
+
+def _what(node: Node) -> str:
+    return repr(node.target) if node.kind == "module" else f"{node.kind} {node.target or node.name!r}"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A value that travels over a stage boundary: ``specs`` of its tensors, ``packed`` when they are a tuple."""
+
+    name: str
+    specs: tuple[TensorSpec, ...]
+    packed: bool
+
+
+def boundary(graph: Graph, names: tuple[str, ...]) -> tuple[Crossing, ...]:
+    """What travels for ``names``."""
+    return tuple(Crossing(n, graph[n].out or (), graph[n].packed) for n in names)
+
+
+def balance(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:
+    """Cut a row of weights into ``parts`` runs, none empty, with the smallest possible heaviest run.
+
+    Returns the run of each item. Among equals the earliest runs are the longest.
+
+    >>> balance((1, 1, 1, 5), 2)
+    (0, 0, 0, 1)
+    """
+    low, high = max(weights), sum(weights)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if max(_fill(weights, parts, middle)) < parts else (middle + 1, high)
+    return _fill(weights, parts, low)
+
+
+def _fill(weights: tuple[int, ...], parts: int, limit: int) -> tuple[int, ...]:
+    """The run of each item when each takes what fits below ``limit``, but leaves every later run an item."""
+    out: list[int] = []
+    run = held = 0
+    for at, w in enumerate(weights):
+        if at and (held + w > limit or len(weights) - at < parts - run):
+            run, held = run + 1, 0
+        out.append(run)
+        held += w
+    return tuple(out)

@@ -1,0 +1,67 @@
+"""Numbers and names as a plan writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def many(n: int, noun: str) -> str:
+    """
+    >>> many(1, "micro batch"), many(4, "micro batch"), many(0, "step")
+    ('1 micro batch', '4 micro batches', '0 steps')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def scaled(n: float) -> tuple[str, str]:
+    """A number below 1000 and the prefix that belongs to its unit.
+
+    >>> scaled(950), scaled(1_234_567)
+    (('950', ''), ('1.2', 'M'))
+    """
+    for prefix in ("", "k", "M", "G", "T"):
+        if n < 1000:
+            return (f"{n:.1f}" if prefix else f"{n:.0f}"), prefix
+        n /= 1000
+    return f"{n:.1f}", "P"
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers, neighbours drawn together.
+
+    >>> spans((0, 1, 2, 5)), spans((4,))
+    ('0-2,5', '4')
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and runs[-1][-1] == n - 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Module names, numbered neighbours drawn together, the middle of a long list left out.
+
+    >>> listed(("embed", "layers.0", "layers.1", "layers.2", "norm"))
+    'embed, layers.0 .. layers.2, norm'
+    """
+    runs: list[tuple[str, str]] = []
+    for name in names:
+        if runs and _follows(runs[-1][1], name):
+            runs[-1] = (runs[-1][0], name)
+        else:
+            runs.append((name, name))
+    words = [a if a == b else f"{a} .. {b}" for a, b in runs]
+    return ", ".join(words if len(words) <= 8 else [*words[:4], "..", *words[-3:]])
+
+
+def _follows(name: str, other: str) -> bool:
+    """Whether ``other`` is the next of ``name``'s numbered neighbours.
+
+    >>> _follows("layers.9", "layers.10"), _follows("layer9", "layer10"), _follows("a.1", "b.2")
+    (True, False, False)
+    """
+    (above, _, a), (around, _, b) = name.rpartition("."), other.rpartition(".")
+    return above == around and a.isdecimal() and b.isdecimal() and int(b) == int(a) + 1

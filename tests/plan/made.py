@@ -1,0 +1,83 @@
+"""Requests and models made of plain values, for tests of the planner."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.compose import compose
+from launcher.job.schema import Job
+from launcher.plan.facts import Graph, Node, Param, Skeleton, TensorSpec
+from launcher.plan.plan import Asked, Plan, ask, leaves, plan
+
+
+def job(*overrides: str) -> Job:
+    """A language model on one rank, with these overrides typed after it."""
+    return compose(["recipe=lm_single", *overrides]).job
+
+
+def words(error: RequestError) -> list[str]:
+    """Every cure, as the shell would hand it over."""
+    return [word for problem in error.problems for word in shlex.split(problem.cure)]
+
+
+def refusal(*overrides: str) -> RequestError:
+    """Why a request is refused without looking at the model."""
+    with pytest.raises(RequestError) as caught:
+        ask(job(*overrides))
+    return caught.value
+
+
+def spec(*shape: int, dtype: str = "float32") -> TensorSpec:
+    return TensorSpec(shape, dtype)
+
+
+def skeleton(
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    same: Mapping[str, str] | None = None,
+    frozen: Sequence[str] = (),
+    buffers: Sequence[str] = (),
+    containers: Sequence[str] = (),
+    bare: Sequence[str] = (),
+) -> Skeleton:
+    """A model with tensors of these names and shapes; ``bare`` are modules that have none."""
+    owners = [n.rpartition(".")[0] for n in shapes] + list(bare)
+    names = [".".join(o.split(".")[: i + 1]) for o in owners if o for i in range(o.count(".") + 1)]
+    params = tuple(
+        Param(n, spec(*shape), (same or {}).get(n, n), n not in frozen and n not in buffers, n in buffers)
+        for n, shape in shapes.items()
+    )
+    return Skeleton(tuple(dict.fromkeys(names)), params, frozenset(containers))
+
+
+def graph(*rows: str, out: Mapping[str, tuple[TensorSpec, ...] | None] | None = None) -> Graph:
+    """One node a row: ``name: kind target < inputs``; ``.`` is the root. Each yields its ``out``, or float32[2, 4].
+
+    Every module costs 10 flops and saves 8 bytes.
+    """
+    nodes = []
+    for row in rows:
+        head, _, inputs = row.partition("<")
+        name, _, what = head.partition(":")
+        kind, target = what.replace(" . ", "  ").split(" ")[1:3]
+        made = (out or {}).get(name, (spec(2, 4),))
+        cost = (8, 10) if kind == "module" else (0, 0)
+        nodes.append(Node(name, kind, target, tuple(inputs.split()), made, len(made or ()) > 1, *cost))
+    return Graph(tuple(nodes))
+
+
+def chain(*modules: str) -> Graph:
+    """``modules`` called one after the other."""
+    names = ["x", *(f"v{i}" for i in range(len(modules)))]
+    rows = [f"{b}: module {m} < {a}" for m, a, b in zip(modules, names, names[1:], strict=False)]
+    return graph("x: input x", *rows, f"output: output output < {names[-1]}")
+
+
+def planned(j: Job, model: Skeleton, glue: Graph) -> Plan:
+    """The plan of ``j`` for a model of plain values."""
+    asked: Asked = ask(j)
+    return plan(j, asked, model, glue, leaves(asked, model), None, [])

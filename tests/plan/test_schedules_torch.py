@@ -1,0 +1,169 @@
+"""torch's own schedules beside ours, on a fake process group: one process that counts as one rank of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleLoopedBFS,
+)
+from torch.distributed.pipelining.schedules import (
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    RESHARD,
+    SEND_B,
+    SEND_F,
+    UNSHARD,
+    _Action,
+    _simulate_comms_compute,
+)
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from launcher.plan import schedules
+from launcher.plan.actions import Action, Row, Schedule
+from launcher.plan.simulate import Cost, Timeline, simulate
+from launcher.runtime import torch_pipeline
+
+SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SHAPES = [(1, 1), (1, 3), (2, 2), (2, 5), (3, 3), (3, 4), (4, 4), (4, 9)]
+"""(ranks, micros)"""
+
+
+@contextmanager
+def one_of(ranks: int, rank: int = 0) -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    group = dist.group.WORLD
+    assert group is not None
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+class Noted(PipelineStage):
+    """A stage that notes the order in which torch runs it."""
+
+    def __init__(self, index: int, stages: int, group: dist.ProcessGroup) -> None:
+        one = torch.zeros(1, 1, requires_grad=index > 0)
+        super().__init__(nn.Linear(1, 1), index, stages, torch.device("cpu"), (one,), (one,), group=group)
+        self.row: list[Action] = []
+
+    def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # the vote for static shapes is unanimous: a fake group cannot carry it
+        return torch.ones(1, dtype=torch.int32)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.row.append(Action(self.stage_index, "F", fwd_chunk_id))
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.row.append(Action(self.stage_index, "B", bwd_chunk_id))
+        return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+def as_run(scheduler: str, ranks: int, rank: int, micros: int) -> Row:
+    """What ``rank`` does when torch runs its schedule."""
+    with one_of(ranks, rank) as group:
+        stage = Noted(rank, ranks, group)
+        run = SINGLE[scheduler](stage, micros, loss_fn=nn.functional.mse_loss)
+        batch = torch.zeros(micros, 1)
+        run.step(*([batch] if rank == 0 else []), target=batch if rank == ranks - 1 else None)
+    return tuple(stage.row)
+
+
+def stages(ranks: int, chunks: int, group: dist.ProcessGroup) -> list[Noted]:
+    return [Noted(c * ranks, ranks * chunks, group) for c in range(chunks)]
+
+
+def of_torch(kind: type, ranks: int, chunks: int, micros: int) -> Schedule:
+    """Every rank's order, as torch works it out; its waits left out."""
+    with one_of(ranks) as group:
+        order = kind(stages(ranks, chunks, group), micros, loss_fn=nn.functional.mse_loss).pipeline_order
+    return tuple(
+        tuple(Action(a.stage_index, a.computation_type.value, a.microbatch_index) for a in order[r] if a is not None)
+        for r in range(ranks)
+    )
+
+
+def simulated(schedule: Schedule, ranks: int, chunks: int) -> Timeline:
+    n = ranks * chunks
+    return simulate(schedule, schedules.placement(ranks, chunks), Cost((1,) * n, (2,) * n, (1,) * n))
+
+
+@pytest.mark.parametrize(("ranks", "micros"), SHAPES)
+@pytest.mark.parametrize("scheduler", SINGLE)
+def test_gpipe_and_1f1b_are_torchs_action_for_action(scheduler: str, ranks: int, micros: int) -> None:
+    ran = tuple(as_run(scheduler, ranks, rank, micros) for rank in range(ranks))
+    assert schedules.build(scheduler, ranks, 1, micros) == ran
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("ranks", "micros"), [(2, 2), (2, 6), (3, 5), (3, 9), (4, 4), (4, 6), (4, 16)])
+def test_interleaved_1f1b_is_torchs_where_torch_has_it_so(ranks: int, chunks: int, micros: int) -> None:
+    ours, theirs = (
+        schedules.build("1f1b", ranks, chunks, micros),
+        of_torch(ScheduleInterleaved1F1B, ranks, chunks, micros),
+    )
+    assert ours == theirs
+    assert simulated(ours, ranks, chunks) == simulated(theirs, ranks, chunks)
+
+
+@pytest.mark.parametrize(("ranks", "micros"), [(3, 8), (4, 10), (6, 14)])
+def test_another_remainder_rule_than_torchs_costs_no_time(ranks: int, micros: int) -> None:
+    ours, theirs = schedules.build("1f1b", ranks, 2, micros), of_torch(ScheduleInterleaved1F1B, ranks, 2, micros)
+    assert ours != theirs
+    assert simulated(ours, ranks, 2).makespan == simulated(theirs, ranks, 2).makespan
+
+
+@pytest.mark.parametrize("chunks", [2, 3])
+@pytest.mark.parametrize(("ranks", "micros"), [(2, 2), (2, 5), (3, 4), (4, 8)])
+def test_looped_bfs_takes_the_time_and_memory_of_torchs(ranks: int, chunks: int, micros: int) -> None:
+    ours, theirs = schedules.build("gpipe", ranks, chunks, micros), of_torch(ScheduleLoopedBFS, ranks, chunks, micros)
+    a, b = simulated(ours, ranks, chunks), simulated(theirs, ranks, chunks)
+    assert (a.makespan, a.peak, a.busy, a.messages) == (b.makespan, b.peak, b.busy, b.messages)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("scheduler", [*schedules.AVAILABLE, "forward only"])
+def test_torchs_runtime_takes_ours_and_finds_no_deadlock(scheduler: str, chunks: int, ranks: int) -> None:
+    with one_of(ranks) as group:
+        parts: list[Any] = list(stages(ranks, chunks, group))  # lowering looks at their numbers only
+        for micros in range(ranks, 2 * ranks + 4):
+            if scheduler == "forward only":
+                ours = schedules.forward_only(ranks, chunks, micros)
+            else:
+                ours = schedules.build(scheduler, ranks, chunks, micros)
+            run = torch_pipeline.runtime(parts, ours, micros, nn.functional.mse_loss)
+            order = run.pipeline_order_with_comms
+            assert as_lowered(order, ranks, chunks) == ours
+            for way in (SEND_F, SEND_B), (RECV_F, RECV_B):
+                messages = sum(a.computation_type in way for row in order.values() for a in row)
+                assert messages == simulated(ours, ranks, chunks).messages
+
+
+def as_lowered(order: dict[int, list[_Action]], ranks: int, chunks: int) -> Schedule:
+    """What is left of torch's sends, receives and actions once its own check has run them."""
+    known = {
+        r: [a for a in row if a.computation_type not in (UNSHARD, RESHARD, REDUCE_GRAD)] for r, row in order.items()
+    }
+    ran = _simulate_comms_compute(known, lambda stage: stage % ranks, ranks * chunks)
+    return tuple(
+        tuple(
+            Action(a.stage_index, a.computation_type.value, a.microbatch_index)
+            for a in ran[r]
+            if a is not None and a.is_compute_op
+        )
+        for r in range(ranks)
+    )

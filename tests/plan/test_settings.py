@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher.plan import settings
+from launcher.plan.plan import ask
+from tests.plan.made import job, refusal, words
+
+P = "parallel"
+PIPE = "parallel.pipeline"
+
+REFUSED = {
+    f"{P}.mode=sharding_propagation":
+        f"{P}.mode: sharding_propagation is not available yet (try: {P}.mode=semi_auto)",
+    f"{P}.mode=recursive_programming":
+        f"{P}.mode: recursive_programming is not available yet (try: {P}.mode=semi_auto)",
+    f"{PIPE}.seq_chunks=2":
+        f"{PIPE}.seq_chunks: 2: cutting sequences is not available yet (try: {PIPE}.seq_chunks=1)",
+    f"{PIPE}.output_broadcast=true":
+        f"{PIPE}.output_broadcast: true is not available yet (try: {PIPE}.output_broadcast=false)",
+    f"{P}.comm_fusion.openstate=false":
+        f"{P}.comm_fusion: anything but the default is not available yet (try: '~{P}.comm_fusion')",
+    f"{P}.comm_fusion.allreduce={{mode: size, config: 32}}":
+        f"{P}.comm_fusion: anything but the default is not available yet (try: '~{P}.comm_fusion')",
+    f"{P}.operators.head={{in: [[1,2],[2,1]]}}":
+        f"{P}.operators: tensor parallelism is not available yet (try: '~{P}.operators')",
+    f"{P}.grid.tp=2 launch.nproc=2":
+        f"{P}.grid.tp: 2: tensor parallelism is not available yet (try: {P}.grid.tp=1)",
+    f"{P}.dataset_strategy=full_batch":
+        f"{P}.dataset_strategy: full_batch is not available yet (try: {P}.dataset_strategy=data_parallel)",
+    f"{P}.dataset_strategy=[[8,1],[8]]":
+        f"{P}.dataset_strategy: cutting inputs by hand is not available yet (try: {P}.dataset_strategy=data_parallel)",
+    f"{P}.loss_repeated_mean=false":
+        f"{P}.loss_repeated_mean: false is not available yet (try: {P}.loss_repeated_mean=true)",
+    f"{P}.local_norm.print=true":
+        f"{P}.local_norm: printing or dumping local norms is not available yet (try: '~{P}.local_norm')",
+    f"{P}.shared=[[embed.weight,head.weight]]":
+        f"{P}.shared: a list (ties are found by identity) is not available yet (try: {P}.shared=auto)",
+    f"{P}.param_strategy.save=p.json":
+        f"{P}.param_strategy: saving or loading layouts by hand is not available yet (try: '~{P}.param_strategy')",
+    f"{P}.operator_strategy.load=o.json":
+        f"{P}.operator_strategy: saving or loading operator strategies is not available yet "
+        f"(try: '~{P}.operator_strategy')",
+    f"{P}.group_file=g.json":
+        f"{P}.group_file: g.json: writing the groups is not available yet (try: {P}.group_file=null)",
+    f"{P}.transformer_opt=speed.json":
+        f"{P}.transformer_opt: a speed-up file is not available yet (try: {P}.transformer_opt=null)",
+    "train.precision=bf16": "train.precision: bf16 is not available yet (try: train.precision=fp32)",
+    "train.precision=fp16": "train.precision: fp16 is not available yet (try: train.precision=fp32)",
+    "checkpoint.async=true": "checkpoint.async: true is not available yet (try: checkpoint.async=false)",
+    "checkpoint.encrypt=aes-gcm": "checkpoint.encrypt: encryption is not available yet (try: checkpoint.encrypt=null)",
+    f"{PIPE}.scheduler=zero_bubble_h1":
+        f"{PIPE}.scheduler: zero_bubble_h1 is not available yet; today there are gpipe, 1f1b, each with "
+        f"interleave=true or false (try: {PIPE}.scheduler=1f1b)",
+}  # fmt: skip
+
+
+def typed(text: str) -> list[str]:
+    """Overrides apart: the last may be a second one, after a space."""
+    first, *second = text.split(" launch.")
+    return [first, *(f"launch.{s}" for s in second)]
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_is_not_there_yet_is_refused_and_the_cure_accepted(override: str) -> None:
+    error = refusal(*typed(override))
+    assert str(error) == REFUSED[override]
+    ask(job(*typed(override), *words(error)))
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    error = refusal("train.precision=bf16", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]")
+    assert [p.key for p in error.problems] == ["train.precision", "launch.nproc", "steps.transform"]
+
+
+HSDP = "launch.nproc=2 parallel.hsdp={}"
+BECOMES = {
+    "": [],
+    "deterministic=true": ["deterministic=true: applied, torch picks deterministic kernels or fails"],
+    f"{PIPE}.interleave=true launch.nproc=2 {PIPE}.stages=2":
+        [f"{PIPE}.interleave=true: applied, 2 virtual stages a rank"],
+    f"{PIPE}.interleave=true": [f"{PIPE}.interleave=true: satisfied, one stage has no bubble to shrink"],
+    f"{PIPE}.interleave=true {PIPE}.chunks=1 launch.nproc=2 {PIPE}.stages=2":
+        [f"{PIPE}.interleave=true: satisfied, one chunk a rank"],
+    f"{PIPE}.loss_reduction=sum {PIPE}.micro_batch_num=4":
+        [f"{PIPE}.loss_reduction=sum: applied, loss and gradients are summed over 4 micro batches"],
+    f"{PIPE}.loss_reduction=sum": [f"{PIPE}.loss_reduction=sum: satisfied, one micro batch"],
+    HSDP: [f"{P}.hsdp.optimizer_level=level1: applied, {settings.LEVELS['level1']}"],
+    f"{HSDP} {P}.hsdp.optimizer_level=level2":
+        [f"{P}.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch"],
+    f"{HSDP} {P}.hsdp.optimizer_level=level3":
+        [f"{P}.hsdp.optimizer_level=level3: applied, {settings.LEVELS['level3']}"],
+    f"{P}.hsdp={{}}":
+        [f"{P}.hsdp.optimizer_level=level1: satisfied, one rank on the shard axis; there is nobody to share with"],
+    f"{P}.gradients_mean=false launch.nproc=4":
+        [f"{P}.gradients_mean=false: applied, gradients are summed over the 4 data-parallel ranks"],
+    f"{P}.gradients_mean=false": [f"{P}.gradients_mean=false: satisfied, one data-parallel rank"],
+    f"{P}.fp32_communication=true":
+        [f"{P}.fp32_communication=true: satisfied, gradients are fp32 already; they travel as they are"],
+    f"{P}.gradient_fp32_sync=false train.precision=fp64":
+        [f"{P}.gradient_fp32_sync=false: satisfied, gradients are fp64 already; nothing to lower"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", BECOMES)
+def test_every_switch_says_what_became_of_it(overrides: str) -> None:
+    j = job(*overrides.split())
+    found = settings.resolve(j, ask(j).sizes)
+    assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]

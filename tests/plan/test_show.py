@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+
+from launcher.plan.facts import Graph, Skeleton
+from launcher.plan.plan import Plan
+from launcher.plan.show import text
+from launcher.plan.stored import as_json
+from tests.plan.made import chain, graph, job, planned, skeleton
+
+ONE = graph("x: input x", "model: module . < x", "output: output output < model")
+
+
+def decoder(layers: int, dim: int = 64) -> tuple[Skeleton, Graph]:
+    """An embedding, so many equal layers, a norm, and a head tied to the embedding."""
+    shapes: dict[str, tuple[int, ...]] = {"embed.weight": (256, dim)}
+    for i in range(layers):
+        shapes |= {f"layers.{i}.{w}.weight": (dim, dim) for w in ("attn", "mlp")} | {f"layers.{i}.norm": (dim,)}
+    shapes |= {"norm.weight": (dim,), "head.weight": (256, dim)}
+    model = skeleton(shapes, same={"head.weight": "embed.weight"}, containers=["layers"])
+    return model, chain("embed", *(f"layers.{i}" for i in range(layers)), "norm", "head")
+
+
+def hundred() -> Plan:
+    """100 layers on 4 stages x 2 replicas x 8 shards."""
+    j = job(
+        "name=hundred", "launch.nproc=64", "parallel.pipeline.stages=4", "parallel.pipeline.micro_batch_num=8",
+        "parallel.hsdp={shard_size: 8, threshold: 1, optimizer_level: level2}", "train.batch_size=512",
+    )  # fmt: skip
+    return planned(j, *decoder(100))
+
+
+HUNDRED = """\
+plan of hundred
+  grid      pp 4 x dp_replicate 2 x dp_shard 8 x tp 1 = 64 ranks
+  model     842.0k parameters, fp32, seed 0
+  batch     512 samples = 16 data-parallel ranks x 8 micro batches x 4 samples; 200 steps
+  schedule  1f1b: bubble 27.7%, 48 messages a step; micro batches in flight: 4, 3, 2, 1
+            ranks 0-15  |0011223............AAAA44BBBB55CCCC66DDDD77EEE...FFF..GGGG..HHHH|
+            ranks 16-31 |..001122.......AAAA33BBBB44CCCC55DDDD66EEEE77FFFF..GGG..HHHH....|
+            ranks 32-47 |....0011....AAA22BBBB33CCCC44DDDD55EEEE66FFFF77GGGG.HHHH........|
+            ranks 48-63 |......00AAAA11BBB22CCCC33DDDD44EEEE55FFFF66GGGG77HHH............|
+  stages    0 on ranks 0-15: embed, layers.0 .. layers.23; 214.5k parameters, 250 FLOP forward a micro batch
+            1 on ranks 16-31: layers.24 .. layers.49; 214.7k parameters, 260 FLOP forward a micro batch
+            2 on ranks 32-47: layers.50 .. layers.75; 214.7k parameters, 260 FLOP forward a micro batch
+            3 on ranks 48-63: layers.76 .. layers.99, norm, head; 214.6k parameters, 260 FLOP forward a micro batch
+  sends     0 -> 1 .. 2 -> 3: float32[2, 4], 32 B a micro batch each
+  tied      embed.weight = head.weight on stages 0, 3: gradients summed, counted and saved once
+  hsdp      level2: 201 parameters over 8 ranks, gathered in 102 groups
+            stage 0: embed, 1 parameter, 64.0 KB
+            stages 0-3: layers.0 .. layers.99, 2 parameters, 32.0 KB each
+            stage 3: head, 1 parameter, 64.0 KB
+  reduce    stage 0: 24 whole parameters, 6.0 KB, one all-reduce a step
+            stages 1-2: 26 whole parameters, 6.5 KB, one all-reduce a step each
+            stage 3: 25 whole parameters, 6.2 KB, one all-reduce a step
+  memory    ranks      params       grads   optimizer    gathered activations       total
+            0-15     110.0 KB    110.0 KB    220.0 KB    896.0 KB       800 B      1.3 MB
+            16-31    110.5 KB    110.5 KB    221.0 KB    864.0 KB       624 B      1.3 MB
+            32-47    110.5 KB    110.5 KB    221.0 KB    864.0 KB       416 B      1.3 MB
+            48-63    110.2 KB    110.2 KB    220.5 KB    896.0 KB       208 B      1.3 MB
+  steps     on 64 ranks: train, evaluate, save
+            in one process: export, sample
+  settings  parallel.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch
+  notes     parallel.pipeline.stage_config auto -> the stages above: balanced by parameter bytes
+            parallel.hsdp.threshold 1 KB: 101 smaller parameters stay whole, gradients are summed together
+"""
+
+
+def test_a_hundred_layers_are_a_page() -> None:
+    assert text(hundred()) + "\n" == HUNDRED
+
+
+SMALL = """\
+plan of small
+  grid      pp 1 x dp_replicate 1 x dp_shard 1 x tp 1 = 1 rank
+  model     8 parameters, 4 of them frozen, fp32, seed 0
+  batch     1 sample = 1 data-parallel rank x 1 micro batch x 1 sample; 1 step
+  schedule  one stage, 1 micro batch a step
+  stages    0 on rank 0: the whole model; 8 parameters, 10 FLOP forward a micro batch
+  memory    ranks      params       grads   optimizer    gathered activations       total
+            0            48 B        16 B        32 B         0 B         8 B       104 B
+  steps     on 1 rank: train
+  notes     parallel.pipeline.micro_batch_num null -> 1: as many as stages
+            schedule.warmup_steps 20: the training, 1 step, is all warm-up
+"""
+
+
+def test_one_is_not_written_as_many() -> None:
+    model = skeleton({"a.weight": (4,), "b.weight": (4,), "b.mean": (4,)}, frozen=["b.weight"], buffers=["b.mean"])
+    j = job("name=small", "train.steps=1", "train.batch_size=1", "steps=[train]")
+    assert text(planned(j, model, ONE)) + "\n" == SMALL
+
+
+def lines(plan: Plan, label: str) -> list[str]:
+    """What stands beside ``label``."""
+    rows = [(row[2:12].strip(), row[12:]) for row in text(plan).splitlines()[1:]]
+    out, last = [], ""
+    for name, row in rows:
+        last = name or last
+        out += [row] if last == label else []
+    return out
+
+
+def test_a_deep_pipeline_shows_its_ends() -> None:
+    model, glue = decoder(30)
+    j = job("launch.nproc=20", "parallel.pipeline.stages=20", "train.batch_size=20", "steps=[train]")
+    _, *rows = lines(planned(j, model, glue), "schedule")
+    assert [row.partition(" |")[0] for row in rows] == [
+        *(f"rank {r} " for r in range(8)), "... 4 rows more ...", *(f"rank {r}" for r in range(12, 20)),
+    ]  # fmt: skip
+
+
+def test_stages_that_send_different_things_are_not_drawn_together() -> None:
+    model = skeleton({f"{m}.weight": (4,) for m in "abcd"})
+    glue = graph(
+        "x: input x",
+        "a: module a < x",
+        "b: module b < a",
+        "c: module c < b a",
+        "d: module d < c",
+        "output: output output < d",
+    )
+    j = job("launch.nproc=4", "parallel.pipeline.stages=4", "steps=[train]")
+    assert lines(planned(j, model, glue), "sends") == [
+        "0 -> 1: a float32[2, 4], 32 B a micro batch",
+        "1 -> 2: a, b float32[2, 4], float32[2, 4], 64 B a micro batch",
+        "2 -> 3: c float32[2, 4], 32 B a micro batch",
+    ]
+
+
+def test_long_lines_are_wrapped_under_themselves() -> None:
+    rows = text(hundred()).splitlines()
+    assert max(map(len, rows)) <= 120
+
+
+def test_the_json_has_a_version_and_what_the_text_says() -> None:
+    plan = hundred()
+    stored = json.loads(as_json(plan))
+    assert next(iter(stored)) == "version"
+    assert (stored["version"], stored["name"], stored["precision"], stored["seed"]) == (1, "hundred", "fp32", 0)
+    sizes = stored["sizes"]
+    assert sizes["grid"]["axes"] == [["pp", 4], ["dp_replicate", 2], ["dp_shard", 8], ["tp", 1]]
+    assert (sizes["replicas"], sizes["micros"], sizes["micro_batch"], sizes["steps"]) == (16, 8, 4, 200)
+    assert stored["scheduler"] == "1f1b"
+    assert stored["schedule"][3][:4] == ["3F0", "3B0", "3F1", "3B1"]
+    assert f"{stored['timeline']['bubble']:.1%}" in HUNDRED
+    assert (stored["timeline"]["messages"], stored["timeline"]["in_flight"]) == (48, [4, 3, 2, 1])
+    assert [s["modules"][0] for s in stored["stages"]] == ["embed", "layers.24", "layers.50", "layers.76"]
+    assert stored["boundaries"][0][0]["specs"] == [{"shape": [2, 4], "dtype": "float32"}]
+    assert stored["ties"] == [{"name": "embed.weight", "stages": [0, 3]}]
+    assert stored["params"][0]["names"] == ["embed.weight", "head.weight"]
+    assert (stored["params"][0]["split"], stored["params"][0]["at"]) == ([["dp_shard"], []], [["pp", [0, 3]]])
+    assert stored["hsdp"] == {"shard_size": 8, "threshold": 1, "optimizer_level": "level2"}
+    assert (len(stored["groups"]), len(stored["buckets"]), len(stored["memory"])) == (102, 4, 64)
+    assert stored["memory"][0]["total"] == plan.memory[0].total
+    assert stored["phases"][0] == {"where": "ranks", "steps": ["train", "evaluate", "save"]}
+    assert [s["status"] for s in stored["settings"]] == ["applied"]
+    assert [f"{n['key']} {n['text']}" for n in stored["notes"]] == [str(n) for n in plan.notes]
+
+
+def test_the_json_has_a_line_an_item() -> None:
+    written = as_json(hundred())
+    assert sum(row.startswith('  {"name": "layers.') for row in written.splitlines()) == 300
+    assert max(written.count(f'\n "{key}": ') for key in ("version", "stages", "params", "memory", "notes")) == 1

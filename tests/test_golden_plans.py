@@ -1,0 +1,73 @@
+"""Law 1: the same job gives the same plan, byte for byte; for every recipe it is the one in ``golden/plans``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.job.compose import compose
+from launcher.plan.show import text
+from launcher.plan.stored import as_json
+
+ROOT = Path(__file__).parents[1]
+PLANS = Path(__file__).parent / "golden/plans"
+RECIPES = sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml"))
+AGAIN = "the plan changed: if that is meant, run: python -m tests.test_golden_plans"
+
+
+@pytest.fixture(autouse=True)
+def _away_from_any_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a recipe falls back to depends on the files below the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def planned(recipe: str) -> str:
+    return text(plan_job(compose([f"recipe={recipe}"]).job)) + "\n"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_plan_of_a_recipe_is_its_golden_text(recipe: str) -> None:
+    golden = PLANS / f"{recipe}.txt"
+    assert golden.is_file(), AGAIN
+    assert planned(recipe) == golden.read_text(), AGAIN
+
+
+def test_there_is_no_golden_plan_without_its_recipe() -> None:
+    assert sorted(path.stem for path in PLANS.iterdir()) == RECIPES, AGAIN
+
+
+def test_the_same_process_plans_the_same_twice() -> None:
+    job = compose(["recipe=lm_tied_pp2_hsdp2"]).job
+    first, second = plan_job(job), plan_job(job)
+    assert first == second
+    assert hash(first) == hash(second)
+    assert (text(first), as_json(first)) == (text(second), as_json(second))
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "4242"])
+def test_another_process_with_other_hashes_plans_the_same(hash_seed: str, tmp_path: Path) -> None:
+    code = "from tests.test_golden_plans import RECIPES, planned\nprint(*map(planned, RECIPES), sep='', end='')"
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    golden = "".join((PLANS / f"{recipe}.txt").read_text() for recipe in RECIPES)
+    assert (done.stdout, done.stderr) == (golden, ""), AGAIN
+
+
+def write() -> None:
+    """Every golden plan anew, and none that has no recipe."""
+    for stale in PLANS.glob("*.txt"):
+        stale.unlink()
+    with tempfile.TemporaryDirectory() as empty:
+        os.chdir(empty)
+        for recipe in RECIPES:
+            (PLANS / f"{recipe}.txt").write_text(planned(recipe))
+
+
+if __name__ == "__main__":
+    write()
