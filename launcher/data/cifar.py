@@ -1,0 +1,78 @@
+"""CIFAR-10 in its python or binary form."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.data.cifar_file import RECORD, Batches, find
+from launcher.data.images import Images
+from launcher.data.source import Dataset, entropy
+from launcher.errors import Problem, RequestError
+from launcher.job.models import Cifar10
+
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50 000 training images
+Split = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes into old pickles."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed")
+    return text.encode("latin1")
+
+
+class _Restricted(pickle.Unpickler):
+    """Builds numpy arrays and plain values, and nothing else: a pickle can name any function to call."""
+
+    _REBUILD = np.empty(0).__reduce__()[0]
+    ALLOWED = {  # noqa: RUF012 (never changed)
+        ("numpy.core.multiarray", "_reconstruct"): _REBUILD,
+        ("numpy._core.multiarray", "_reconstruct"): _REBUILD,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): _latin1,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
+        return self.ALLOWED[module, name]
+
+
+def read_pickle(file: Path) -> Split:
+    """Raises ``RequestError`` for a file that is no CIFAR batch."""
+    try:
+        with file.open("rb") as stream:
+            batch = _Restricted(stream, encoding="bytes").load()
+        if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
+            raise ValueError("no dictionary with data and labels")
+        pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+        if pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, RECORD - 1):
+            raise ValueError(f"data is {pixels.dtype} {pixels.shape} for {labels.size} labels")
+    except Exception as error:  # a broken pickle can raise anything
+        text = f"{file}: not a CIFAR-10 batch: {error}"
+        raise RequestError((Problem("data.root", text, "fetch the archive again"),)) from error
+    return pixels.reshape(-1, 3, 32, 32), labels.astype(np.uint8)
+
+
+def read_binary(file: Path) -> Split:
+    records = np.fromfile(file, np.uint8).reshape(-1, RECORD)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+def open_cifar10(settings: Cifar10) -> Dataset:
+    batches = find(settings.root)
+    assert batches is not None, "checked before"
+    val = _source(batches, batches.test)
+    return Dataset(_source(batches, batches.train), val, entropy(val))
+
+
+def _source(batches: Batches, files: tuple[Path, ...]) -> Images:
+    read = read_binary if batches.binary else read_pickle
+    pixels, labels = zip(*map(read, files), strict=True)
+    return Images(np.concatenate(pixels), np.concatenate(labels), 32, 3, MEAN, STD)

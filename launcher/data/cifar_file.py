@@ -1,0 +1,52 @@
+"""Where the batches of CIFAR-10 are, in either of its forms."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.data.bad_file import BadFile
+
+RECORD = 1 + 3 * 32 * 32
+FORMS = (("", "cifar-10-batches-py"), (".bin", "cifar-10-batches-bin"))
+TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+TEST = ("test_batch",)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """``binary``: records of one label and 3072 pixels; else Python pickles."""
+
+    binary: bool
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+
+def find(root: str) -> Batches | None:
+    """The first form of which ``root``, or the folder the archive unpacks to inside it, has any file."""
+    for suffix, folder in FORMS:
+        for base in (Path(root), Path(root, folder)):
+            train, test = (tuple(base / f"{name}{suffix}" for name in names) for names in (TRAIN, TEST))
+            if any(f.is_file() for f in (*train, *test)):
+                return Batches(suffix == ".bin", train, test)
+    return None
+
+
+def whole(file: Path, binary: bool) -> None:
+    """Raises ``BadFile`` for a file that is missing or cut off. Reads its size and last byte only."""
+    if not file.is_file():
+        raise BadFile("no such file")
+    if not (size := file.stat().st_size):
+        raise BadFile("empty")
+    if binary and size % RECORD:
+        raise BadFile(f"cut off: {size} bytes are no whole number of records of {RECORD}")
+    if not binary and _last_byte(file) != pickle.STOP:
+        raise BadFile(f"cut off: a pickle does not end as these {size} bytes do")
+
+
+def _last_byte(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read()

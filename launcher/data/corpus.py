@@ -1,0 +1,27 @@
+"""A text file as bytes, cut into what is trained on and what is held out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.job.models import Text
+
+SHIPPED = Path(__file__).parent / "text" / "shakespeare.txt"
+
+
+def where(settings: Text) -> Path:
+    """The file to read; the text that ships with the launcher when none is named."""
+    return SHIPPED if settings.path is None else Path(settings.path)
+
+
+def split(settings: Text) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Bytes to train on and bytes held out, memory-mapped. No UTF-8 character is cut in two."""
+    data = np.memmap(where(settings), np.uint8, mode="r")
+    at = len(data) - round(len(data) * settings.val_fraction)
+    for _ in range(3):  # a character has three continuation bytes at most
+        if at < len(data) and data[at] & 0xC0 == 0x80:
+            at += 1
+    return data[:at], data[at:]

@@ -1,0 +1,35 @@
+"""Data sets in idx form, as MNIST and Fashion-MNIST come."""
+
+from __future__ import annotations
+
+import gzip
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.data.idx_file import TEST, TRAIN, find, header, offset
+from launcher.data.images import Images
+from launcher.data.source import Dataset, entropy
+from launcher.job.models import Idx
+
+MEAN, STD = (0.5,), (0.5,)  # whatever the images are: pixels in -1..1
+
+
+def read(file: Path) -> NDArray[np.uint8]:
+    """Memory-mapped when the file is plain."""
+    shape = header(file)
+    if file.suffix != ".gz":
+        return np.memmap(file, np.uint8, mode="r", offset=offset(shape), shape=shape)
+    data = gzip.decompress(file.read_bytes())
+    return np.frombuffer(data, np.uint8, count=prod(shape), offset=offset(shape)).reshape(shape)
+
+
+def open_idx(settings: Idx) -> Dataset:
+    def source(names: tuple[str, str]) -> Images:
+        pixels, labels = (read(file) for name in names if (file := find(settings.root, name)))
+        return Images(pixels[:, None], labels, settings.size, settings.channels, MEAN, STD)
+
+    val = source(TEST)
+    return Dataset(source(TRAIN), val, entropy(val))

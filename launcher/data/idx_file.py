@@ -1,0 +1,67 @@
+"""What the header of an idx file promises, against what the file holds."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from math import prod
+from pathlib import Path
+
+from launcher.data.bad_file import BadFile
+
+TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+BYTES = 0x08
+
+
+def find(root: str, name: str) -> Path | None:
+    """The plain file before the gzipped one."""
+    return next((f for f in (Path(root, name), Path(root, f"{name}.gz")) if f.is_file()), None)
+
+
+def offset(shape: tuple[int, ...]) -> int:
+    """Bytes before the first element."""
+    return 4 + 4 * len(shape)
+
+
+def header(file: Path) -> tuple[int, ...]:
+    """The shape. Raises ``BadFile``."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            start = stream.read(4)
+            dims = start[3] if len(start) == 4 else 0
+            if start[:3] != bytes((0, 0, BYTES)) or not dims:
+                raise BadFile("not an idx file of unsigned bytes")
+            words = stream.read(4 * dims)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadFile(f"cannot be read: {error}") from error
+    if len(words) < 4 * dims:
+        raise BadFile("cut off inside its header")
+    return tuple(int.from_bytes(words[i : i + 4]) for i in range(0, 4 * dims, 4))
+
+
+def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
+    """The shape, once the file is known to hold all of an array of so many dims. Raises ``BadFile``."""
+    file = find(root, name)
+    if file is None:
+        raise BadFile("no such file, plain or with .gz")
+    shape = header(file)
+    if len(shape) != dims:
+        raise BadFile(f"an array of {len(shape)} dims, not {dims}")
+    need = offset(shape) + prod(shape)
+    have = _size(file)
+    if have != (need % 2**32 if file.suffix == ".gz" else need):
+        size = " x ".join(map(str, shape))
+        found = "its end is missing" if file.suffix == ".gz" else f"it has {have}"
+        raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {found}")
+    return shape
+
+
+def _size(file: Path) -> int:
+    """Bytes, uncompressed. A gzip file says so in its last four (modulo 4 GB), which a cut-off one does not have."""
+    if file.suffix != ".gz":
+        return file.stat().st_size
+    with file.open("rb") as stream:
+        stream.seek(-4, os.SEEK_END)
+        return int.from_bytes(stream.read(), "little")

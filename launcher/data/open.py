@@ -1,0 +1,44 @@
+"""From the settings of a data set to its samples."""
+
+from __future__ import annotations
+
+from launcher.data.cifar import open_cifar10
+from launcher.data.idx import open_idx
+from launcher.data.mnist5k import open_mnist5k
+from launcher.data.plain_text import open_text
+from launcher.data.problems import check
+from launcher.data.random_tokens import open_random_tokens
+from launcher.data.resolve import resolve
+from launcher.data.source import Dataset, Source
+from launcher.errors import RequestError
+from launcher.job.models import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
+
+
+def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
+    """The same samples on every rank. Raises ``RequestError``. ``seed`` matters to tokens made at random only.
+
+    A class of the user's own is a ``Source``, made twice: with ``split="train"`` and with ``split="val"``.
+    """
+    settings, _ = resolve(settings)
+    if found := check(settings):
+        raise RequestError(tuple(found))
+    match settings:
+        case Text():
+            return open_text(settings)
+        case Mnist5k():
+            return open_mnist5k(settings)
+        case Idx():
+            return open_idx(settings)
+        case Cifar10():
+            return open_cifar10(settings)
+        case RandomTokens():
+            return open_random_tokens(settings, seed)
+        case _:
+            return Dataset(_own(settings, "train", allow), _own(settings, "val", allow))
+
+
+def _own(settings: Target, split: str, allow: tuple[str, ...]) -> Source:
+    from launcher.job.targets import build
+
+    named = settings.model_copy(update={"split": split})
+    return build(named, allow, Source, key="data._target_")  # type: ignore[type-abstract]

@@ -1,0 +1,46 @@
+"""Plain text as windows of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from launcher.data import bpe, corpus
+from launcher.data.source import Dataset, entropy
+from launcher.data.tokens import Windows
+from launcher.errors import Problem, RequestError
+from launcher.job.models import Text
+
+
+def open_text(settings: Text) -> Dataset:
+    """Raises ``RequestError`` when BPE leaves too few tokens for one window, which only training it can tell."""
+    return _bytes(settings) if settings.tokenizer == "bytes" else _bpe(settings)
+
+
+def _bytes(settings: Text) -> Dataset:
+    train, val = (Windows(part, settings.seq_len) for part in corpus.split(settings))
+    return Dataset(train, val, entropy(val), encode_bytes, decode_bytes)
+
+
+def encode_bytes(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def decode_bytes(ids: Sequence[int]) -> str:
+    """Bytes that are no UTF-8, as an untrained model makes them, become U+FFFD."""
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+def _bpe(settings: Text) -> Dataset:
+    parts = [part.tobytes().decode() for part in corpus.split(settings)]
+    tokenizer = bpe.train(parts[0], settings.vocab_size)
+    train, val = (Windows(bpe.encode(tokenizer, part), settings.seq_len) for part in parts)
+    if not len(train):
+        window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
+        text = f"{corpus.where(settings)}: {len(train.tokens)} tokens of BPE to train on are too few: {window}"
+        raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
+
+    def encode(text: str) -> list[int]:
+        return [int(i) for i in bpe.encode(tokenizer, text)]
+
+    return Dataset(train, val, entropy(val), encode, partial(bpe.decode, tokenizer))

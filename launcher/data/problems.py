@@ -1,0 +1,25 @@
+"""What is wrong with the data that a job names, found without loading it."""
+
+from __future__ import annotations
+
+from launcher.data.image_problems import check_cifar10, check_idx, check_mnist5k
+from launcher.data.resolve import resolve
+from launcher.data.text_problems import check_text
+from launcher.errors import Problem
+from launcher.job.models import Cifar10, Data, Idx, Mnist5k, Text
+
+
+def check(settings: Data) -> list[Problem]:
+    """Every problem with the files named; none for tokens made at random, none for a class of the user's own."""
+    settings, _ = resolve(settings)
+    match settings:
+        case Text():
+            return list(check_text(settings))
+        case Mnist5k():
+            return list(check_mnist5k(settings))
+        case Idx():
+            return list(check_idx(settings))
+        case Cifar10():
+            return list(check_cifar10(settings))
+        case _:
+            return []

@@ -1,0 +1,50 @@
+"""Random tokens, made when they are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from launcher.data.order import Indices
+from launcher.data.source import Dataset, Source, entropy
+from launcher.job.models import RandomTokens
+
+VAL_SHARE = 10  # one sample held out for so many trained on
+
+
+def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64: counters in, uniform 64-bit numbers out."""
+    x = x * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Noise(Source):
+    """Sample ``i`` is ``seq_len`` tokens drawn from (seed, ``first + i``); its target the same, one token later."""
+
+    def __init__(self, settings: RandomTokens, seed: int, first: int, samples: int) -> None:
+        self.vocab_size, self.seq_len, self.first, self.samples = settings.vocab_size, settings.seq_len, first, samples
+        self.key = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        return (self._draw(indices)[:, :-1].contiguous(),)
+
+    def targets(self, indices: Indices) -> Tensor:
+        return self._draw(indices)[:, 1:].contiguous()
+
+    def _draw(self, indices: Indices) -> Tensor:
+        row = self.seq_len + 1
+        counters = (self.first + indices[:, None]) * row + np.arange(row)
+        bits = mix(counters.astype(np.uint64) + self.key)
+        return torch.from_numpy((bits % np.uint64(self.vocab_size)).astype(np.int64))
+
+
+def open_random_tokens(settings: RandomTokens, seed: int) -> Dataset:
+    val = Noise(settings, seed, settings.samples, max(settings.samples // VAL_SHARE, 1))
+    return Dataset(Noise(settings, seed, 0, settings.samples), val, entropy(val))

@@ -1,0 +1,18 @@
+"""Which data set is read when the one asked for is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.job.models import Cifar10, Data, Mnist5k
+
+
+def resolve(settings: Data) -> tuple[Data, str | None]:
+    """What will be read, plus a note when that is not what was named. Looks only whether ``root`` exists."""
+    if not isinstance(settings, Cifar10) or settings.fallback == "none" or Path(settings.root).exists():
+        return settings, None
+    note = (
+        f"data cifar10 -> mnist5k: there is no {settings.root} (data.root), and data.fallback=mnist5k; "
+        "real digits, padded to 32 x 32 pixels in 3 channels"
+    )
+    return Mnist5k(name="mnist5k", size=32, channels=3), note

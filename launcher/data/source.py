@@ -1,0 +1,57 @@
+"""What every reader offers: samples by global index."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from launcher.data.order import Indices
+
+CHUNK = 1024
+
+
+class Source(ABC):
+    """One split of a data set. Any rank can read any sample, and reads the same."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    @abstractmethod
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        """What the model's forward takes, samples along dim 0, in the order of ``indices``."""
+
+    @abstractmethod
+    def targets(self, indices: Indices) -> Tensor:
+        """What the loss compares with, samples along dim 0, in the order of ``indices``."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """``val`` may be empty; ``entropy`` is that of its targets; ``encode`` and ``decode`` come with text."""
+
+    train: Source
+    val: Source
+    entropy: float | None = None
+    encode: Callable[[str], list[int]] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
+
+
+def entropy(source: Source) -> float | None:
+    """Entropy, in nats a target, of how often each value occurs among all targets; ``None`` for an empty source.
+
+    It is the loss on ``source`` of the best model that ignores its input, for text the best unigram model: it answers
+    with exactly these frequencies. A model with a lower loss has learnt from context.
+    """
+    counts = np.zeros(0, np.int64)
+    for start in range(0, len(source), CHUNK):
+        targets = source.targets(np.arange(start, min(start + CHUNK, len(source)))).numpy().ravel()
+        more = np.bincount(targets, minlength=len(counts))
+        more[: len(counts)] += counts
+        counts = more
+    share = counts[counts > 0] / max(counts.sum(), 1)
+    return float(-(share * np.log(share)).sum()) if len(share) else None

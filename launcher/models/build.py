@@ -1,0 +1,30 @@
+"""From a model's settings to the module itself."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from launcher.job.models import AutoParallelMLP, LanguageModel, Model, ResNet, TiedPair
+from launcher.models.defaults import resolve
+from launcher.models.lm import Decoder
+from launcher.models.mlp import Network
+from launcher.models.resnet import ResidualNetwork
+from launcher.models.tied_pair import EmbeddingAndHead
+
+
+def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
+    """Built on the default device (``meta`` too) in the default dtype. ``allow``: packages ``_target_`` may name."""
+    settings, _ = resolve(settings)
+    match settings:
+        case LanguageModel():
+            return Decoder(settings)
+        case ResNet():
+            return ResidualNetwork(settings)
+        case AutoParallelMLP():
+            return Network(settings)
+        case TiedPair():
+            return EmbeddingAndHead(settings)
+        case _:
+            from launcher.job.targets import build
+
+            return build(settings, allow, nn.Module, key="model._target_")

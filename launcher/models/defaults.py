@@ -1,0 +1,26 @@
+"""What ``null`` stands for in a model's settings."""
+
+from __future__ import annotations
+
+from launcher.job.models import LanguageModel, Model
+
+MULTIPLE = 64
+
+
+def resolve(settings: Model) -> tuple[Model, tuple[str, ...]]:
+    """Settings without ``None``, plus a note for each default that was worked out.
+
+    >>> resolve(LanguageModel(name="lm", vocab_size=256, dim=128, kv_heads=2))[1]
+    ('model.ffn_dim null -> 384: 8/3 of model.dim, rounded up to a multiple of 64',)
+    """
+    if not isinstance(settings, LanguageModel):
+        return settings, ()
+    found: dict[str, int] = {}
+    notes = []
+    if settings.kv_heads is None:
+        found["kv_heads"] = settings.heads
+        notes.append(f"model.kv_heads null -> {settings.heads}: one for each of model.heads")
+    if settings.ffn_dim is None:
+        found["ffn_dim"] = width = -(-8 * settings.dim // (3 * MULTIPLE)) * MULTIPLE
+        notes.append(f"model.ffn_dim null -> {width}: 8/3 of model.dim, rounded up to a multiple of {MULTIPLE}")
+    return settings.model_copy(update=found), tuple(notes)

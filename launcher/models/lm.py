@@ -1,0 +1,85 @@
+"""The language model: a Llama-style decoder."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from launcher.job.models import LanguageModel
+from launcher.models.init import STD, Embedding, Linear
+from launcher.models.rope import angles, rotate
+
+
+class Attention(nn.Module):
+    """Causal, with rotary positions. Heads are counted off the projections' width, so a rank may hold a part."""
+
+    def __init__(self, dim: int, heads: int, kv_heads: int, theta: float, std: float) -> None:
+        super().__init__()
+        self.head, self.group, self.theta = dim // heads, heads // kv_heads, theta
+        self.q = Linear(dim, heads * self.head)
+        self.k = Linear(dim, kv_heads * self.head)
+        self.v = Linear(dim, kv_heads * self.head)
+        self.o = Linear(heads * self.head, dim, std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._heads(proj(x)) for proj in (self.q, self.k, self.v))
+        cos, sin = angles(x.shape[1], self.head, self.theta, x)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if self.group > 1:
+            k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y: Tensor = self.o(out.transpose(1, 2).flatten(2))
+        return y
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(batch, time, heads x head) -> (batch, heads, time, head)"""
+        return x.view(*x.shape[:2], -1, self.head).transpose(1, 2)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, dim: int, hidden: int, std: float) -> None:
+        super().__init__()
+        self.gate = Linear(dim, hidden)
+        self.up = Linear(dim, hidden)
+        self.down = Linear(hidden, dim, std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return y
+
+
+class Block(nn.Module):
+    def __init__(self, s: LanguageModel) -> None:
+        assert s.kv_heads is not None
+        assert s.ffn_dim is not None
+        super().__init__()
+        std = STD / (2 * s.layers) ** 0.5  # 2 * layers branches add up in the residual
+        self.attn_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
+        self.attn = Attention(s.dim, s.heads, s.kv_heads, s.rope_theta, std)
+        self.mlp_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
+        self.mlp = SwiGLU(s.dim, s.ffn_dim, std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = x + self.attn(self.attn_norm(x))
+        h = h + self.mlp(self.mlp_norm(h))
+        return h
+
+
+class Decoder(nn.Module):
+    """Tokens (batch, time) -> logits (batch, time, vocabulary). ``settings`` has its defaults resolved."""
+
+    def __init__(self, settings: LanguageModel) -> None:
+        super().__init__()
+        self.embed = Embedding(settings.vocab_size, settings.dim)
+        self.layers = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+        self.norm = nn.RMSNorm(settings.dim, eps=settings.norm_eps)
+        self.head = Linear(settings.dim, settings.vocab_size)
+        if settings.tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.embed(tokens)
+        for layer in self.layers:
+            h = layer(h)
+        logits: Tensor = self.head(self.norm(h))
+        return logits

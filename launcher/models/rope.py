@@ -1,0 +1,21 @@
+"""Rotary position embedding, worked out where it is used: nothing to store, shard or cast."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def angles(time: int, head: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every (position, pair of ``head`` dims), in float64 for float64 inputs, else float32."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    place = torch.arange(time, device=like.device, dtype=dtype)
+    pair = torch.arange(0, head, 2, device=like.device, dtype=dtype)
+    angle = torch.outer(place, torch.pow(theta, -pair / head))
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn ``x`` (..., time, head): dim ``i`` pairs with dim ``i + head / 2``, as in Hugging Face's Llama."""
+    a, b = x.to(cos.dtype).chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)

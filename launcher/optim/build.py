@@ -1,0 +1,49 @@
+"""From an optimizer's settings to the optimizer itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from launcher.job.models import SGD, AdamW, Momentum, Optim
+from launcher.optim.groups import Named, groups
+
+
+def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
+    """``params`` are those to train, local to this rank; there must be at least one.
+
+    Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is called with the
+    tensors in one list, then its arguments; it groups them itself.
+    """
+    optimizer = _build(settings, params, allow)
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    return optimizer
+
+
+def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """Set each group's rate to ``factor`` of its initial one; the first group's is returned."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def _build(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.optim.Optimizer:
+    match settings:
+        case AdamW(lr=lr, betas=betas, eps=eps, weight_decay=decay):
+            return torch.optim.AdamW(groups(params, decay), lr=lr, betas=betas, eps=eps, fused=True)
+        case SGD(lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov):
+            return _sgd(groups(params, decay), lr, momentum, nesterov)
+        case Momentum(lr=lr, momentum=momentum, weight_decay=decay):
+            return _sgd(groups(params, decay), lr, momentum, nesterov=False)
+        case _:
+            from launcher.job.targets import build
+
+            tensors = [p for _, p in params]
+            return build(settings, allow, torch.optim.Optimizer, tensors, key="optim._target_")
+
+
+def _sgd(found: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:
+    """foreach, for its fused kernel has no rule for DTensor."""
+    return torch.optim.SGD(found, lr=lr, momentum=momentum, nesterov=nesterov, foreach=True)

@@ -1,0 +1,139 @@
+"""Shapes known without opening a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from launcher.data.fit import check_fit
+from launcher.data.open import open_data
+from launcher.data.spec import classes, input_specs, target_spec, vocab
+from launcher.errors import RequestError
+from launcher.job.models import (
+    AutoParallelMLP,
+    Cifar10,
+    Idx,
+    LanguageModel,
+    Mnist5k,
+    RandomTokens,
+    ResNet,
+    Target,
+    Text,
+    TiedPair,
+)
+from launcher.plan.facts import TensorSpec
+from tests.data.files import write_cifar, write_idx
+
+TEXT = Text(name="text", seq_len=16)
+DIGITS = Mnist5k(name="mnist5k")
+
+
+@pytest.fixture
+def every(tmp_path):
+    write_idx(tmp_path / "idx", "")
+    write_cifar(tmp_path / "cifar", "binary")
+    return [
+        TEXT,
+        RandomTokens(name="random_tokens", vocab_size=9, seq_len=5),
+        DIGITS,
+        Mnist5k(name="mnist5k", size=32, channels=3),
+        Idx(name="idx", root=str(tmp_path / "idx"), size=6),
+        Cifar10(name="cifar10", root=str(tmp_path / "cifar")),
+        Cifar10(name="cifar10", root=str(tmp_path / "none"), fallback="mnist5k"),
+    ]
+
+
+def spec(t: torch.Tensor) -> TensorSpec:
+    return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
+
+
+def test_what_is_read_has_the_shape_and_dtype_that_was_said(every):
+    for settings in every:
+        train = open_data(settings, seed=0).train
+        rows = np.array([1, 0, 1])
+        assert tuple(map(spec, train.inputs(rows))) == input_specs(settings, 3)
+        assert spec(train.targets(rows)) == target_spec(settings, 3)
+
+
+def test_numbers_of_tokens_and_classes():
+    bpe = Text(name="text", tokenizer="bpe", vocab_size=700)
+    idx, cifar = Idx(name="idx", root="x"), Cifar10(name="cifar10", root="x")
+    assert [vocab(s) for s in (TEXT, bpe, DIGITS, idx, cifar)] == [256, 700, None, None, None]
+    assert [classes(s) for s in (TEXT, bpe, DIGITS, idx, cifar)] == [256, 700, 10, None, 10]
+
+
+def test_a_class_of_the_users_own_is_made_for_each_split_and_asked_for_its_shapes():
+    mine, allow = Target(_target_="tests.data.own.Ramp", samples=5), ("tests",)
+    data = open_data(mine, seed=0, allow=allow)
+    assert (len(data.train), len(data.val)) == (5, 1)
+    assert input_specs(mine, 7, allow) == (TensorSpec((7, 4), "float16"), TensorSpec((7,), "int64"))
+    assert target_spec(mine, 7, allow) == TensorSpec((7, 1), "int64")
+
+
+def test_a_class_that_is_no_source_is_refused():
+    with pytest.raises(RequestError) as refused:
+        open_data(Target(_target_="torch.nn.Linear"), seed=0, allow=("torch",))
+    assert str(refused.value) == "data._target_: torch.nn.Linear: is not a Source class"
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        (LanguageModel(name="lm", vocab_size=256), TEXT),
+        (TiedPair(name="tied_pair", vocab_size=300), TEXT),
+        (ResNet(name="resnet", channels=1), DIGITS),
+        (AutoParallelMLP(name="mlp"), DIGITS),
+        (AutoParallelMLP(name="mlp"), Idx(name="idx", root="x")),
+        (Target(_target_="a.B"), DIGITS),
+        (LanguageModel(name="lm", vocab_size=1), Target(_target_="a.B")),
+    ],
+)
+def test_models_that_fit_their_data(model, data):
+    assert check_fit(model, data) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (
+            LanguageModel(name="lm", vocab_size=100),
+            TEXT,
+            "model.vocab_size: 100 are too few for the 256 tokens of data text (try: model.vocab_size=256)",
+        ),
+        (LanguageModel(name="lm", vocab_size=256), DIGITS, "model: model lm reads tokens, data mnist5k has images"),
+        (ResNet(name="resnet"), TEXT, "model: model resnet reads images, data text has tokens"),
+        (
+            ResNet(name="resnet", classes=3),
+            DIGITS,
+            "model.channels: 3 does not fit data mnist5k, whose images are 1 x 28 x 28 (try: model.channels=1)\n"
+            "model.classes: 3 are too few for the 10 classes of data mnist5k (try: model.classes=10)",
+        ),
+        (
+            AutoParallelMLP(name="mlp"),
+            Cifar10(name="cifar10", root="x"),
+            "model.features: 784 does not fit data cifar10, whose images are 3 x 32 x 32 (try: model.features=3072)",
+        ),
+    ],
+    ids=["vocabulary", "tokens", "images", "both", "features"],
+)
+def test_models_that_do_not_fit_their_data(model, data, said):
+    assert "\n".join(map(str, check_fit(model, data))) == said
+
+
+def test_what_the_planner_asks_needs_no_torch():
+    code = (
+        "import sys\n"
+        "import launcher.data.fit, launcher.data.order, launcher.data.problems, launcher.models.defaults\n"
+        "import launcher.optim.schedule\n"
+        "from launcher.job.models import Mnist5k, Text\n"
+        "from launcher.data.spec import input_specs\n"
+        "for data in (Text(name='text'), Mnist5k(name='mnist5k')):\n"
+        "    assert launcher.data.problems.check(data) == []\n"
+        "    input_specs(data, 2)\n"
+        "assert 'torch' not in sys.modules and 'hydra' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
