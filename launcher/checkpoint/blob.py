@@ -1,0 +1,62 @@
+"""One tensor as raw bytes: little-endian, C-contiguous, of a dtype that numpy need not know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from launcher.plan.facts import ITEMSIZE, TensorSpec
+
+Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
+
+CODES = {
+    "float64": "F64", "int64": "I64", "complex64": "C64", "float32": "F32", "int32": "I32", "float16": "F16",
+    "bfloat16": "BF16", "int16": "I16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int8": "I8",
+    "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+}  # fmt: skip
+DTYPES = {code: dtype for dtype, code in CODES.items()}
+
+
+@dataclass(frozen=True)
+class Blob:
+    """``data`` is a flat view of bytes. Make one with ``Blob.of``, which takes any contiguous buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+    @classmethod
+    def of(cls, dtype: str, shape: tuple[int, ...], data: Bytes) -> Blob:
+        """No copy is made. Raises ``ValueError`` for an unknown dtype, a wrong length or a strided buffer.
+
+        >>> Blob.of("bfloat16", (2,), b"abcd").data.nbytes
+        4
+        """
+        if dtype not in ITEMSIZE:
+            raise ValueError(f"dtype {dtype} is not known; known are {', '.join(ITEMSIZE)}")
+        spec = TensorSpec(shape, dtype)
+        try:
+            flat = np.frombuffer(data, np.uint8).data
+        except ValueError as error:
+            raise ValueError(f"the data of a {described(spec)} tensor is not contiguous: copy it first") from error
+        if flat.nbytes != spec.nbytes:
+            raise ValueError(f"a {described(spec)} tensor has {spec.nbytes} bytes, not {flat.nbytes}")
+        return cls(dtype, shape, flat)
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.shape, self.dtype)
+
+
+def described(spec: TensorSpec) -> str:
+    """``float32[4, 8]``, as messages show it."""
+    return f"{spec.dtype}{list(spec.shape)}"
+
+
+def words(data: Bytes | Any, spec: TensorSpec, offset: int = 0) -> npt.NDArray[Any]:
+    """The tensor at byte ``offset`` of ``data`` as unsigned integers of its element size: for copies, not for sums."""
+    flat = np.frombuffer(data, np.uint8, spec.nbytes, offset)
+    return flat.view(f"u{ITEMSIZE[spec.dtype]}").reshape(spec.shape)

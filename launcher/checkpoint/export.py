@@ -1,0 +1,85 @@
+"""A checkpoint as one safetensors file with every tensor whole."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.durable import sync
+from launcher.checkpoint.files import blob_at, mapped, write_stream
+from launcher.checkpoint.header import read_header
+from launcher.checkpoint.pieces import whole
+from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.transform import PEAK, Report
+
+ALIASES = "launcher.aliases"
+
+
+def export(src: Path, path: Path) -> Report:
+    """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``; a file there is replaced.
+
+    A tied tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
+    metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: the export is one file, this is a folder; give a file name in it")
+    reader = Reader(open_checkpoint(src))
+    entries = reader.checkpoint.strategy.only("param", "buffer").entries
+    reader.check_headers()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.partial")
+    try:
+        done = write_stream(
+            new,
+            {name: e.spec for name, e in entries.items()},
+            lambda name: reader.chunks(name, whole(entries[name].layout.shape)),
+            {"format": "pt", ALIASES: json.dumps({a: n for n, e in entries.items() for a in e.aliases})},
+        )
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+    return Report(path, 1, reader.bytes_read, done.size, PEAK)
+
+
+class Full(Mapping[str, Blob]):
+    """Every tensor of an exported file by every name; bytes are read from disk when they are looked at.
+
+    The memory may be written to, which changes neither the file nor what another ``Full`` of it shows.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.header = read_header(path)
+        self._data = mapped(path, mmap.ACCESS_COPY)
+        aliases = _aliases(path, self.header.metadata.get(ALIASES, "{}"))
+        self._names = {name: name for name in self.header.entries} | aliases
+        if unknown := sorted({*aliases.values()} - self.header.entries.keys()):
+            raise ValueError(f"{path}: {ALIASES} names tensors that are not there: {', '.join(unknown)}")
+
+    def __getitem__(self, name: str) -> Blob:
+        return blob_at(self._data, self.header, self._names[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_full(path: Path) -> Full:
+    """Raises ``ValueError`` naming the file when it is cut short or no safetensors file."""
+    return Full(path)
+
+
+def _aliases(path: Path, text: str) -> dict[str, str]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: {ALIASES} is no JSON") from error
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise ValueError(f"{path}: {ALIASES} is not a mapping of names to names")
+    return found

@@ -1,0 +1,111 @@
+"""Safetensors files, written and read as bytes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import xxhash
+
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.header import Header, arrange
+from launcher.checkpoint.space import told
+from launcher.plan.facts import TensorSpec
+
+CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file keeps in memory
+
+
+@dataclass(frozen=True)
+class Written:
+    """``digest`` is that of the header, ``tensors`` those of the tensors (xxh3, 128 bits, hexadecimal)."""
+
+    size: int
+    digest: str
+    tensors: Mapping[str, str]
+
+
+class FileWriter:
+    """A file at its full size whose tensors are filled in any order; synced to disk when the block ends well."""
+
+    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> None:
+        self.path = path
+        head, self.header = arrange(specs, metadata)
+        with told(path, self.header.size):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            with told(path, self.header.size):
+                os.ftruncate(self._fd, self.header.size)
+            self._write(0, memoryview(head))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def write(self, name: str, offset: int, data: memoryview) -> None:
+        """Put ``data`` at byte ``offset`` of tensor ``name``."""
+        slot = self.header.entries[name]
+        assert slot.start + offset + data.nbytes <= slot.stop, (name, offset, data.nbytes)
+        self._write(slot.start + offset, data)
+
+    def __enter__(self) -> FileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                with told(self.path, self.header.size):
+                    os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+    def _write(self, at: int, data: memoryview) -> None:
+        with told(self.path, self.header.size):
+            while data:
+                done = os.pwrite(self._fd, data, at)
+                at, data = at + done, data[done:]
+
+
+def write_stream(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    chunks: Callable[[str], Iterable[memoryview]],
+    metadata: Mapping[str, str],
+) -> Written:
+    """A file whose tensors come piece by piece, each in order, digested on the way. A chunk may be reused after."""
+    digests = {}
+    with FileWriter(path, specs, metadata) as file:
+        for name, slot in file.header.entries.items():
+            at, digest = 0, xxhash.xxh3_128()
+            for chunk in chunks(name):
+                file.write(name, at, chunk)
+                digest.update(chunk)
+                at += chunk.nbytes
+            assert at == slot.spec.nbytes, (name, at)
+            digests[name] = digest.hexdigest()
+    return Written(file.header.size, file.header.digest, digests)
+
+
+def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:
+    """Write and sync; returns the digest of each tensor."""
+    specs = {name: blob.spec for name, blob in tensors.items()}
+    return dict(write_stream(path, specs, lambda name: sliced(tensors[name].data), metadata).tensors)
+
+
+def sliced(data: memoryview) -> Iterator[memoryview]:
+    """``data`` in order, ``CHUNK`` bytes at a time."""
+    return (data[at : at + CHUNK] for at in range(0, data.nbytes, CHUNK))
+
+
+def mapped(path: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:
+    """The whole file in memory, as the kernel pages it in; closed when nothing refers to it any more."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=access)
+
+
+def blob_at(data: mmap.mmap, header: Header, name: str) -> Blob:
+    """Tensor ``name`` of a mapped file, no copy."""
+    slot = header.entries[name]
+    return Blob(slot.spec.dtype, slot.spec.shape, memoryview(data)[slot.start : slot.stop])

@@ -1,0 +1,45 @@
+"""A folder that is there complete or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from launcher.checkpoint.durable import publish
+from launcher.checkpoint.store import partial
+
+
+@contextmanager
+def fresh(final: Path) -> Iterator[Path]:
+    """An empty folder beside ``final``, which takes its place when the block ends well and is deleted when not."""
+    new = partial(final)
+    if new.exists():
+        shutil.rmtree(new)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        publish(new, final)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], what: str) -> None:
+    """Raises ``FileExistsError`` unless ``dst`` is free, or may be overwritten and is ``own``: a ``what``."""
+    if dst.exists() and not dst.is_dir():
+        raise FileExistsError(f"{dst}: the destination is a file, not a folder")
+    if not dst.is_dir() or not any(dst.iterdir()):
+        return
+    if not overwrite:
+        raise FileExistsError(f"{dst}: the destination is not empty; give another, or overwrite: true")
+    if not own(dst):
+        raise FileExistsError(f"{dst}: the destination is not empty and no {what}, so it is not overwritten either")
+
+
+def check_apart(src: Path, dst: Path) -> None:
+    """Raises ``ValueError`` when one is the other or within it."""
+    here, there = src.resolve(), dst.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise ValueError(f"{dst}: the destination and the source {src} are the same folder, or one is in the other")

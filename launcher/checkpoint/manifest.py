@@ -1,0 +1,96 @@
+"""What a complete checkpoint folder consists of: the manifest, which is written last."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.strategy import Kind
+
+FORMAT, VERSION = "launcher.checkpoint", 1
+NAME = "manifest.json"
+KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
+    "model.safetensors": ("param", "buffer"),
+    "optimizer.safetensors": ("optim",),
+}
+EXTRA = "extra.safetensors"  # tensors of one rank, outside every layout
+_FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stage\d+\.json|state\.json")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """``digest`` is that of the whole file, of the header alone where each of ``tensors`` has its own."""
+
+    size: int
+    digest: str
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """``strategy`` is the digest of the strategy; ``files`` are by path within the folder."""
+
+    world: int
+    strategy: str
+    files: Mapping[str, FileRecord]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    files = {path: manifest.files[path] for path in sorted(manifest.files)}
+    data = {"format": FORMAT, "version": VERSION, **asdict(Manifest(manifest.world, manifest.strategy, files))}
+    write_text(folder / NAME, json.dumps(data, indent=1) + "\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises ``ValueError`` unless the folder is complete: the manifest there, and each file there at its size."""
+    path = folder / NAME
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no checkpoint: no such folder")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{folder}: incomplete checkpoint: it has no {NAME}, which is written last") from error
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: no JSON") from error
+    manifest = _parse(path, data)
+    for name, record in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise ValueError(f"{folder}: incomplete checkpoint: {name} is missing")
+        if (size := file.stat().st_size) != record.size:
+            raise ValueError(f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}")
+    return manifest
+
+
+def _parse(path: Path, data: Any) -> Manifest:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f'{path}: not a checkpoint manifest: "format" is not "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise ValueError(f"{path}: version {data.get('version')}; this launcher reads version {VERSION}")
+    try:
+        files = {
+            str(name): FileRecord(int(r["size"]), str(r["digest"]), dict(r["tensors"]))
+            for name, r in data["files"].items()
+        }
+        manifest = Manifest(int(data["world"]), str(data["strategy"]), files)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: a field is missing or of the wrong type: {error}") from error
+    for name in files:
+        if not _FILE.fullmatch(name):
+            raise ValueError(f"{path}: {name} is not the name of a checkpoint file")
+    return manifest
+
+
+def rank_file(rank: int, file: str) -> str:
+    """Its path within the folder."""
+    return f"rank_{rank}/{file}"
+
+
+def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:
+    """What each file says of itself, so that one in another's place is noticed."""
+    return {"format": "pt", "launcher.rank": str(rank), "launcher.world": str(world), "launcher.strategy": strategy}

@@ -1,0 +1,48 @@
+"""The bytes of a file, a stretch at a time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+PAGE = 1 << 16  # bytes read ahead, for headers
+
+
+class Source(Protocol):
+    """``size`` and offsets count what is read, which for an encrypted file is not what is on disk."""
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, stop: int) -> bytes | memoryview: ...
+
+
+class Plain:
+    """Opens the file for each stretch, so that thousands of these keep no file open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = path.stat().st_size
+        self._at, self._page = 0, memoryview(b"")
+
+    def read(self, start: int, stop: int) -> memoryview:
+        if not self._at <= start <= stop <= self._at + len(self._page):
+            if stop - start > PAGE:
+                return memoryview(self._load(start, stop))
+            page = self._load(start, min(start + PAGE, self.size))
+            self._at, self._page = start, memoryview(page)
+        return self._page[start - self._at : stop - self._at]
+
+    def _load(self, start: int, stop: int) -> bytes:
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            out = os.pread(fd, stop - start, start)
+            while len(out) < stop - start:
+                piece = os.pread(fd, stop - start - len(out), start + len(out))
+                if not piece:
+                    raise ValueError(f"{self.path}: truncated while it was read: it ends at byte {start + len(out)}")
+                out += piece
+            return out
+        finally:
+            os.close(fd)

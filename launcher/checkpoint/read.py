@@ -1,0 +1,186 @@
+"""Pieces of any layout, read from a checkpoint of any other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from launcher.checkpoint import strategy_file
+from launcher.checkpoint.blob import Blob, described, words
+from launcher.checkpoint.files import CHUNK, blob_at, mapped
+from launcher.checkpoint.header import Header, Slot, read_header
+from launcher.checkpoint.manifest import EXTRA, KINDS_OF, Manifest, rank_file, read_manifest, stamp
+from launcher.checkpoint.pieces import parts, slabs
+from launcher.checkpoint.store import STATE
+from launcher.checkpoint.strategy import KINDS, Kind, Strategy, match
+from launcher.checkpoint.window import Window
+from launcher.checkpoint.write import shares, text_record
+from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.layout import Box
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint folder; its tensors stay on disk."""
+
+    folder: Path
+    manifest: Manifest
+    strategy: Strategy
+    state: Mapping[str, Any]
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Raises ``ValueError`` when the folder is incomplete or its parts do not belong together."""
+    manifest = read_manifest(folder)
+    strategy = strategy_file.load(folder / "strategy")
+    if strategy.digest != manifest.strategy or strategy.grid.size != manifest.world:
+        raise ValueError(f"{folder}: its strategy files are not those that the manifest was written with")
+    path = folder / STATE
+    if STATE not in manifest.files or text_record(path) != manifest.files[STATE]:
+        raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
+    return Checkpoint(folder, manifest, strategy, json.loads(path.read_text(encoding="utf-8")))
+
+
+def read_box(checkpoint: Checkpoint, name: str, box: Box, *, verify: bool = True) -> Blob:
+    """The elements of ``box`` (global indices) of tensor ``name``, an alias too, in memory of their own."""
+    return Reader(checkpoint, verify=verify).box(name, box)
+
+
+def read_rank(
+    checkpoint: Checkpoint, dst: Strategy, rank: int, *, kinds: tuple[Kind, ...] = KINDS, verify: bool = True
+) -> dict[str, Blob]:
+    """All that ``rank`` of ``dst`` holds, copies and empty pieces included. ``each`` does it one tensor at a time."""
+    return dict(each(checkpoint, dst, rank, kinds=kinds, verify=verify))
+
+
+def each(
+    checkpoint: Checkpoint, dst: Strategy, rank: int, *, kinds: tuple[Kind, ...] = KINDS, verify: bool = True
+) -> Iterator[tuple[str, Blob]]:
+    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own. Tensors of other ``kinds`` need not match."""
+    if not 0 <= rank < dst.grid.size:
+        raise ValueError(f"rank {rank} is not in the strategy's world of {dst.grid.size}")
+    names = match(checkpoint.strategy.only(*kinds), dst.only(*kinds))
+    reader = Reader(checkpoint, verify=verify)
+    for name, entry in dst.only(*kinds).held(rank).items():
+        box = entry.layout.box(rank)
+        assert box is not None
+        yield name, reader.box(names[name], box)
+
+
+def read_extra(checkpoint: Checkpoint, rank: int) -> dict[str, Blob]:
+    """What ``rank`` saved outside the layouts; nothing if it saved none."""
+    if rank_file(rank, EXTRA) not in checkpoint.manifest.files:
+        return {}
+    path, header = checkpoint.folder / rank_file(rank, EXTRA), file_header(checkpoint, rank, EXTRA)
+    blobs = {name: blob_at(mapped(path), header, name) for name in header.entries}
+    for name, blob in blobs.items():
+        check_digest(checkpoint, rank, EXTRA, name, xxhash.xxh3_128_hexdigest(blob.data))
+    return {name: Blob.of(blob.dtype, blob.shape, bytearray(blob.data)) for name, blob in blobs.items()}
+
+
+class Reader:
+    """Reads boxes; each piece of a source file is verified the first time it is used."""
+
+    def __init__(self, checkpoint: Checkpoint, *, verify: bool = True) -> None:
+        self.checkpoint = checkpoint
+        self.bytes_read = 0
+        self._verify = verify
+        self._good: set[tuple[str, int]] = set()
+        self._window = Window()
+        self._header = lru_cache(maxsize=None)(partial(file_header, checkpoint))
+
+    def check_headers(self) -> None:
+        """Look at every file, before anything is done with any."""
+        for rank in range(self.checkpoint.manifest.world):
+            for file in shares(self.checkpoint.strategy, rank):
+                self._header(rank, file)
+
+    def box(self, name: str, box: Box) -> Blob:
+        strategy = self.checkpoint.strategy
+        if name not in strategy.named:
+            raise ValueError(f"{self.checkpoint.folder}: it has no tensor {name}")
+        first = strategy.named[name]
+        spec = TensorSpec(box.shape, strategy.entries[first].dtype)
+        data = np.empty(spec.nbytes, np.uint8)
+        self._fill(first, box, data)
+        return Blob.of(spec.dtype, spec.shape, data)
+
+    def chunks(self, name: str, box: Box) -> Iterator[memoryview]:
+        """The bytes of a box, in order. All chunks share one buffer: use each before the next."""
+        itemsize = ITEMSIZE[self.checkpoint.strategy.entries[name].dtype]
+        buffer = np.empty(min(CHUNK, TensorSpec(box.shape, "uint8").nbytes * itemsize), np.uint8)
+        for slab in slabs(box, itemsize, CHUNK):
+            nbytes = TensorSpec(slab.shape, "uint8").nbytes * itemsize
+            self._fill(name, slab, buffer[:nbytes])
+            yield buffer[:nbytes].data
+
+    def _fill(self, name: str, box: Box, data: np.ndarray[Any, Any]) -> None:
+        entry = self.checkpoint.strategy.entries[name]
+        file = next(f for f, kinds in KINDS_OF.items() if entry.kind in kinds)
+        out = words(data, TensorSpec(box.shape, entry.dtype))
+        for piece, both in parts(entry.layout, box):
+            path = self.checkpoint.folder / rank_file(piece.rank, file)
+            slot = self._header(piece.rank, file).entries[name]
+            self._check(file, name, piece.rank, path, slot)
+            self._window.copy(path, slot, _slices(both.within(piece.box)), out[_slices(both.within(box))])
+        self.bytes_read += data.nbytes
+
+    def _check(self, file: str, name: str, rank: int, path: Path, slot: Slot) -> None:
+        if not self._verify or (name, rank) in self._good:
+            return
+        digest = xxhash.xxh3_128()
+        for chunk in self._window.chunks(path, slot):
+            digest.update(chunk)
+        check_digest(self.checkpoint, rank, file, name, digest.hexdigest())
+        self._good.add((name, rank))
+
+
+def check_digest(checkpoint: Checkpoint, rank: int, file: str, name: str, found: str) -> None:
+    path = rank_file(rank, file)
+    wanted = checkpoint.manifest.files[path].tensors[name]
+    if found != wanted:
+        path = str(checkpoint.folder / path)
+        raise ValueError(f"{path}: tensor {name} is damaged: its digest is {found}, the manifest says {wanted}")
+
+
+def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
+    """Raises ``ValueError`` unless the file is in its place and holds what the strategy and the manifest say."""
+    path, manifest = checkpoint.folder / rank_file(rank, file), checkpoint.manifest
+    record = manifest.files.get(rank_file(rank, file))
+    if record is None:
+        raise ValueError(f"{path}: it is not in the manifest, the strategy needs it")
+    header = read_header(path)
+    mark = stamp(rank, manifest.world, manifest.strategy)
+    if header.metadata != mark:
+        told = [f"{key.removeprefix('launcher.')} {header.metadata.get(key)}, not {v}" for key, v in mark.items()]
+        wrong = [t for t, (key, v) in zip(told, mark.items(), strict=True) if header.metadata.get(key) != v]
+        raise ValueError(f"{path}: a file from another place: it says {'; '.join(wrong)}")
+    if header.digest != record.digest or header.entries.keys() != record.tensors.keys():
+        raise ValueError(f"{path}: its header is not the one that the manifest was written with")
+    _check_specs(path, header, checkpoint.strategy, rank, file)
+    return header
+
+
+def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file: str) -> None:
+    if file == EXTRA:
+        return
+    boxes = shares(strategy, rank)[file]
+    if boxes.keys() != header.entries.keys():
+        odd = sorted(boxes.keys() ^ header.entries.keys())
+        raise ValueError(f"{path}: the strategy and the file differ in {', '.join(odd)}")
+    for name, box in boxes.items():
+        want, found = TensorSpec(box.shape, strategy.entries[name].dtype), header.entries[name].spec
+        if want != found:
+            raise ValueError(f"{path}: tensor {name} is {described(found)}, the strategy says {described(want)}")
+
+
+def _slices(box: Box) -> tuple[slice | EllipsisType, ...]:
+    return (*(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)), ...)  # with ..., 0-d gives an array too

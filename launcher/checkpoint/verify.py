@@ -1,0 +1,55 @@
+"""Whether a checkpoint on disk is still what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from launcher.checkpoint.header import Header
+from launcher.checkpoint.manifest import NAME, rank_file
+from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
+from launcher.checkpoint.window import Window
+
+
+def verify(folder: Path) -> list[str]:
+    """Every complaint, each naming its file; none when all is well. Reads the whole checkpoint."""
+    try:
+        checkpoint = open_checkpoint(folder)
+    except (ValueError, OSError) as error:
+        return [str(error)]
+    return [*_strays(checkpoint), *_files(checkpoint)]
+
+
+def _strays(checkpoint: Checkpoint) -> Iterator[str]:
+    known = {NAME, *checkpoint.manifest.files}
+    for path in sorted(checkpoint.folder.rglob("*")):
+        if not path.is_dir() and path.relative_to(checkpoint.folder).as_posix() not in known:
+            yield f"{path}: not part of this checkpoint: the manifest does not list it"
+
+
+def _files(checkpoint: Checkpoint) -> Iterator[str]:
+    window = Window()
+    for name in sorted(checkpoint.manifest.files):
+        if not name.startswith("rank_"):
+            continue
+        folder, file = name.split("/")
+        rank = int(folder.removeprefix("rank_"))
+        try:
+            header = file_header(checkpoint, rank, file)
+        except (ValueError, OSError) as error:
+            yield str(error)
+            continue
+        yield from _tensors(checkpoint, rank, file, header, window)
+
+
+def _tensors(checkpoint: Checkpoint, rank: int, file: str, header: Header, window: Window) -> Iterator[str]:
+    for name, slot in header.entries.items():
+        digest = xxhash.xxh3_128()
+        for chunk in window.chunks(checkpoint.folder / rank_file(rank, file), slot):
+            digest.update(chunk)
+        try:
+            check_digest(checkpoint, rank, file, name, digest.hexdigest())
+        except ValueError as error:
+            yield str(error)

@@ -1,0 +1,65 @@
+"""Files mapped into memory, with a bound on how much of them is resident."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import numpy.typing as npt
+
+from launcher.checkpoint.blob import words
+from launcher.checkpoint.files import CHUNK, mapped
+from launcher.checkpoint.header import Slot
+
+OPEN = 128  # files mapped at once
+
+
+class Window:
+    """Reads many files, however large, while about ``2 * CHUNK`` bytes of them are in this process's memory."""
+
+    def __init__(self) -> None:
+        self._map = lru_cache(maxsize=OPEN)(mapped)
+        self._touched: dict[int, mmap.mmap] = {}
+        self._resident = 0
+
+    def copy(self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+        """``out[...] = tensor[where]``; ``out`` is as ``words`` makes it."""
+        data = self._map(path)
+        self._paced(data, words(data, slot.spec, slot.start)[where], out)
+
+    def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
+        """The bytes of a tensor, in order. A chunk is good until the next."""
+        data = self._map(path)
+        view = memoryview(data)
+        for at in range(slot.start, slot.stop, CHUNK):
+            chunk = view[at : min(at + CHUNK, slot.stop)]
+            yield chunk
+            self._used(data, chunk.nbytes)
+
+    def _paced(self, data: mmap.mmap, src: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Halve the copy until the stretch of file it walks over, gaps included, is short enough."""
+        if not src.size:
+            return
+        span = sum((n - 1) * stride for n, stride in zip(src.shape, src.strides, strict=True)) + src.itemsize
+        if span <= CHUNK:
+            out[...] = src
+            self._used(data, span)
+            return
+        dim = next(d for d, n in enumerate(src.shape) if n > 1)
+        half = src.shape[dim] // 2
+        for piece in (slice(None, half), slice(half, None)):
+            at = (*(slice(None) for _ in range(dim)), piece)
+            self._paced(data, src[at], out[at])
+
+    def _used(self, data: mmap.mmap, nbytes: int) -> None:
+        self._touched[id(data)] = data
+        self._resident += nbytes
+        if self._resident >= CHUNK:
+            for file in self._touched.values():
+                file.madvise(mmap.MADV_DONTNEED)  # the pages stay in the kernel's cache, not in ours
+            self._touched.clear()
+            self._resident = 0

@@ -1,0 +1,118 @@
+"""One rank's files of a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from launcher.checkpoint import strategy_file
+from launcher.checkpoint.blob import Blob, described
+from launcher.checkpoint.durable import sync
+from launcher.checkpoint.files import sliced, write_stream
+from launcher.checkpoint.manifest import EXTRA, KINDS_OF, FileRecord, rank_file, stamp
+from launcher.checkpoint.pieces import saved
+from launcher.checkpoint.strategy import Strategy
+from launcher.plan.facts import TensorSpec
+from launcher.plan.layout import Box
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """What ``rank`` wrote, for ``commit``; ``strategy`` is a digest, ``files`` are by path within the folder."""
+
+    rank: int
+    world: int
+    strategy: str
+    files: Mapping[str, FileRecord]
+
+
+def write_rank(
+    folder: Path, rank: int, strategy: Strategy, tensors: Mapping[str, Blob], extra: Mapping[str, Blob] | None = None
+) -> RankRecord:
+    """Save this rank's share of what it holds: ``tensors`` are its pieces by first name, copies included.
+
+    ``extra`` (random states, say) belongs to no layout and comes back to the same rank only. ``folder`` is
+    ``partial(final)``; ``commit`` makes it a checkpoint once every rank has returned. Everything is checked first.
+    """
+    _check_pieces(rank, strategy, tensors)
+    return write_pieces(folder, rank, strategy, lambda name, _: sliced(tensors[name].data), extra or {})
+
+
+def write_pieces(
+    folder: Path,
+    rank: int,
+    strategy: Strategy,
+    chunks: Callable[[str, Box], Iterable[memoryview]],
+    extra: Mapping[str, Blob],
+) -> RankRecord:
+    """As ``write_rank``; ``chunks`` gives the bytes of a box, in order. What it wrote goes when it fails."""
+    home = folder / f"rank_{rank}"
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        return _write_pieces(folder, home, rank, strategy, chunks, extra)
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def _write_pieces(
+    folder: Path,
+    home: Path,
+    rank: int,
+    strategy: Strategy,
+    chunks: Callable[[str, Box], Iterable[memoryview]],
+    extra: Mapping[str, Blob],
+) -> RankRecord:
+    mark = stamp(rank, strategy.grid.size, strategy.digest)
+    files = {}
+    for file, boxes in shares(strategy, rank).items():
+        specs = {n: TensorSpec(box.shape, strategy.entries[n].dtype) for n, box in boxes.items()}
+        done = write_stream(home / file, specs, lambda name, of=boxes: chunks(name, of[name]), mark)  # type: ignore[misc]
+        files[rank_file(rank, file)] = FileRecord(done.size, done.digest, done.tensors)
+    if extra:
+        specs = {n: blob.spec for n, blob in extra.items()}
+        done = write_stream(home / EXTRA, specs, lambda name: sliced(extra[name].data), mark)
+        files[rank_file(rank, EXTRA)] = FileRecord(done.size, done.digest, done.tensors)
+    sync(home)
+    if rank == 0:
+        files |= {f"strategy/{p.name}": text_record(p) for p in strategy_file.dump(strategy, folder / "strategy")}
+    return RankRecord(rank, strategy.grid.size, strategy.digest, files)
+
+
+def shares(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:
+    """What each file of ``rank`` holds. The file of a kind is there on every rank, or on none if no tensor is of it."""
+    out = {}
+    for file, kinds in KINDS_OF.items():
+        entries = strategy.only(*kinds).entries
+        boxes = ((n, saved(e.layout, rank)) for n, e in entries.items())
+        if entries or "param" in kinds:
+            out[file] = {n: box for n, box in boxes if box is not None}
+    return out
+
+
+def text_record(path: Path) -> FileRecord:
+    data = path.read_bytes()
+    return FileRecord(len(data), xxhash.xxh3_128_hexdigest(data), {})
+
+
+def _check_pieces(rank: int, strategy: Strategy, tensors: Mapping[str, Blob]) -> None:
+    if not 0 <= rank < strategy.grid.size:
+        raise ValueError(f"rank {rank} is not in the strategy's world of {strategy.grid.size}")
+    held = strategy.held(rank)
+    found = []
+    if absent := sorted(held.keys() - tensors.keys()):
+        found.append(f"the strategy has it here, it was not given: {', '.join(absent)}")
+    if unknown := sorted(tensors.keys() - held.keys()):
+        found.append(f"given, but the strategy does not have it here: {', '.join(unknown)}")
+    for name, entry in held.items():
+        box = entry.layout.box(rank)
+        assert box is not None
+        want = TensorSpec(box.shape, entry.dtype)
+        if name in tensors and tensors[name].spec != want:
+            found.append(f"{name}: {described(tensors[name].spec)} was given, its piece is {described(want)}")
+    if found:
+        raise ValueError(f"rank {rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in found))

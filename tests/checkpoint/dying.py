@@ -1,0 +1,79 @@
+"""Processes that are killed just before, or in the middle of, one chosen change to the disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "ctypes.dlsym")  # the last: renameat2
+
+
+class Counter:
+    """Counts changes; at the ``last`` one the process is gone. A write at that moment is done by half."""
+
+    def __init__(self, last: int) -> None:
+        self.last, self.seen = last, 0
+
+    def install(self) -> None:
+        sys.addaudithook(self._audit)
+        write, fsync = os.pwrite, os.fsync
+
+        def torn(fd: int, data: memoryview, at: int) -> int:
+            if self.seen + 1 == self.last:
+                write(fd, data[: len(data) // 2], at)
+            self._moment()
+            return write(fd, data, at)
+
+        def synced(fd: int) -> None:
+            self._moment()
+            fsync(fd)
+
+        os.pwrite, os.fsync = torn, synced  # type: ignore[assignment]
+
+    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        if event in EVENTS or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+            self._moment()
+
+    def _moment(self) -> None:
+        self.seen += 1
+        if self.seen == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def moments(act: Callable[[], Any]) -> int:
+    """How many changes to the disk ``act`` makes."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _run(act, Counter(0), writing)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        count = told.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    return int(count)
+
+
+def killed(act: Callable[[], Any], moment: int) -> None:
+    """``act``, in a process that SIGKILL ends at that change to the disk, counted from 1."""
+    pid = os.fork()
+    if pid == 0:
+        _run(act, Counter(moment), None)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def _run(act: Callable[[], Any], counter: Counter, told: int | None) -> None:
+    """In a forked child: never returns into the test."""
+    code = 1
+    try:
+        counter.install()
+        act()
+        seen = counter.seen
+        counter.last = -1
+        if told is not None:
+            os.write(told, str(seen).encode())
+        code = 0
+    finally:
+        os._exit(code)

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.checkpoint.mindspore import (
+    Form,
+    Operator,
+    Slicing,
+    StrategyFile,
+    groups,
+    merge,
+    read_stages,
+    read_strategy,
+    write_strategy,
+)
+from launcher.checkpoint.mindspore import files as strategies
+from tests.checkpoint.mindspore.truth import FIXTURES, case, exactly
+
+REAL = FIXTURES / "real_strategy"
+FILES = sorted(p for p in REAL.iterdir() if "strategy" in p.name or "merged" in p.name)
+FILES += sorted(p for p in (FIXTURES / "cases").rglob("*strategy*.ckpt") if p.is_file())
+MERGED = sorted((FIXTURES / "cases").glob("*/*_strategy_stages"))
+ROWS = Slicing((2,), ((0,), ()), shape=(4, 4))
+
+
+def file_of(layouts: dict[str, Slicing], stage: int = 0) -> StrategyFile:
+    return StrategyFile(2, (Operator("op", stage, ((1, 2), (2,))),), layouts)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: "-".join(p.relative_to(FIXTURES).parts[1:]))
+def test_a_file_that_mindspore_wrote_comes_out_byte_for_byte(path: Path, tmp_path: Path) -> None:
+    data = path.read_bytes()
+    write_strategy(tmp_path / "again", read_strategy(path), strategies.form_of(data))
+    assert (tmp_path / "again").read_bytes() == data
+    assert [p.name for p in tmp_path.iterdir()] == ["again"]
+
+
+@pytest.mark.parametrize("path", sorted(REAL.glob("*group*")), ids=lambda p: p.name)
+def test_a_group_file_comes_out_byte_for_byte(path: Path) -> None:
+    assert groups.text(groups.read(path)) == path.read_bytes()
+
+
+def test_a_group_file_says_which_ranks_hold_the_same() -> None:
+    found = groups.read(REAL / "dp4tp2_opt2_group_rank0.ckpt")
+    assert found.restore == (0, 4)
+    assert found.groups["4-5226697808808137312"] == (0, 2, 4, 6)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("pp2", (0, 2)), ("pp2shared", (2, 0))])
+def test_merging_real_stages_gives_mindspores_own_merge(name: str, ranks: tuple[int, int]) -> None:
+    merged, form = read_stages([REAL / f"{name}_strategy_rank{r}.ckpt" for r in ranks])
+    assert strategies.text(merged, form) == (REAL / f"{name}_merged.ckpt").read_bytes()
+
+
+@pytest.mark.parametrize("folder", MERGED, ids=lambda p: p.parent.name)
+def test_merging_the_stages_of_a_case_gives_mindspores_own_merge(folder: Path) -> None:
+    merged, form = read_stages(sorted(folder.iterdir(), reverse=True))
+    suffix = ".json" if form == "json" else ".ckpt"
+    assert strategies.text(merged, form) == folder.with_name("src_strategy" + suffix).read_bytes() or (
+        strategies.text(merged, form) == folder.with_name("dst_strategy" + suffix).read_bytes()
+    )
+
+
+@pytest.mark.parametrize("folder", sorted((FIXTURES / "cases").glob("[cs][012][0-9]_*")), ids=lambda p: p.name)
+def test_a_strategy_file_says_what_the_case_says(folder: Path) -> None:
+    said = case(folder)
+    for side in ("src", "dst"):
+        for path in folder.glob(f"{side}_strategy.*"):
+            for stage, layouts in read_strategy(path).stages().items() if side in said else ():
+                for name, slicing in layouts.items():
+                    want = said[side][name]
+                    assert list(slicing.devices) == want["dev_matrix"]
+                    nested = [m if isinstance(m, list) else [m] for m in want["tensor_map"]]
+                    assert [list(d) or [-1] for d in slicing.dims] == nested
+                    sizes = (slicing.shard_size, slicing.shard_step)
+                    assert sizes == (want["opt_weight_shard_size"], want["opt_weight_shard_step"])
+                    assert stage in want["stages"]
+
+
+@pytest.mark.parametrize("form", ["protobuf", "json"])
+def test_names_with_dashes_and_tensors_without_dims_live_through_a_merge(form: Form) -> None:
+    layouts = {"blk-1.w-q": ROWS, "0-1": ROWS, "scale": Slicing((2,), (), shape=())}
+    stages = [strategies.parse(strategies.text(file_of(layouts, s), form), f"s{s}") for s in range(2)]
+    assert [s.merged for s in stages] == [False, False]
+    merged = strategies.parse(strategies.text(merge([("a", stages[0]), ("b", stages[1])]), form), "m")
+    assert merged.merged
+    assert {"0-blk-1.w-q", "1-0-1"} < merged.layouts.keys()
+    assert merged.stages() == {0: dict(stages[0].layouts), 1: dict(stages[1].layouts)}
+
+
+def test_a_name_that_looks_like_a_stage_does_not_make_a_file_a_merged_one() -> None:
+    file = file_of({"0-w": ROWS, "1-w": ROWS}, 3)
+    assert not file.merged
+    assert file.stages() == {3: {"0-w": ROWS, "1-w": ROWS}}
+
+
+def test_a_stage_without_parameters_of_its_own_is_merged_all_the_same() -> None:
+    merged = merge([("a", file_of({"w": ROWS})), ("b", file_of({}, 1))])
+    assert merged.stages() == {0: {"w": ROWS}, 1: {}}
+
+
+def test_files_of_several_ranks_of_a_stage_are_one_when_they_agree() -> None:
+    a, b = file_of({"w": ROWS, "v": ROWS}), file_of({"v": ROWS, "w": ROWS})
+    assert merge([("a", a), ("b", b)]).stages() == {0: {"w": ROWS, "v": ROWS}}
+
+
+def test_manual_splits_are_kept(tmp_path: Path) -> None:
+    split = Slicing((2,), ((0,), ()), field=3, split_shape=(3, 5), offsets=(0, 3), shape=(8, 4))
+    for form in ("protobuf", "json"):
+        write_strategy(tmp_path / "s", file_of({"w": split}), form)
+        found = read_strategy(tmp_path / "s").layouts["w"]
+        assert (found.field, found.split_shape, found.offsets) == (3, (3, 5), (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            [("a", file_of({"w": ROWS})), ("b", file_of({"w": Slicing((2,), ((), (0,)))}))],
+            "a and b are both of stage 0 and disagree on w",
+        ),
+        (
+            [("a", file_of({"w": ROWS})), ("b", file_of({"v": ROWS}, 3))],
+            "a, b: stage 1, 2 of 4 is missing; give the files of every stage",
+        ),
+        ([("a", file_of({"w": ROWS}, 900))], "a: stage 0 and more of 901 is missing; give the files of every stage"),
+        (
+            [("a", StrategyFile(2, (), {"w": ROWS}))],
+            "a: lists no operator, and only operators say which stage a file is of",
+        ),
+        (
+            [("a", merge([("x", file_of({"w": ROWS}))]))],
+            "a: already merged; give the files of single stages",
+        ),
+    ],
+)
+def test_stages_that_do_not_belong_together_are_refused(parts: list[tuple[str, StrategyFile]], message: str) -> None:
+    with pytest.raises(ValueError, match=exactly(message)):
+        merge(parts)
+
+
+def test_two_forms_in_one_merge_are_refused(tmp_path: Path) -> None:
+    write_strategy(tmp_path / "a", file_of({"w": ROWS}), "protobuf")
+    write_strategy(tmp_path / "b", file_of({"w": ROWS}, 1), "json")
+    told = f"{tmp_path}/a is protobuf, {tmp_path}/b is json; merge files of one form"
+    with pytest.raises(ValueError, match=exactly(f"two forms in one merge: {told}")):
+        read_stages([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(ValueError, match=r"\Ano strategy file to merge\Z"):
+        read_stages([])
+
+
+def test_the_form_is_told_by_content_not_by_name(tmp_path: Path) -> None:
+    write_strategy(tmp_path / "x.ckpt", file_of({"w": ROWS}), "json")
+    assert read_strategy(tmp_path / "x.ckpt") == file_of({"w": ROWS})
+
+
+def test_json_cannot_hold_what_only_protobuf_can() -> None:
+    nested = file_of({"w": Slicing((2, 2), ((1, 0), ()), nested=True, shape=(4, 4))})
+    told = "several axes cut a dim (tensor map [[1, 0], [-1]]), which the JSON form cannot say"
+    with pytest.raises(ValueError, match=exactly(f"w: {told}; write the protobuf form (.ckpt)")):
+        strategies.text(nested, "json")
+    with pytest.raises(
+        ValueError, match=exactly("w: the JSON form needs the tensor's shape, the protobuf form does not have it")
+    ):
+        strategies.text(file_of({"w": Slicing((2,), ((0,),))}), "json")
+
+
+GOOD = strategies.text(file_of({"w": ROWS}), "protobuf")
+ROW = json.loads(strategies.text(file_of({"w": ROWS}), "json"))["parallel_layout_item"]["w"]
+SIZES = "sizes are at least 1, and there is at least one"
+
+
+def with_row(**changes: object) -> bytes:
+    return json.dumps({"current_stage": 2, "parallel_layout_item": {"w": ROW | changes}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "protobuf): field 1 has 0 values, not one"),
+        (GOOD[:-1], "protobuf): truncated: a field goes from byte 24 to 58, what holds it ends at 57"),
+        (b"\x0a\x03abc", "protobuf): field 1 is of another kind"),
+        (b"\xff" * 11, "protobuf): the number at byte 0 has more than 64 bits"),
+        (b"\xff" * 3, "protobuf): truncated: it ends within the number at byte 0"),
+        (b"\x08\x02\x22\x00", "protobuf): field 4 is not known"),
+        (b"\x0d\x02\x00\x00\x00", "protobuf): byte 0 does not start a field"),
+        (b"\x08\x02\x1a\x05\x0a\x01w\x12\x00", "protobuf): parameter w: field 1 is there 0 times, not once"),
+        (b"\x08\x02\x1a\x05\x0a\x01\xff\x12\x00", r"protobuf): b'\xff' is no name: not UTF-8"),
+        (GOOD + GOOD[22:], "protobuf): parameter w is listed twice"),
+        (b"{", "json): no JSON"),
+        (b"{}", "json): current_stage is None, not a whole number"),
+        (b'{"current_stage": NaN}', "json): NaN is no number here"),
+        (b'{"current_stage": 1, "current_stage": 1}', "json): current_stage is listed twice"),
+        (b'{"current_stage": 1, "parallel_layout_item": []}', "json): parallel_layout_item is no mapping"),
+        (b"{" * 5, "json): no JSON"),
+        (b'{"a":' * 100_000, "json): no JSON"),
+        (with_row(dev_matrix=[0]), f"json): parameter w: device matrix [0]: {SIZES}"),
+        (with_row(dev_matrix=[]), f"json): parameter w: device matrix []: {SIZES}"),
+        (with_row(tensor_map=[0, 5]), "json): parameter w: tensor map [[0], [5]]: the device matrix has 1 axes"),
+        (with_row(tensor_map=[0, 0]), "json): parameter w: tensor map [[0], [0]]: an axis cuts twice"),
+        (with_row(tensor_map="x"), "json): parameter w: tensor_map is 'x', not a list of whole numbers"),
+        (with_row(field=True), "json): parameter w: field is True, not a whole number"),
+        (with_row(tensor_shape=[-1]), "json): parameter w: tensor_shape is [-1]"),
+        (
+            with_row(opt_weight_shard_size=3, opt_weight_shard_step=1),
+            "json): parameter w: opt_weight_shard_size 3 does not divide the 1 repeats",
+        ),
+        (
+            with_row(opt_weight_shard_size=-2),
+            "json): parameter w: opt_weight_shard_size -2 is neither a size nor -1",
+        ),
+    ],
+)  # fmt: skip
+def test_damage_is_named(data: bytes, told: str) -> None:
+    with pytest.raises(ValueError, match=exactly(f"f: not a MindSpore strategy file ({told}")):
+        strategies.parse(data, "f")
+
+
+def test_a_checkpoint_a_group_file_and_a_strategy_are_not_mistaken_for_each_other() -> None:
+    path = FIXTURES / "formats" / "dtypes.ckpt"
+    with pytest.raises(
+        ValueError, match=exactly(f"{path}: not a MindSpore strategy file (protobuf): field 1 is of another kind")
+    ):
+        read_strategy(FIXTURES / "formats" / "dtypes.ckpt")
+    path = REAL / "tp8_strategy_rank0.ckpt"
+    with pytest.raises(ValueError, match=exactly(f"{path}: not a MindSpore group file: field 1 is of another kind")):
+        groups.read(path)
+
+
+def test_operators_of_several_stages_need_names_with_stages() -> None:
+    file = StrategyFile(1, (Operator("a", 0), Operator("b", 1)), {"0-w": ROWS, "v": ROWS})
+    with pytest.raises(
+        ValueError, match=exactly("operators of stages [0, 1], but parameters without a stage before their names")
+    ):
+        file.stages()
+    with pytest.raises(ValueError, match=r"\Astage 1 of 3 is missing\Z"):
+        StrategyFile(1, (), {"0-w": ROWS, "2-v": ROWS}).stages()

@@ -1,0 +1,117 @@
+"""Checkpoints made from full tensors, and random layouts to make them in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from launcher.checkpoint import Blob, Entry, RankRecord, Strategy, commit, partial, write_rank
+from launcher.checkpoint.blob import words
+from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Box, Layout
+
+Full = Mapping[str, bytes]
+
+
+def filled(strategy: Strategy, seed: int = 0) -> dict[str, bytes]:
+    """Random bytes for each tensor, whole."""
+    rng = random.Random(seed)
+    return {name: rng.randbytes(entry.spec.nbytes) for name, entry in strategy.entries.items()}
+
+
+def cut(data: bytes, spec: TensorSpec, box: Box) -> Blob:
+    """The box of a whole tensor."""
+    where = tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
+    piece = np.ascontiguousarray(words(data, spec)[where])
+    return Blob.of(spec.dtype, box.shape, piece)
+
+
+def held(strategy: Strategy, rank: int, full: Full) -> dict[str, Blob]:
+    """What ``rank`` has in memory."""
+    out = {}
+    for name, entry in strategy.held(rank).items():
+        box = entry.layout.box(rank)
+        assert box is not None
+        out[name] = cut(full[name], entry.spec, box)
+    return out
+
+
+def save(final: Path, strategy: Strategy, full: Full, state: Mapping[str, Any] | None = None) -> list[RankRecord]:
+    """All ranks, one after another, then the commit."""
+    records = [
+        write_rank(partial(final), rank, strategy, held(strategy, rank, full)) for rank in range(strategy.grid.size)
+    ]
+    commit(partial(final), final, records, state or {"step": 1})
+    return records
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder, with its bytes."""
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def sharded(grid: Grid, shape: tuple[int, ...], *pp: int) -> Layout:
+    """Dim 0 over ``dp_shard``, on the given stages."""
+    return Layout(grid, shape, (("dp_shard",), *((),) * (len(shape) - 1)), (("pp", pp),))
+
+
+def small() -> Strategy:
+    """Two stages x two shards; a tied table on both stages, an optimizer state, a buffer, a scalar, a ragged bf16."""
+    grid = Grid.of(pp=2, dp_replicate=1, dp_shard=2, tp=1)
+    return Strategy(
+        grid,
+        {
+            "embed.weight": Entry(sharded(grid, (6, 4), 0, 1), "float32", "param", ("head.weight",)),
+            "layer.weight": Entry(sharded(grid, (5, 3), 1), "bfloat16"),
+            "layer.mean": Entry(Layout(grid, (3,), ((),), (("pp", (1,)),)), "float32", "buffer"),
+            "optim.embed.weight.exp_avg": Entry(sharded(grid, (6, 4), 0, 1), "float32", "optim"),
+            "optim.step": Entry(Layout(grid, (), ()), "int64", "optim"),
+        },
+    )
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    names = draw(st.permutations(["pp", "dp_shard", "tp"]))[: draw(st.integers(1, 3))]
+    return Grid(tuple((name, draw(st.integers(1, 3))) for name in names))
+
+
+@st.composite
+def layouts(draw: st.DrawFn, grid: Grid, shape: tuple[int, ...]) -> Layout:
+    """Any axes on any dim in any order, the others replicas or pinned to some coordinates."""
+    split: list[list[str]] = [[] for _ in shape]
+    at = []
+    for axis, n in draw(st.permutations(grid.axes)):
+        use = draw(st.sampled_from(["copy", "pin", *range(len(shape))]))
+        if use == "pin":
+            coords = draw(st.sets(st.integers(0, n - 1), min_size=1))
+            at.append((axis, tuple(sorted(coords))))
+        elif isinstance(use, int):
+            split[use].append(axis)
+    return Layout(grid, shape, tuple(map(tuple, split)), tuple(at))
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> dict[str, tuple[TensorSpec, str, tuple[str, ...]]]:
+    """Name -> spec, kind, aliases."""
+    out: dict[str, tuple[TensorSpec, str, tuple[str, ...]]] = {}
+    for i in range(draw(st.integers(1, 4))):
+        shape = tuple(draw(st.lists(st.integers(0, 7), max_size=3)))
+        kind = draw(st.sampled_from(["param", "buffer", "optim"]))
+        aliases = (f"also.t{i}",) if draw(st.booleans()) else ()
+        out[f"t{i}"] = (TensorSpec(shape, draw(st.sampled_from(sorted(ITEMSIZE)))), kind, aliases)
+    return out
+
+
+@st.composite
+def strategies(draw: st.DrawFn, of: Mapping[str, tuple[TensorSpec, Any, tuple[str, ...]]]) -> Strategy:
+    """The same tensors over some grid."""
+    grid = draw(grids())
+    entries = {n: Entry(draw(layouts(grid, spec.shape)), spec.dtype, kind, al) for n, (spec, kind, al) in of.items()}
+    return Strategy(grid, entries)

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from safetensors import safe_open
+
+from launcher.checkpoint import export, read_full
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.files import write_file
+from tests.checkpoint.saving import filled, save, small
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    save(tmp_path / "a", small(), filled(small()))
+    return tmp_path / "a"
+
+
+def test_the_library_reads_an_export_tied_tensors_once(src: Path, tmp_path: Path) -> None:
+    path = tmp_path / "exports" / "model.safetensors"
+    report = export(src, path)
+    with safe_open(path, framework="numpy") as file:
+        assert sorted(file.keys()) == ["embed.weight", "layer.mean", "layer.weight"]
+        assert file.metadata() == {"format": "pt", "launcher.aliases": json.dumps({"head.weight": "embed.weight"})}
+        got = file.get_tensor("embed.weight")
+    np.testing.assert_array_equal(
+        got.view(np.uint8).reshape(-1), np.frombuffer(filled(small())["embed.weight"], np.uint8)
+    )
+    assert (report.path, report.files, report.bytes_written) == (path, 1, path.stat().st_size)
+    assert report.bytes_read == 6 * 4 * 4 + 5 * 3 * 2 + 3 * 4
+    assert [p.name for p in path.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_reading_gives_every_name_in_memory_that_may_be_changed_without_changing_the_file(
+    src: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    export(src, path)
+    before = path.read_bytes()
+    full = read_full(path)
+    assert sorted(full) == ["embed.weight", "head.weight", "layer.mean", "layer.weight"]
+    assert len(full) == 4
+    full["head.weight"].data[:4] = b"\0\0\0\0"
+    assert bytes(full["embed.weight"].data[:4]) == b"\0\0\0\0"  # tied here too
+    assert path.read_bytes() == before
+    assert bytes(read_full(path)["head.weight"].data) == filled(small())["embed.weight"]
+
+
+def test_a_file_there_is_replaced(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("old")
+    export(src, tmp_path / "model.safetensors")
+    assert len(read_full(tmp_path / "model.safetensors")) == 4
+
+
+def test_a_folder_is_no_file_name(src: Path) -> None:
+    with pytest.raises(IsADirectoryError) as caught:
+        export(src, src)
+    assert str(caught.value) == f"{src}: the export is one file, this is a folder; give a file name in it"
+
+
+def test_files_of_others_are_read_too(tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"x": np.arange(3.0)}, tmp_path / "x.safetensors")
+    assert bytes(read_full(tmp_path / "x.safetensors")["x"].data) == np.arange(3.0).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("aliases", "text"),
+    [
+        ("{", "launcher.aliases is no JSON"),
+        ("[1]", "launcher.aliases is not a mapping of names to names"),
+        ('{"a": "z"}', "launcher.aliases names tensors that are not there: z"),
+    ],
+)
+def test_bad_aliases_are_refused(tmp_path: Path, aliases: str, text: str) -> None:
+    path = tmp_path / "x.safetensors"
+    write_file(path, {"x": Blob.of("bool", (), b"a")}, {"launcher.aliases": aliases})
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        read_full(path)
+    assert str(caught.value) == f"{path}: {text}"

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from launcher.checkpoint import Entry, Strategy, commit, partial
+from launcher.checkpoint.files import CHUNK, FileWriter, Written
+from launcher.checkpoint.manifest import FileRecord, stamp
+from launcher.checkpoint.strategy_file import dump
+from launcher.checkpoint.write import RankRecord, text_record
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Layout
+
+SHAPE = (1 << 14, 1 << 13)  # 512 MB of float32
+GRID = Grid.of(dp_shard=32)  # narrow columns: each piece walks over 32 times its bytes of the source
+
+CHILD = """
+import sys
+from pathlib import Path
+from launcher.checkpoint import export, transform
+from launcher.checkpoint.strategy_file import load
+
+def held(key):
+    return int(Path("/proc/self/status").read_text().split(key + ":")[1].split()[0]) * 1024
+
+src, act = Path(sys.argv[1]), sys.argv[2]
+before = held("VmRSS")
+if act == "transform":
+    transform(src, src.with_name("out"), load(src.with_name("target")))
+else:
+    export(src, src.with_name("out.safetensors"))
+print(held("VmHWM") - before)
+"""
+
+
+def sparse(final: Path) -> None:
+    """A checkpoint of one rank with one tensor of zeros that takes no room on disk."""
+    grid = Grid.of(dp_shard=1)
+    strategy = Strategy(grid, {"w": Entry(Layout(grid, SHAPE, ((), ())), "float32")})
+    home = partial(final)
+    (home / "rank_0").mkdir(parents=True)
+    specs = {"w": strategy.entries["w"].spec}
+    with FileWriter(home / "rank_0" / "model.safetensors", specs, stamp(0, 1, strategy.digest)) as file:
+        digest, zeros = xxhash.xxh3_128(), bytes(CHUNK)
+        for _ in range(specs["w"].nbytes // CHUNK):
+            digest.update(zeros)
+    done = Written(file.header.size, file.header.digest, {"w": digest.hexdigest()})
+    files = {"rank_0/model.safetensors": FileRecord(done.size, done.digest, done.tensors)}
+    files |= {f"strategy/{p.name}": text_record(p) for p in dump(strategy, home / "strategy")}
+    commit(home, final, [RankRecord(0, 1, strategy.digest, files)], {})
+    assert (final / "rank_0" / "model.safetensors").stat().st_blocks * 512 < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("act", "split"),
+    [("transform", (("dp_shard",), ())), ("transform", ((), ("dp_shard",))), ("export", ((), ()))],
+    ids=["rows", "columns", "export"],
+)
+def test_half_a_gigabyte_is_copied_in_less_than_100_megabytes(
+    tmp_path: Path, act: str, split: tuple[tuple[str, ...], ...]
+) -> None:
+    sparse(tmp_path / "src")
+    dump(Strategy(GRID, {"w": Entry(Layout(GRID, SHAPE, split), "float32")}), tmp_path / "target")
+    command = [sys.executable, "-c", CHILD, str(tmp_path / "src"), act]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert int(done.stdout) < 100 << 20
+    for path in tmp_path.rglob("out*/**/*.safetensors"):
+        path.unlink()  # half a gigabyte that pytest would keep
+    (tmp_path / "out.safetensors").unlink(missing_ok=True)
+
+
+def test_checkpoints_import_no_torch_and_no_hydra() -> None:
+    code = (
+        "import pkgutil, sys, importlib, launcher.checkpoint as c\n"
+        "for m in pkgutil.iter_modules(c.__path__): importlib.import_module(f'launcher.checkpoint.{m.name}')\n"
+        "print(sorted({'torch', 'hydra', 'omegaconf'} & {m.split('.')[0] for m in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout) == ("", "[]\n")

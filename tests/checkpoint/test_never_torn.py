@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.checkpoint import (
+    Entry,
+    Strategy,
+    latest,
+    partial,
+    prune,
+    single,
+    step_folder,
+    transform,
+    verify,
+    write_rank,
+)
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Layout
+from tests.checkpoint.dying import killed, moments
+from tests.checkpoint.saving import files, filled, held, save, small
+
+
+def deaths(home: Path, act: Callable[[], None], count: int = 40) -> Iterator[None]:
+    """Each turn finds ``home`` as it is now, after ``act`` was killed: at some moment, chosen at random."""
+    before = home.with_name("before")
+    shutil.copytree(home, before)
+    total = moments(act)
+    for moment in sorted({1, total, *random.Random(0).sample(range(1, total + 1), min(count, total))}):
+        shutil.rmtree(home)
+        shutil.copytree(before, home)
+        killed(act, moment)
+        yield
+
+
+def made(home: Path, act: Callable[[], None]) -> dict[str, bytes]:
+    """What ``act`` makes of ``home`` when nothing stops it; ``home`` is left as it was."""
+    before = home.with_name("first")
+    shutil.copytree(home, before)
+    act()
+    after = files(home)
+    shutil.rmtree(home)
+    before.rename(home)
+    return after
+
+
+def test_a_transform_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(tmp_path: Path) -> None:
+    src, dst = tmp_path / "src" / "a", tmp_path / "out" / "b"
+    save(src, small(), filled(small(), 1), {"step": 1})
+    save(dst, small(), filled(small(), 2), {"step": 2})
+    (dst.parent / "latest").unlink()
+
+    def act() -> None:
+        transform(src, dst, single(small()), overwrite=True)
+
+    old, new = files(dst.parent), made(dst.parent, act)
+    seen = []
+    for _ in deaths(dst.parent, act):
+        assert verify(dst) == []
+        found = {f"b/{name}": data for name, data in files(dst).items()}
+        assert found in (old, new)
+        seen.append(found == new)
+        act()
+        assert files(dst.parent) == new
+    assert len(seen) >= 40
+    assert {*seen} == {False, True}
+
+
+def test_a_first_transform_killed_at_any_moment_leaves_nothing_that_counts_or_all(tmp_path: Path) -> None:
+    src, dst = tmp_path / "src" / "a", tmp_path / "out" / "b"
+    save(src, small(), filled(small(), 1), {"step": 1})
+    dst.parent.mkdir()
+    target = single(small())
+    new = made(dst.parent, lambda: void(transform(src, dst, target)))
+    for _ in deaths(dst.parent, lambda: void(transform(src, dst, target))):
+        if dst.exists():
+            assert verify(dst) == []
+        else:
+            transform(src, dst, target)
+        assert files(dst.parent) == new
+
+
+@pytest.mark.parametrize("step", [1, 2, 3], ids=["older", "again", "newer"])
+def test_a_save_killed_at_any_moment_leaves_the_last_checkpoint_or_the_new_one(tmp_path: Path, step: int) -> None:
+    home = tmp_path / "checkpoints"
+    save(step_folder(home, 2), small(), filled(small(), 2), {"step": 2})
+
+    def act() -> None:
+        save(step_folder(home, step), small(), filled(small(), 9), {"step": 9})
+        prune(home, 1)
+
+    old, new = files(step_folder(home, 2)), files_of_step(made(home, act), step)
+    seen = []
+    for _ in deaths(home, act):
+        last = latest(home)
+        assert last is not None
+        assert verify(last) == []
+        assert files(last) in (old, new)
+        seen.append(files(last) == new)
+        act()
+        assert latest(home) == step_folder(home, step)
+        assert {p.name for p in home.iterdir()} == {"latest", f"step-00000{step}"}
+        assert files(step_folder(home, step)) == new
+    assert len(seen) >= 40
+    assert {*seen} == {False, True}
+
+
+def files_of_step(found: dict[str, bytes], step: int) -> dict[str, bytes]:
+    head = f"step-00000{step}/"
+    return {name.removeprefix(head): data for name, data in found.items() if name.startswith(head)}
+
+
+def test_where_folders_cannot_be_swapped_the_old_one_is_whole_beside_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.checkpoint.durable._swapped", lambda a, b: False)
+    src, dst = tmp_path / "src" / "a", tmp_path / "out" / "b"
+    save(src, small(), filled(small(), 1), {"step": 1})
+    transform(src, dst, small())
+
+    def act() -> None:
+        transform(src, dst, single(small()), overwrite=True)
+
+    new = made(dst.parent, act)
+    for _ in deaths(dst.parent, act):
+        assert verify(dst if dst.exists() else dst.with_name("b.trash")) == []
+        act()
+        assert files(dst.parent) == new
+
+
+def void(_: object) -> None:
+    """For a lambda."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "launcher-test", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no small file system to fill: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def large() -> Strategy:
+    grid = Grid.of(dp_shard=2)
+    return Strategy(grid, {"w": Entry(Layout(grid, (1 << 16,), (("dp_shard",),)), "float32")})
+
+
+def test_a_transform_to_a_full_disk_says_what_was_needed_and_leaves_nothing(tmp_path: Path, disk: Path) -> None:
+    save(tmp_path / "a", large(), filled(large()))
+    size = (tmp_path / "a" / "rank_1" / "model.safetensors").stat().st_size
+    with pytest.raises(OSError, match="No space") as caught:
+        transform(tmp_path / "a", disk / "b", large())
+    path = disk / "b.partial" / "rank_1" / "model.safetensors"
+    assert str(caught.value) == (
+        f"[Errno 28] No space left on device: the file needs {size} bytes, 0 are free: '{path}'"
+    )
+    assert files(disk) == {}
+    assert not any(disk.iterdir())
+
+
+def test_a_rank_that_fills_the_disk_takes_back_what_it_wrote(tmp_path: Path, disk: Path) -> None:
+    final = step_folder(disk, 1)
+    write_rank(partial(final), 0, large(), held(large(), 0, filled(large())))
+    with pytest.raises(OSError, match="No space"):
+        write_rank(partial(final), 1, large(), held(large(), 1, filled(large())))
+    assert [p.name for p in partial(final).glob("rank_*")] == ["rank_0"]
+    assert latest(disk) is None

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.checkpoint import Strategy, open_checkpoint, single, transform, verify
+from tests.checkpoint.saving import files, filled, save, small
+
+
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    save(tmp_path / "a", small(), filled(small()))
+    return tmp_path / "a"
+
+
+def refusal(act: Callable[[], Any], kind: type[Exception] = ValueError) -> str:
+    with pytest.raises(kind) as caught:
+        act()
+    return str(caught.value)
+
+
+def test_a_destination_that_is_not_empty_is_refused(src: Path, tmp_path: Path) -> None:
+    transform(src, tmp_path / "b", single(small()))
+    before = files(tmp_path / "b")
+    text = f"{tmp_path / 'b'}: the destination is not empty; give another, or overwrite: true"
+    assert refusal(lambda: transform(src, tmp_path / "b", small()), FileExistsError) == text
+    assert files(tmp_path / "b") == before
+
+
+def test_overwriting_replaces_a_whole_checkpoint(src: Path, tmp_path: Path) -> None:
+    transform(src, tmp_path / "b", small())
+    transform(src, tmp_path / "b", single(small()), overwrite=True)
+    assert verify(tmp_path / "b") == []
+    assert open_checkpoint(tmp_path / "b").manifest.world == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "latest"]
+
+
+def test_a_folder_that_is_no_checkpoint_is_never_overwritten(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").touch()
+    text = f"{tmp_path / 'b'}: the destination is not empty and no checkpoint, so it is not overwritten either"
+    assert refusal(lambda: transform(src, tmp_path / "b", small(), overwrite=True), FileExistsError) == text
+
+
+def test_a_destination_that_is_a_file_is_refused(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").touch()
+    text = f"{tmp_path / 'b'}: the destination is a file, not a folder"
+    assert refusal(lambda: transform(src, tmp_path / "b", small()), FileExistsError) == text
+
+
+@pytest.mark.parametrize("below", [".", "out", ".."])
+def test_a_destination_within_the_source_is_refused(src: Path, below: str) -> None:
+    dst = src / below
+    text = f"{dst}: the destination and the source {src} are the same folder, or one is in the other"
+    assert refusal(lambda: transform(src, dst, small(), overwrite=True)) == text
+
+
+def test_an_empty_folder_is_a_fine_destination(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    transform(src, tmp_path / "b", small())
+    assert verify(tmp_path / "b") == []
+
+
+def test_what_a_killed_transform_left_is_no_obstacle(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.partial" / "rank_9").mkdir(parents=True)
+    transform(src, tmp_path / "b", small())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "latest"]
+
+
+def test_a_target_of_other_tensors_is_refused_before_anything_is_written(src: Path, tmp_path: Path) -> None:
+    target = small()
+    entries = {n: replace(e, dtype="float16" if e.dtype == "bfloat16" else e.dtype) for n, e in target.entries.items()}
+    assert refusal(lambda: transform(src, tmp_path / "b", Strategy(target.grid, entries))) == (
+        "the strategies do not fit:\n"
+        "  layer.weight: bfloat16 in the source, float16 in the destination; a dtype is never changed here"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
+
+
+def test_a_file_that_contradicts_the_strategy_is_refused_before_anything_is_written(src: Path, tmp_path: Path) -> None:
+    path = src / "rank_3" / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"BF16", b"F16 "))
+    text = f"{path}: tensor layer.weight has dtype F16 ; known are "
+    assert refusal(lambda: transform(src, tmp_path / "b", small())).startswith(text)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
+
+
+def test_an_incomplete_source_is_refused(src: Path, tmp_path: Path) -> None:
+    (src / "manifest.json").unlink()
+    text = f"{src}: incomplete checkpoint: it has no manifest.json, which is written last"
+    assert refusal(lambda: transform(src, tmp_path / "b", small())) == text
+
+
+def test_a_full_disk_leaves_nothing_behind(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    write = os.pwrite
+
+    def full(fd: int, data: memoryview, at: int) -> int:
+        if at > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr("launcher.checkpoint.space.free", lambda path: 100)
+    path = tmp_path / "b.partial" / "rank_0" / "model.safetensors"
+    size = (src / "rank_0" / "model.safetensors").stat().st_size
+    text = f"[Errno 28] No space left on device: the file needs {size} bytes, 100 are free: '{path}'"
+    assert refusal(lambda: transform(src, tmp_path / "b", small()), OSError) == text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
