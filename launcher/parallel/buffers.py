@@ -1,0 +1,48 @@
+"""Keeps running statistics equal over the data-parallel ranks: the first one's count, as in DistributedDataParallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.split import Part
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The persistent buffers of this rank, by where they hang: a forward may put a new tensor there."""
+
+    places: tuple[tuple[nn.Module, str], ...]
+    group: dist.ProcessGroup | None
+
+    @torch.no_grad()
+    def share(self) -> None:
+        """One broadcast a dtype."""
+        found: dict[torch.dtype, list[torch.Tensor]] = {}
+        for module, name in self.places:
+            t = getattr(module, name)
+            found.setdefault(t.dtype, []).append(t)
+        for same in found.values():
+            flat = torch.cat([t.reshape(-1) for t in same])
+            dist.broadcast(flat.view(torch.uint8), group_src=0, group=self.group)  # gloo knows few dtypes
+            for t, piece in zip(same, flat.split([t.numel() for t in same]), strict=True):
+                t.copy_(piece.view_as(t))
+
+
+def statistics(parts: Iterable[Part], plan: Plan, meshes: Meshes) -> Statistics:
+    """Nothing to share when there is one data-parallel rank."""
+    if plan.sizes.replicas == 1:
+        return Statistics((), meshes.dp)
+    places = []
+    for part in parts:
+        for placed, name, _ in part.named(plan.params):
+            if placed.buffer:
+                owner, _, attr = name.rpartition(".")
+                places.append((part.module.get_submodule(owner), attr))
+    return Statistics(tuple(places), meshes.dp)

@@ -1,0 +1,46 @@
+"""Law 5: after ``parallelize`` every local shard is its box."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from launcher.parallel.init import tensors
+from launcher.parallel.split import Part
+from launcher.plan.layout import Box
+from launcher.plan.plan import Plan
+
+
+def check(parts: list[Part], plan: Plan, rank: int) -> None:
+    """Compare every local tensor with the plan. Raises ``AssertionError``: a difference is a bug of ours."""
+    here = {s.index for s in plan.held(plan.sizes.grid.coords(rank)["pp"])}
+    assert {p.stage.index for p in parts} == here, (
+        f"rank {rank} runs stages {[p.stage.index for p in parts]}, planned {here}"
+    )
+    for part in parts:
+        seen = set()
+        named = tensors(part.module)
+        for placed, name, t in part.named(plan.params):
+            box = placed.layout.box(rank)
+            assert box is not None, f"rank {rank} holds {name}, which the plan puts on stages {placed.stages}"
+            got = where(t)
+            assert got == box or (got.empty and box.empty), f"rank {rank} holds {got} of {name}, planned {box}"
+            twins = [n for n in placed.names if n in named and named[n] is not t]
+            assert not twins, f"rank {rank}: {twins} should be the same tensor as {name}"
+            seen.add(placed.name)
+        missing = {p.name for p in plan.params if part.stage.index in p.stages} - seen
+        assert not missing, f"rank {rank}, stage {part.stage.index}: no {sorted(missing)}"
+
+
+def where(t: torch.Tensor) -> Box:
+    """The part of the whole tensor that is here: where torch's own cutting puts it, of the size that it has."""
+    if not isinstance(t, DTensor):
+        return Box((0,) * t.dim(), tuple(t.shape))
+    at = t.device_mesh.get_coordinate()
+    assert at is not None
+    lo = [0] * t.dim()
+    for axis, place in enumerate(t.placements):
+        if isinstance(place, Shard):
+            sizes = [len(c) for c in torch.arange(t.shape[place.dim]).chunk(t.device_mesh.size(axis))]
+            lo[place.dim] += sum(sizes[: at[axis]])
+    return Box(tuple(lo), tuple(a + n for a, n in zip(lo, t.to_local().shape, strict=True)))

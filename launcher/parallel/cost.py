@@ -1,0 +1,66 @@
+"""What one forward costs, counted while it runs on meta tensors: flops and bytes kept for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+
+class _Flops(TorchDispatchMode):
+    """Adds up the flops of every matrix product and convolution, as torch's own counter does, without module hooks."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Never compiled; saying so spares the import of torch._dynamo, a second of every plan."""
+        return False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+class Meter:
+    """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
+
+    A storage counts once however often it is saved; parameters and buffers (``own``) do not count.
+    """
+
+    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+        self.saved = 0
+        self._seen = {t.untyped_storage()._cdata for t in own}
+        self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
+        self._flops = _Flops()
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t)
+
+    @property
+    def flops(self) -> int:
+        return self._flops.total
+
+    def _keep(self, t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._alive.append(t.detach())
+            self.saved += storage.nbytes()
+        return t
+
+    def __enter__(self) -> Self:
+        self._hooks.__enter__()
+        self._flops.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._flops.__exit__(kind, error, at)
+        self._hooks.__exit__(kind, error, at)

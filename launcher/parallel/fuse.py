@@ -1,0 +1,54 @@
+"""Sums the gradients of parameters that stay whole over the data-parallel ranks, a bucket a collective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from launcher.parallel.local import local
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.split import Part
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """The tensors of one bucket on this rank, in the plan's order."""
+
+    tensors: tuple[torch.Tensor, ...]
+    group: dist.ProcessGroup | None
+
+    def reduce(self) -> None:
+        """Sum the gradients over the group."""
+        total(self.tensors, self.group)
+
+
+def fuse(part: Part, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+    """The buckets of ``part``."""
+    mine = {p.name: t for p, _, t in part.named(plan.params)}
+    own = [b for b in plan.buckets if b.stage == part.stage.index]
+    assert meshes.dp is not None or not own, "buckets without replicas"
+    return [Bucketed(tuple(mine[n] for n in b.names), meshes.dp) for b in own]
+
+
+@torch.no_grad()
+def total(tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None) -> None:
+    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective.
+
+    A missing gradient counts as zero; where every rank misses it, it stays missing: an optimizer must not decay it.
+    """
+    has = [t.grad is not None for t in tensors]
+    for t in tensors:
+        if t.grad is None:
+            t.grad = torch.zeros_like(t)
+    grads = [local(t.grad) for t in tensors if t.grad is not None]
+    flat = torch.cat([*(g.reshape(-1) for g in grads), grads[0].new_tensor(has)])
+    dist.all_reduce(flat, group=group)
+    *summed, anywhere = flat.split([*(g.numel() for g in grads), len(grads)])
+    for g, piece in zip(grads, summed, strict=True):
+        g.copy_(piece.view_as(g))
+    if not all(has):
+        for t, found in zip(tensors, anywhere.tolist(), strict=True):
+            t.grad = t.grad if found else None

@@ -1,0 +1,66 @@
+"""Gives every tensor of a part its numbers at step 0, the same in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from launcher.parallel import tape as taping
+from launcher.parallel.local import cut, local
+from launcher.parallel.read import default_dtype, dtype_of
+from launcher.parallel.replay import replay
+from launcher.parallel.split import Part
+from launcher.plan.facts import DTYPE
+from launcher.plan.plan import Plan
+
+Whole = Callable[[str], torch.Tensor]
+"""The whole tensor of a first name, on the CPU."""
+
+
+def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Whole]:
+    """The model on the meta device, and where its numbers come from.
+
+    With deferred init one tensor at a time is made; else the model is built once, whole, from the seed.
+    """
+    with default_dtype(dtype_of(DTYPE[plan.precision])):
+        model, tape = taping.record(build, plan.seed)
+        if plan.deferred:
+            meta = tensors(model)
+            return model, lambda name: replay(tape.log, meta[name], name, plan.seed)
+        real = tensors(taping.really(build, plan.seed))
+    return model, lambda name: real[name].detach()
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer under every name."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+@torch.no_grad()
+def fill(parts: list[Part], plan: Plan, rank: int, device: torch.device, whole: Whole) -> None:
+    """Allocate this rank's pieces and fill them. A tensor is never whole in memory for longer than its own making."""
+    for part in parts:
+        _allocate(part.module, device)
+        kept = {n for p in plan.params for n in p.names if p.buffer}
+        for placed, _, t in part.named(plan.params):
+            box = placed.layout.box(rank)
+            assert box is not None
+            local(t).copy_(cut(whole(placed.name), box))
+        for name, b in part.module.named_buffers(remove_duplicate=False):
+            if name not in kept:
+                b.copy_(whole(name))
+
+
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Real memory for every tensor. ``to_empty`` alone would make two of a tensor that has two names."""
+    names: dict[int, list[str]] = {}
+    for name, t in tensors(module).items():
+        names.setdefault(id(t), []).append(name)
+    module.to_empty(device=device)
+    for first, *others in names.values():
+        for other in others:
+            owner, _, attr = other.rpartition(".")
+            inner, t = module.get_submodule(owner), tensors(module)[first]
+            (inner._parameters if attr in inner._parameters else inner._buffers)[attr] = t  # type: ignore[assignment]

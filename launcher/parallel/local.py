@@ -1,0 +1,31 @@
+"""The piece of a tensor that this rank holds, as a plain tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from launcher.plan.layout import Box
+
+
+def local(t: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor; a plain tensor as it is. Shares memory."""
+    return t.to_local() if isinstance(t, DTensor) else t
+
+
+def grad(p: torch.Tensor) -> torch.Tensor | None:
+    """This rank's piece of the gradient, laid out as the parameter is. ``None`` when there is none.
+
+    After tensor parallelism a gradient's placement can differ from its parameter's.
+    """
+    g = p.grad
+    if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
+        g = g.redistribute(placements=p.placements)
+    return None if g is None else local(g)
+
+
+def cut(full: torch.Tensor, box: Box) -> torch.Tensor:
+    """The part of ``full`` inside ``box``."""
+    for dim, (a, b) in enumerate(zip(box.lo, box.hi, strict=True)):
+        full = full.narrow(dim, a, b - a)
+    return full

@@ -1,0 +1,68 @@
+"""Process groups and the device mesh of a grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from launcher.plan.grid import Grid
+from launcher.plan.params import Tie
+
+
+@dataclass(frozen=True)
+class Meshes:
+    """This rank's groups. ``ties`` has one a row of pipeline ranks, ``dp`` is ``None`` when there are no replicas."""
+
+    rank: int
+    grid: Grid
+    mesh: DeviceMesh
+    pp: dist.ProcessGroup
+    dp: dist.ProcessGroup | None
+    ties: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
+
+    @property
+    def shard(self) -> DeviceMesh:
+        """What FSDP2 takes: replicate x shard."""
+        names = ("dp_replicate", "dp_shard") if self.grid["dp_replicate"] > 1 else ("dp_shard",)
+        return self.mesh[names]
+
+    @property
+    def coords(self) -> dict[str, int]:
+        return self.grid.coords(self.rank)
+
+
+def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
+    """Every rank must call this, with the same arguments: groups are made by all, in one order, none twice."""
+    rank = dist.get_rank()
+    sizes = {axis: n for axis, n in grid.axes if n > 1 or axis == "pp"}  # making a group costs 10 ms
+    mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    replicas = [axis for axis in ("dp_replicate", "dp_shard") if axis in sizes]
+    if len(replicas) > 1:
+        dp = _mine(rank, (grid.peers(r, *replicas) for r in range(grid.size)))
+    else:
+        dp = mesh.get_group(replicas[0]) if replicas else None
+    ties = {}
+    for places in dict.fromkeys(row(t, grid) for t in tied):
+        if len(places) > 1:
+            rows = (tuple(grid.rank(**grid.coords(r) | {"pp": p}) for p in places) for r in range(grid.size))
+            if (group := _mine(rank, rows)) is not None:
+                ties[places] = group
+    return Meshes(rank, grid, mesh, mesh.get_group("pp"), dp, ties)
+
+
+def row(tie: Tie, grid: Grid) -> tuple[int, ...]:
+    """The pipeline ranks that hold copies of a tied tensor."""
+    return tuple(sorted({s % grid["pp"] for s in tie.stages}))
+
+
+def _mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:
+    """One group a distinct row; the one that has ``rank`` in it."""
+    mine = None
+    for ranks in dict.fromkeys(rows):
+        group = dist.new_group(list(ranks))
+        if rank in ranks:
+            mine = group
+    return mine

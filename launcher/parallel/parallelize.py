@@ -1,0 +1,70 @@
+"""The one place that makes a model obey its plan, in five visible calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from launcher.parallel.buffers import Statistics, statistics
+from launcher.parallel.check import check
+from launcher.parallel.fuse import Bucketed, fuse
+from launcher.parallel.init import Whole, fill
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.shard import shard
+from launcher.parallel.split import Part, split
+from launcher.parallel.tie import Tied, tie
+from launcher.plan.facts import TensorSpec
+from launcher.plan.params import Placed
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """One rank's share of the model, ready to train."""
+
+    plan: Plan
+    meshes: Meshes
+    parts: list[Part]
+    buckets: list[Bucketed]
+    ties: list[Tied]
+    statistics: Statistics
+
+    def named(self) -> list[tuple[Placed, torch.Tensor]]:
+        """This rank's tensors, the first copy of each, in the plan's order."""
+        found = {p.name: (p, t) for part in reversed(self.parts) for p, _, t in part.named(self.plan.params)}
+        return [found[p.name] for p in self.plan.params if p.name in found]
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """Every copy of every trainable parameter, for the optimizer; a second copy's name ends in ``@stage``."""
+        seen: set[str] = set()
+        out = []
+        for part in self.parts:
+            for p, _, t in part.named(self.plan.params):
+                if p.trainable and isinstance(t, nn.Parameter):
+                    out.append((p.name if p.name not in seen else f"{p.name}@{part.stage.index}", t))
+                    seen.add(p.name)
+        return out
+
+    def reduce(self) -> None:
+        """After the last backward of a step: finish the sums that no schedule action did."""
+        for bucket in self.buckets:
+            bucket.reduce()
+        for tied in self.ties:
+            tied.reduce()
+        self.statistics.share()
+
+
+def parallelize(
+    model: nn.Module, plan: Plan, meshes: Meshes, inputs: tuple[TensorSpec, ...], whole: Whole, device: torch.device
+) -> Parallel:
+    """Turn ``model`` (on the meta device) into this rank's stages, with its numbers in place."""
+    parts = split(model, plan, meshes.coords["pp"], inputs)
+    for part in parts:
+        shard(part, plan, meshes)
+    fill(parts, plan, meshes.rank, device, whole)
+    buckets = [b for part in parts for b in fuse(part, plan, meshes)]
+    ties = tie(parts, plan, meshes)
+    check(parts, plan, meshes.rank)
+    return Parallel(plan, meshes, parts, buckets, ties, statistics(parts, plan, meshes))

@@ -1,0 +1,93 @@
+"""Reads a model's facts off a meta-device copy: names, shapes, ties, and the graph of its glue."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.parallel.cost import Meter
+from launcher.parallel.mode import default_dtype as default_dtype
+from launcher.parallel.trace import RUNNING, Tracer, call, refusing, trace
+from launcher.plan.facts import Graph, Node, Param, Skeleton, TensorSpec
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """``"float32"`` -> ``torch.float32``."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def spec(t: torch.Tensor) -> TensorSpec:
+    """Shape and dtype of ``t`` (of the whole tensor, for a DTensor)."""
+    return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
+
+
+def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+    """Meta tensors of these shapes."""
+    return [torch.empty(s.shape, dtype=dtype_of(s.dtype), device="meta") for s in specs]
+
+
+def skeleton(model: nn.Module) -> Skeleton:
+    """Modules in definition order; parameters and persistent buffers, each tied one under every name it has."""
+    first: dict[int, str] = {}
+    params = []
+    persistent = {
+        f"{name}.{b}".lstrip(".")
+        for name, module in model.named_modules(remove_duplicate=False)
+        for b in module._buffers
+        if b not in module._non_persistent_buffers_set
+    }
+    for name, p in model.named_parameters(remove_duplicate=False):
+        params.append(Param(name, spec(p), first.setdefault(id(p), name), p.requires_grad))
+    for name, b in model.named_buffers(remove_duplicate=False):
+        if name in persistent:
+            params.append(Param(name, spec(b), first.setdefault(id(b), name), trainable=False, buffer=True))
+    modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
+    boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
+    return Skeleton(modules, tuple(params), boxes)
+
+
+def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
+    """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``."""
+    return facts(trace(model, leaves, meta(inputs)))
+
+
+def facts(tracer: Tracer) -> Graph:
+    """The traced graph as plain values."""
+    out = []
+    for n in tracer.graph.nodes:
+        kind = KINDS.get(n.op, "glue")
+        target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
+        specs, packed = _specs(tracer.values[n])
+        saved, flops = tracer.costs[n]
+        out.append(Node(n.name, kind, target, tuple(i.name for i in n.all_input_nodes), specs, packed, saved, flops))
+    return Graph(tuple(out))
+
+
+def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
+    """The model as a single node, for one stage: nothing is traced, so any Python goes."""
+    model, xs = copy.deepcopy(model), meta(inputs)  # a forward may count or cache
+    meter = Meter((*model.parameters(), *model.buffers()))
+    with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), meter:
+        value = call(model, xs, {})
+    specs, packed = _specs(value)
+    names = tuple(f"input_{i}" for i in range(len(inputs)))
+    ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
+    body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
+    return Graph((*ins, body, Node("output", "output", "output", ("model",), specs, packed)))
+
+
+def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:
+    if isinstance(value, torch.Tensor):
+        return (spec(value),), False
+    if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
+        return tuple(map(spec, value)), True
+    return None, False

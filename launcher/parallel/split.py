@@ -1,0 +1,122 @@
+"""Cuts a model into stage modules by the plan; the named modules inside stay the user's own, under their own names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import reduce
+from keyword import iskeyword
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from launcher.parallel.read import meta
+from launcher.parallel.trace import Tracer, follow
+from launcher.plan.facts import TensorSpec
+from launcher.plan.params import Placed
+from launcher.plan.plan import Plan
+from launcher.plan.stages import Crossing, Stage
+
+
+@dataclass(frozen=True)
+class Part:
+    """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is."""
+
+    stage: Stage
+    module: nn.Module
+
+    def named(self, placed: tuple[Placed, ...]) -> list[tuple[Placed, str, torch.Tensor]]:
+        """Each tensor of the plan that this part holds, the name it goes by here, and the tensor, once each."""
+        mine = {
+            **dict(self.module.named_parameters(remove_duplicate=False)),
+            **dict(self.module.named_buffers(remove_duplicate=False)),
+        }
+        out = []
+        for p in placed:
+            name = next((n for n in p.names if n in mine), None)
+            if name is not None and self.stage.index in p.stages:
+                out.append((p, name, mine[name]))
+        return out
+
+
+def split(model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...]) -> list[Part]:
+    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta device)."""
+    held = plan.held(pp)
+    if plan.leaves is None:
+        return [Part(held[0], model)]
+    tracer = follow(model, frozenset(plan.leaves), meta(inputs))
+    parts = [Part(stage, _build(tracer, model, stage, plan)) for stage in held]
+    _separate(parts)
+    return parts
+
+
+def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan) -> fx.GraphModule:
+    """The module that runs ``stage``: takes what the stage receives and returns what it sends, all flat."""
+    whole = {n.name: n for n in tracer.graph.nodes}
+    out, env = fx.Graph(), dict[fx.Node, Any]()
+    overwritten = tracer.overwritten()
+    for c in plan.boundaries[stage.index - 1] if stage.index else ():
+        flat = [out.placeholder(f"{c.name}_{i}" if c.packed else c.name) for i in range(len(c.specs))]
+        if whole[c.name] in overwritten:  # autograd lets nobody write to what it received
+            flat = [out.call_function(torch.clone, (x,)) for x in flat]
+        env[whole[c.name]] = tuple(flat) if c.packed else flat[0]
+    for node in (whole[n] for n in stage.nodes):
+        if node.op != "output":
+            env[node] = out.node_copy(node, lambda n: env[n])
+    if stage.index == len(plan.stages) - 1:
+        out.output(fx.node.map_arg(whole[stage.nodes[-1]].args[0], lambda n: env[n]))
+    else:
+        out.output(tuple(x for c in plan.boundaries[stage.index] for x in _send(out, env[whole[c.name]], c)))
+    out.on_generate_code(lambda _: lambda lines: [_speakable(out, line) for line in lines])
+    module = fx.GraphModule(model, out, class_name=f"Stage{stage.index}")
+    for name, _ in module.named_buffers(remove_duplicate=False):
+        owner, _, attr = name.rpartition(".")
+        if attr in model.get_submodule(owner)._non_persistent_buffers_set:
+            module.get_submodule(owner)._non_persistent_buffers_set.add(attr)
+    return module
+
+
+def _speakable(graph: fx.Graph, code: str) -> str:
+    """``self.net.in`` as ``getattr(getattr(self, 'net'), 'in')``: fx writes names that are keywords as they are."""
+    for target in {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}:
+        parts = target.split(".")
+        if any(map(iskeyword, parts)):
+            spoken = reduce(lambda r, e: f"{r}.{e}" if e.isidentifier() else f'getattr({r}, "{e}")', parts, "self")
+            safe = reduce(lambda r, e: f"getattr({r}, {e!r})", parts, "self")
+            code = safe.join(re.split(rf"{re.escape(spoken)}\b", code))
+    return code
+
+
+def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
+    """The nodes that hand ``value`` over, one a tensor."""
+    flat = [value] if not c.packed else list(value) if isinstance(value, tuple) else None
+    if flat is None:
+        flat = [out.call_function(getitem, (value, i)) for i in range(len(c.specs))]
+    return [out.call_function(boundary, (x,)) for x in flat]
+
+
+def boundary(t: torch.Tensor) -> torch.Tensor:
+    """``t`` as it may travel: contiguous, no view, and part of the autograd graph.
+
+    A stage whose inputs need no gradient (frozen, or fed by a passed-on input) would silence the gradients behind it.
+    """
+    if t._is_view() or not t.is_contiguous() or t.is_leaf:
+        t = t.clone(memory_format=torch.contiguous_format)
+    if torch.is_grad_enabled() and t.is_floating_point() and not t.requires_grad:
+        t = t.detach().requires_grad_()
+    return t
+
+
+def _separate(parts: list[Part]) -> None:
+    """A tensor held by two stages of one rank becomes two, one each; ``tie`` keeps them equal."""
+    taken: set[int] = set()
+    for part in parts:
+        swap: dict[int, nn.Parameter] = {}
+        for module in part.module.modules():
+            for name, p in module._parameters.items():
+                if p is not None and id(p) in taken:
+                    swap.setdefault(id(p), nn.Parameter(torch.empty_like(p), p.requires_grad))
+                    module._parameters[name] = swap[id(p)]
+        taken |= {id(p) for p in part.module.parameters()}

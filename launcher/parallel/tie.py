@@ -1,0 +1,64 @@
+"""Keeps the copies of a tied tensor equal: their gradients are summed over all stages that hold one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from launcher.parallel.fuse import total
+from launcher.parallel.local import local
+from launcher.parallel.mesh import Meshes, row
+from launcher.parallel.split import Part
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Tied:
+    """One rank's copies (one a stage it holds) of the tied tensors that live on the same pipeline ranks."""
+
+    names: tuple[str, ...]
+    copies: tuple[tuple[torch.Tensor, ...], ...]
+    group: dist.ProcessGroup | None
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Sum gradients: first this rank's copies, then over the ranks; every copy gets the sum."""
+        for first, *others in self.copies:
+            for t in others:
+                if first.grad is None:
+                    first.grad = t.grad
+                elif t.grad is not None:
+                    local(first.grad).add_(local(t.grad))
+        if self.group is not None:
+            total(tuple(same[0] for same in self.copies), self.group)
+        for first, *others in self.copies:
+            for t in others:
+                t.grad = None if first.grad is None else first.grad.clone()
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Make every copy equal to the first stage's, whatever they hold now."""
+        for first, *others in self.copies:
+            if self.group is not None:
+                dist.broadcast(local(first), group_src=0, group=self.group)
+            for t in others:
+                local(t).copy_(local(first))
+
+
+def tie(parts: list[Part], plan: Plan, meshes: Meshes) -> list[Tied]:
+    """One ``Tied`` for each set of pipeline ranks that this rank shares tensors with."""
+    copies: dict[str, list[torch.Tensor]] = {}
+    for part in parts:
+        for placed, _, t in part.named(plan.params):
+            copies.setdefault(placed.name, []).append(t)
+    rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    dtypes = {p.name: p.spec.dtype for p in plan.params}
+    for tied in plan.ties:
+        if tied.name in copies:
+            rows.setdefault((row(tied, plan.sizes.grid), dtypes[tied.name]), []).append(tied.name)
+    return [
+        Tied(tuple(names), tuple(tuple(copies[n]) for n in names), meshes.ties.get(pp))
+        for (pp, _), names in rows.items()
+    ]

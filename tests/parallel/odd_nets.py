@@ -1,0 +1,187 @@
+"""Modules that are refused, each for one reason, and some that only look as if they should be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.parallel.nets import NanoGPT
+
+MEAN = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+
+
+class Made(nn.Module):
+    """The glue makes tensors: of numbers written down, of a size, of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.c = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) * torch.linspace(0.5, 1.5, 6)
+        place = torch.arange(x.shape[1])
+        h = h + place[:, None] * torch.tensor([1.0, -1.0, 1.0, 2.0, 0.5, 0.1])
+        h = self.b(h.masked_fill(place[:, None] > 2, 0.0) + torch.zeros(len(x), 1, 6))
+        return self.c(h * torch.full((len(x), 1, 6), 0.3))
+
+
+class Attribute(nn.Module):
+    """Tensors as plain attributes, on the root and inside a named module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.freqs = torch.outer(torch.arange(8.0), torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
+        self.scaled = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.scaled(self.a(x)) + self.freqs[: x.shape[1]].cos())
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = torch.linspace(1, 2, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+class Recurrent(nn.Module):
+    """What a module returns is nested; only a part of it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.rnn, self.head = nn.Linear(6, 6), nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, (last, _) = self.rnn(self.a(x))
+        return self.head(out + last[0][:, None])
+
+
+class Changed(nn.Linear):
+    """What it returns can be changed from outside."""
+
+    by = staticmethod(lambda x: x)
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.by(super().forward(x))
+
+
+class Changing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = Changed(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x))
+
+
+class Foreign(nn.Module):
+    """The glue uses a tensor that is not the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) - MEAN)
+
+
+class Listed(nn.Module):
+    """Tensors in a list, where nothing can find them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.masks = [torch.ones(6), torch.zeros(6)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x) * self.masks[0])
+
+
+class Lazy(nn.Module):
+    """A layer that learns its width from its first input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.LazyLinear(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x))
+
+
+class Backwards(nn.Module):
+    """Called in another order than its names suggest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 3), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(self.last(x))
+
+
+class Objects(nn.Module):
+    """A module hands a dictionary to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = Wrapped(), Unwrapped()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x))
+
+
+class Wrapped(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"hidden": super().forward(x)}
+
+
+class Unwrapped(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def forward(self, x: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(x["hidden"])
+
+
+class ByMode(nn.Module):
+    """Glue that differs between training and evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.head(h * 2 if self.training else h)
+
+
+class ByData(nn.Module):
+    """Glue that looks at the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if h.sum() > 0:
+            h = -h
+        return self.head(h)
+
+
+class TooLong(NanoGPT):
+    """Its own assert does not hold for the shapes it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block_size = 2

@@ -1,0 +1,178 @@
+"""Any module can be cut: the gradients of what the pieces compute equal one process in fp64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.decide import builder, inputs, plan_job
+from launcher.errors import RequestError
+from launcher.job.schema import Job
+from launcher.parallel import init
+from launcher.parallel.split import Part, split
+from tests.parallel import nets
+from tests.parity import assert_parity, own
+
+TOKENS = ["int64", 5]
+GPT = {"transformer": {"wte": 0, "wpe": 0, "drop": 0, "h": {0: 0, 1: 1, 2: 1}, "ln_f": 1}, "lm_head": 1}
+
+NETS = {
+    "long skips": own("nets.UNet", [2, 8, 8], stages={
+        "down1": 0, "down2": 0, "mid": 1, "up2": 1, "merge2": 2, "up1": 2, "merge1": 3, "head": 3,
+    }),
+    "residual glue": own("nets.Residual", [6], stages={"first": 0, "second": 1, "third": 2, "head": 2}),
+    "residual glue, cut automatically": own("nets.Residual", [6], stages=3),
+    "module dict": own("nets.Dictionary", [6], stages={"net.in": 0, "net.hidden": 1, "net.out": 1}),
+    "loop over layers": own("nets.Looped", [6], stages={
+        "layers.[01]": 0, "norms.[01]": 0, "layers.[23]": 1, "norms.[23]": 1, "head": 1,
+    }),
+    "nanoGPT": own("nets.NanoGPT", TOKENS, stages=GPT),
+    "nanoGPT, 3 stages, cut automatically": own("nets.NanoGPT", TOKENS, stages=3),
+    "python that looks at data": own("nets.Eager", [6], stages={"a": 0, "b": 1, "head": 1}),
+    "parameters in the glue of one stage": own("nets.Vision", [4, 4], stages={
+        "embed": 0, "cls": 0, "pos": 0, "mix": 0, "head": 1,
+    }),
+    "parameters in the glue of two stages": own("nets.Vision", [4, 4], stages={
+        "embed": 0, "cls": 0, "pos": 0, "mix": 1, "head": 1,
+    }),
+    "buffers in the glue": own("nets.Buffered", [6], stages={"a": 0, "b": 1}),
+    "part of a tuple crosses": own("nets.TuplePart", [6], stages={"pair": 0, "back": 1, "head": 2}),
+    "a tuple crosses": own("nets.TupleWhole", [6], stages={"pair": 0, "mid": 1, "join": 2, "head": 2}),
+    "a tuple crosses, half unused": own("nets.TupleHalf", [6], stages={"pair": 0, "mid": 1, "join": 2, "head": 2}),
+    "numbers cross": own("nets.Sizes", [2, 6], stages={"a": 0, "b": 1, "c": 2}),
+    "a module called twice": own("nets.Twice", [6], stages={"a": 0, "shared": 1, "head": 1}),
+    "an input used late": own("nets.LateInput", [6], [6], stages={"a": 0, "b": 1, "head": 2}),
+    "integers cross": own("nets.Tokens", TOKENS, stages={"early": 0, "mid": 1, "late": 2, "head": 2}),
+    "views cross": own("nets.Views", [4, 6], stages={"a": 0, "b": 1, "head": 2}),
+    "a stage overwrites what it gets": own("nets.InPlace", [6], stages={
+        "a": 0, "act": 1, "b": 1, "act2": 2, "head": 2,
+    }),
+    "frozen first stage": own("nets.FrozenFirst", TOKENS, stages={"embed": 0, "a": 0, "b": 1, "head": 2}),
+    "frozen tied pair": own("nets.FrozenTied", TOKENS, stages={"embed": 0, "mid": 0, "head": 1}),
+    "a table used by the glue": own("nets.Functional", TOKENS, stages={"embed": 0, "mid": 0, "norm": 1}),
+    "a stage without parameters": own("nets.Bare", [6], stages={"a": 0, "act": 1, "head": 2}),
+    "unused parameters": own("nets.Unused", [6], stages={"a": 0, "head": 1}),
+    "tensors made in the glue": own("odd_nets.Made", [4, 6], stages={"a": 0, "b": 1, "c": 2}),
+    "tensors as plain attributes": own("odd_nets.Attribute", [4, 6], stages={"a": 0, "scaled": 1, "b": 1}),
+    "nested results": own("odd_nets.Recurrent", [4, 6], stages={"a": 0, "rnn": 1, "head": 1}),
+}  # fmt: skip
+SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
+
+
+def sharded(job: Job, **hsdp: Any) -> Job:
+    """The same job with every stage on two ranks."""
+    parallel = job.parallel.model_dump() | {"hsdp": SHARDED["hsdp"] | hsdp}
+    return Job.model_validate(job.model_dump(by_alias=True) | {"parallel": parallel, "train": {
+        "steps": 1, "batch_size": 24, "precision": "fp64",
+    }})  # fmt: skip
+
+
+@pytest.mark.parametrize("job", list(NETS.values()), ids=list(NETS))
+def test_any_module_can_be_cut(job):
+    assert_parity(job)
+
+
+@pytest.mark.parametrize("job", list(NETS.values()), ids=list(NETS))
+def test_any_module_can_be_cut_and_sharded(job):
+    assert_parity(sharded(job))
+
+
+def test_a_stage_whose_parameters_are_all_below_the_threshold_is_no_exception():
+    plan, _ = assert_parity(sharded(own("nets.Dictionary", [6], stages={"net.in": 0, "net.hidden": 1, "net.out": 1}),
+                                    threshold=64))  # fmt: skip
+    assert not any(p.sharded for p in plan.params)
+
+
+def parts(job: Job) -> tuple[torch.nn.Module, list[Part]]:
+    """The model before the cut, and all its stages as one rank after the other would make them."""
+    plan = plan_job(job)
+    model, _ = init.record(builder(job), plan)
+    found = [p for pp in range(plan.sizes.grid["pp"]) for p in split(model, plan, pp, inputs(job, 6))]
+    return model, found
+
+
+@pytest.mark.parametrize("job", list(NETS.values()), ids=list(NETS))
+def test_names_in_the_state_dict_do_not_change(job):
+    model, found = parts(job)
+    names = [n for p in found for n in p.module.state_dict()]
+    assert set(names) == set(model.state_dict())
+
+
+def test_named_modules_are_the_users_own_objects():
+    model, (first, second) = parts(NETS["python that looks at data"])
+    assert first.module.a is model.a
+    assert second.module.b is model.b
+    assert isinstance(second.module.b, nets.Picky)
+
+
+def test_planning_and_cutting_leave_no_trace_in_the_users_modules():
+    model, _ = parts(NETS["python that looks at data"])
+    assert (model.a.ran, model.b.ran) == (0, 0)
+
+
+def test_a_module_that_its_owner_put_to_sleep_stays_asleep():
+    job = NETS["long skips"]
+    plan = plan_job(job)
+    model, _ = init.record(builder(job), plan)
+    model.mid.eval()
+    split(model, plan, 1, inputs(job, 3))
+    assert [m.training for m in (model, model.down1, model.mid, model.mid[0])] == [True, True, False, False]
+
+
+REFUSED = {
+    "glue that differs by mode": (
+        own("odd_nets.ByMode", [6], stages={"a": 0, "head": 1}),
+        "model: the code between the named modules differs between training and evaluation (%mul : [num_users=1] = "
+        "call_function[target=operator.mul](args = (%a, 2), kwargs = {}) / %head : [num_users=1] = "
+        "call_module[target=head](args = (%a,), kwargs = {})); move it into a module",
+    ),
+    "glue that looks at data": (
+        own("odd_nets.ByData", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of ByData: symbolically "
+        "traced variables cannot be used as inputs to control flow; name a larger module there, so that this code runs "
+        "inside it",
+    ),
+    "a forward that fails by itself": (
+        own("odd_nets.TooLong", TOKENS, stages=GPT),
+        "model: the forward of TooLong fails for inputs of shape (6, 5): AssertionError: Cannot forward sequence of "
+        "length 5, block size is only 2",
+    ),
+    "a forward that fails in one stage": (
+        own("odd_nets.TooLong", TOKENS, stages=1),
+        "model: the forward of TooLong fails for inputs of shape (12, 5): AssertionError: Cannot forward sequence of "
+        "length 5, block size is only 2",
+    ),
+    "a tensor of nobody": (
+        own("odd_nets.Foreign", [6], stages={"a": 0, "head": 1}),
+        "model: the forward of Foreign cannot be cut: it uses a tensor that is no parameter or buffer of the model; "
+        "make it one with register_buffer",
+    ),
+    "tensors in a list": (
+        own("odd_nets.Listed", [6], stages={"a": 0, "head": 1}),
+        "model: masks keeps tensors in a list, where no device can be given to them; make each a buffer with "
+        "register_buffer",
+    ),
+    "a parameter without a shape": (
+        own("odd_nets.Lazy", [6], stages={"a": 0, "head": 1}),
+        "model: a.weight has no shape before the first forward; give its module the size of its input",
+    ),
+    "against the flow": (
+        own("odd_nets.Backwards", [6], stages={"first": 0, "last": 1}),
+        "parallel.pipeline.stage_config.first: 'first' is on stage 0 but needs the output of 'last' on stage 1; data "
+        "flows from lower to higher stages only (try: parallel.pipeline.stage_config.first=1)",
+    ),
+    "a dictionary crosses": (
+        own("odd_nets.Objects", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: 'a' on stage 0 hands something that is no tensor to 'head' on stage 1; put "
+        "both on one stage",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("job", "text"), list(REFUSED.values()), ids=list(REFUSED))
+def test_what_cannot_be_cut_is_refused_with_the_cure(job, text):
+    with pytest.raises(RequestError) as refused:
+        plan_job(job)
+    assert str(refused.value) == text

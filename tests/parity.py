@@ -1,0 +1,254 @@
+"""One step's loss, gradients and buffers under a layout, and the same from one process: what parity tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.decide import builder, inputs, plan_job
+from launcher.job.schema import Job
+from launcher.models.loss import cross_entropy
+from launcher.optim.build import build_optimizer
+from launcher.parallel import init, mesh, norm
+from launcher.parallel.local import grad, local
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.parallelize import Parallel, parallelize
+from launcher.parallel.read import default_dtype, dtype_of
+from launcher.plan.facts import DTYPE
+from launcher.plan.layout import Box
+from launcher.plan.naming import flatten
+from launcher.plan.plan import Plan
+from launcher.runtime.pipeline import Pipeline
+from launcher.runtime.world import World
+from tests.ranks import on_ranks
+
+LM = {"name": "lm", "vocab_size": 64, "dim": 16, "layers": 4, "heads": 2}
+TOKENS = {"name": "random_tokens", "vocab_size": 64, "seq_len": 8}
+TOLERANCE = {"fp64": 1e-12, "fp32": 1e-6}
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Mean loss of the global batch, whole gradients and buffers by first name, and the global gradient norm.
+
+    A parameter without a gradient is not in ``grads``; one behind an unused output may have zeros for it, for all that
+    crosses a stage boundary gets a gradient.
+    """
+
+    loss: float
+    norm: float
+    grads: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one rank holds of the gradient or buffer ``name``; a second copy of a tied tensor is a second piece."""
+
+    name: str
+    box: Box
+    value: Tensor
+
+
+def job(**changes: Any) -> Job:
+    """A small job; ``parallel__pipeline__stages=2`` sets ``parallel.pipeline.stages``."""
+    data: dict[str, Any] = {
+        "name": "parity", "model": dict(LM), "data": dict(TOKENS), "optim": {"name": "adamw"},
+        "schedule": {"name": "constant"}, "train": {"steps": 1, "batch_size": 8, "precision": "fp64"},
+    }  # fmt: skip
+    for path, value in changes.items():
+        at = data
+        *around, last = path.split("__")
+        for key in around:
+            at = at.setdefault(key, {})
+        at[last] = value
+    return Job.model_validate(data)
+
+
+def own(net: str, *shapes: list[Any], stages: Mapping[str, Any] | int, **changes: Any) -> Job:
+    """A job for the module ``tests.parallel.<net>``, whose forward takes inputs of ``shapes`` after the batch.
+
+    ``stages``: a ``stage_config``, or a number of stages to cut automatically.
+    """
+    count = stages if isinstance(stages, int) else max(flatten(stages).values()) + 1
+    pipeline: dict[str, Any] = {"stages": count} | ({} if isinstance(stages, int) else {"stage_config": dict(stages)})
+    return job(**{
+        "model": {"_target_": f"tests.parallel.{net}"},
+        "data": {"_target_": "tests.parallel.sources.Shapes", "shapes": [list(s) for s in shapes]},
+        "security__allow": ("tests",),
+        "train__batch_size": 12,
+        "parallel": {"pipeline": pipeline},
+    } | changes)  # fmt: skip
+
+
+def batch(j: Job, plan: Plan) -> tuple[tuple[Tensor, ...], Tensor]:
+    """A fixed global batch: inputs, and class numbers that fit the model's output."""
+    g = torch.Generator().manual_seed(5)
+    top = getattr(j.data, "vocab_size", 8)
+    xs = tuple(
+        torch.randn(s.shape, generator=g, dtype=torch.float64).to(dtype_of(s.dtype)) if s.dtype.startswith("float")
+        else torch.randint(0, top, s.shape, generator=g).to(dtype_of(s.dtype))
+        for s in inputs(j, j.train.batch_size)
+    )  # fmt: skip
+    *shape, classes = plan.output[0].shape
+    return xs, torch.randint(0, classes, (j.train.batch_size, *shape[1:]), generator=g)
+
+
+def place(plan: Plan, meshes: Meshes) -> int:
+    """This rank's data-parallel place."""
+    at = meshes.coords
+    return at["dp_replicate"] * plan.sizes.grid["dp_shard"] + at["dp_shard"]
+
+
+def build(world: World, j: Job, plan: Plan) -> tuple[Parallel, Pipeline]:
+    """The live model of one rank."""
+    meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
+    model, whole = init.record(builder(j), plan)
+    specs = inputs(j, plan.sizes.micro_batch)
+    par = parallelize(model, plan, meshes, specs, whole, CPU)
+    return par, Pipeline(par, specs, cross_entropy, CPU)
+
+
+def step(j: Job, par: Parallel, pipe: Pipeline) -> Tensor:
+    """Forward and backward of this rank's part of the batch; the loss as the pipeline returns it."""
+    xs, y = batch(j, par.plan)
+    n, at = par.plan.sizes.local_batch, place(par.plan, par.meshes)
+    mine = slice(at * n, (at + 1) * n)
+    return pipe.step(tuple(x[mine] for x in xs), y[mine])
+
+
+def pieces(par: Parallel, weights: bool = False) -> list[Piece]:
+    """Every gradient (or weight) and buffer that this rank holds, of every copy."""
+    out = []
+    for part in par.parts:
+        for p, _, t in part.named(par.plan.params):
+            value, box = (local(t) if p.buffer or weights else grad(t)), p.layout.box(par.meshes.rank)
+            if value is not None:
+                assert box is not None
+                out.append(Piece(p.name, box, value.detach().clone()))
+    return out
+
+
+def rank_step(world: World, j: Job, plan: Plan) -> tuple[float, float, list[Piece]]:
+    """One forward and backward on one rank: mean loss, norm, and what it holds."""
+    par, pipe = build(world, j, plan)
+    both = torch.stack([step(j, par, pipe), norm.build(par).squared()])
+    torch.distributed.all_reduce(both)
+    return both[0].item() / (plan.sizes.micros * plan.sizes.replicas), both[1].sqrt().item(), pieces(par)
+
+
+def rank_train(world: World, j: Job, plan: Plan, steps: int, clip: float = 1.0) -> list[Piece]:
+    """Optimizer steps on one rank; the weights after them."""
+    par, pipe = build(world, j, plan)
+    optimizer, norms = build_optimizer(j.optim, par.trainable()), norm.build(par)
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        step(j, par, pipe)
+        square = norms.squared()
+        torch.distributed.all_reduce(square)
+        norms.clip(square.sqrt().item(), clip)
+        optimizer.step()
+    return pieces(par, weights=True)
+
+
+def whole(plan: Plan, found: list[Piece]) -> dict[str, Tensor]:
+    """Full tensors. Pieces of the same elements must be bit-equal: replicas, and the copies of a tied tensor."""
+    out: dict[str, Tensor] = {}
+    done: dict[tuple[str, Box], Tensor] = {}
+    for p in plan.params:
+        for f in (f for f in found if f.name == p.name):
+            full = out.setdefault(p.name, torch.full(p.spec.shape, -1).to(f.value.dtype))
+            full[tuple(slice(a, b) for a, b in zip(f.box.lo, f.box.hi, strict=True))] = f.value
+            assert torch.equal(done.setdefault((p.name, f.box), f.value), f.value), f"{p.name}: copies differ"
+        held = p.layout.holders() if p.name in out else {}
+        assert all((p.name, box) in done for box in held), f"{p.name}: not every piece has a gradient"
+    return out
+
+
+def under_layout(j: Job) -> tuple[Plan, Outcome]:
+    """Run ``j``'s layout on real gloo ranks and put the pieces together."""
+    plan = plan_job(j)
+    ranks = on_ranks(plan.sizes.grid.size, rank_step, j, plan, timeout_s=60)
+    full = whole(plan, [p for _, _, held in ranks for p in held])
+    buffers = {p.name for p in plan.params if p.buffer}
+    return plan, Outcome(
+        ranks[0][0], ranks[0][1],
+        {n: t for n, t in full.items() if n not in buffers}, {n: t for n, t in full.items() if n in buffers},
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def plain(j: Job, plan: Plan) -> nn.Module:
+    """The plain model in this process, with nothing of ours but the numbers at step 0."""
+    with default_dtype(dtype_of(DTYPE[plan.precision])):
+        _, numbers = init.record(builder(j), plan)
+        model = builder(j)()
+    first = {n: p.name for p in plan.params for n in p.names}
+    for name, t in init.tensors(model).items():
+        t.copy_(numbers(first.get(name, name)))
+    return model
+
+
+def train_alone(j: Job, plan: Plan, steps: int, clip: float = 1.0) -> dict[str, Tensor]:
+    """The weights after as many steps of the plain model with torch's own clipping."""
+    model = plain(j, plan)
+    optimizer = build_optimizer(j.optim, list(model.named_parameters()))
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        accumulate(model, *batch(j, plan), 1)
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    mine = init.tensors(model)
+    return {p.name: mine[p.name].detach() for p in plan.params}
+
+
+def accumulate(model: nn.Module, xs: tuple[Tensor, ...], y: Tensor, parts: int) -> float:
+    """Mean loss of the batch and its gradients, in ``parts`` equal micro batches one after the other."""
+    total = 0.0
+    for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
+        loss = cross_entropy(model(*x), t) / parts
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def alone(j: Job, plan: Plan, parts: int = 1) -> Outcome:
+    """The whole batch through the plain model, at once or in ``parts``."""
+    model = plain(j, plan)
+    loss = accumulate(model, *batch(j, plan), parts)
+    mine = init.tensors(model)
+    grads = {p.name: g for p in plan.params if p.trainable and (g := mine[p.name].grad) is not None}
+    square = torch.stack([g.double().square().sum() for g in grads.values()]).sum()
+    return Outcome(loss, square.sqrt().item(), grads, {p.name: mine[p.name] for p in plan.params if p.buffer})
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    """Largest difference relative to the largest number of ``b``; 0 when both are all zero."""
+    a, b = a.double(), b.double()
+    if a.shape != b.shape:
+        return float("inf")
+    worst, size = (a - b).abs().max().item() if a.numel() else 0.0, b.abs().max().item() if b.numel() else 0.0
+    return worst / size if size else worst and float("inf")
+
+
+def assert_same(got: Outcome, want: Outcome, tolerance: float) -> None:
+    """Loss, norm, every gradient and every buffer within ``tolerance``, relative to each tensor's largest number."""
+    assert got.grads.keys() >= want.grads.keys(), f"no gradients of {sorted(want.grads.keys() - got.grads.keys())}"
+    assert got.buffers.keys() == want.buffers.keys()
+    off = {"loss": abs(got.loss - want.loss) / abs(want.loss), "norm": abs(got.norm - want.norm) / want.norm}
+    off |= {n: error(g, want.grads.get(n, torch.zeros_like(g))) for n, g in got.grads.items()}
+    off |= {n: error(b, want.buffers[n]) for n, b in got.buffers.items()}
+    wrong = {n: e for n, e in off.items() if not e <= tolerance}
+    assert not wrong, f"over {tolerance}: {wrong}"
+
+
+def assert_parity(j: Job, parts: int = 1) -> tuple[Plan, Outcome]:
+    """N ranks = 1 rank, to the tolerance of law 6."""
+    plan, got = under_layout(j)
+    assert_same(got, alone(j, plan, parts), TOLERANCE[plan.precision])
+    return plan, got

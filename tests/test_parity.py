@@ -1,0 +1,249 @@
+"""Law 6: N ranks = 1 rank. Loss, every gradient, every buffer and the norm, for all that can run today."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.parallel import fuse, norm, parallelize, tie
+from launcher.runtime import pipeline
+from tests.parity import (
+    LM,
+    TOKENS,
+    accumulate,
+    alone,
+    assert_parity,
+    batch,
+    error,
+    job,
+    plain,
+    rank_train,
+    train_alone,
+    under_layout,
+    whole,
+)
+from tests.ranks import on_ranks
+
+LEVELS = ("level1", "level2", "level3")
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "single": {},
+    "gpipe": {"stages": 2, "scheduler": "gpipe"},
+    "1f1b": {"stages": 2, "micro_batch_num": 4},
+    "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
+    "looped": {"stages": 2, "scheduler": "gpipe", "interleave": True},
+}
+
+
+def hsdp(size: int, level: str = "level1", threshold: int = 0) -> dict[str, Any]:
+    return {"shard_size": size, "threshold": threshold, "optimizer_level": level}
+
+
+DATA: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "replicate2": {"grid": {"dp_replicate": 2}},
+    **{f"shard2_{level}": {"hsdp": hsdp(2, level)} for level in LEVELS},
+}
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(("schedule", "data"), list(product(SCHEDULES, DATA)))
+def test_every_schedule_and_sharding_equals_one_process(schedule, data, tied, precision):
+    parallel = {"pipeline": SCHEDULES[schedule], **DATA[data]}
+    assert_parity(job(parallel=parallel, model__tied=tied, train__precision=precision))
+
+
+HSDP2X2 = {"hsdp": hsdp(2), "grid": {"dp_replicate": 2}}
+ODD: dict[str, tuple[int, dict[str, Any]]] = {
+    "interleaved, 3 micro batches": (3, {"pipeline": {"stages": 2, "interleave": True, "micro_batch_num": 3}}),
+    "interleaved, 5 micro batches": (5, {"pipeline": {"stages": 2, "interleave": True, "micro_batch_num": 5}}),
+    "looped, 3 micro batches": (
+        3, {"pipeline": {"stages": 2, "interleave": True, "micro_batch_num": 3, "scheduler": "gpipe"}},
+    ),
+    "1f1b, 5 micro batches, level2": (10, {"pipeline": {"stages": 2, "micro_batch_num": 5}, "hsdp": hsdp(2, "level2")}),
+    "4 stages": (8, {"pipeline": {"stages": 4}}),
+    "4 stages, 6 micro batches": (6, {"pipeline": {"stages": 4, "micro_batch_num": 6}}),
+    "4 stages, gpipe": (4, {"pipeline": {"stages": 4, "scheduler": "gpipe"}}),
+    "3 stages of 2 chunks, 4 micro batches": (
+        4, {"pipeline": {"stages": 3, "interleave": True, "micro_batch_num": 4}},
+    ),
+    "2 stages of 3 chunks": (4, {"pipeline": {"stages": 2, "interleave": True, "chunks": 3, "micro_batch_num": 4}}),
+    "threshold between small and large": (8, {"pipeline": {"stages": 2}, "hsdp": hsdp(2, threshold=3)}),
+    "threshold between small and large, level3": (8, {"hsdp": hsdp(2, "level3", threshold=3)}),
+    "everything below the threshold": (8, {"pipeline": {"stages": 2}, "hsdp": hsdp(2, threshold=64)}),
+    "shard 4": (8, {"hsdp": hsdp(4, "level2")}),
+    "replicate 2 x shard 2": (8, HSDP2X2),
+    "replicate 2 x shard 2, level3, threshold": (8, HSDP2X2 | {"hsdp": hsdp(2, "level3", threshold=3)}),
+    "2 stages, replicate 2 x shard 2": (8, {"pipeline": {"stages": 2}, **HSDP2X2}),
+    "interleaved, replicate 2 x shard 2, level3, threshold": (
+        12, {"pipeline": {"stages": 2, "interleave": True, "micro_batch_num": 3}, **HSDP2X2,
+             "hsdp": hsdp(2, "level3", threshold=3)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize(("samples", "parallel"), list(ODD.values()), ids=list(ODD))
+def test_odd_layouts_equal_one_process(samples, parallel, precision):
+    assert_parity(job(parallel=parallel, train={"steps": 1, "batch_size": samples, "precision": precision}))
+
+
+def test_a_threshold_really_parts_small_from_large():
+    samples, parallel = ODD["threshold between small and large"]
+    plan, _ = assert_parity(job(parallel=parallel, train__batch_size=samples))
+    assert {p.name: p.sharded for p in plan.params if "layers" not in p.name} == {
+        "embed.weight": True, "norm.weight": False,
+    }  # fmt: skip
+
+
+RAGGED: dict[str, dict[str, Any]] = {
+    "63 rows over 2": {"model": LM | {"vocab_size": 63}, "data": TOKENS | {"vocab_size": 63},
+                       "parallel": {"pipeline": {"stages": 2}, "hsdp": hsdp(2)}},
+    "63 rows over 2, level3, one stage": {"model": LM | {"vocab_size": 63}, "data": TOKENS | {"vocab_size": 63},
+                                          "parallel": {"hsdp": hsdp(2, "level3")}},
+    "5 rows over 4, one rank without": {"model": {"name": "tied_pair", "vocab_size": 5, "dim": 3},
+                                        "data": TOKENS | {"vocab_size": 5}, "parallel": {"hsdp": hsdp(4)}},
+    "3 rows over 2, tied over stages": {"model": {"name": "tied_pair", "vocab_size": 3, "dim": 3},
+                                        "data": TOKENS | {"vocab_size": 3},
+                                        "parallel": {"pipeline": {"stages": 2}, "hsdp": hsdp(2, "level2")}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", list(RAGGED.values()), ids=list(RAGGED))
+def test_rows_that_do_not_divide_equal_one_process(changes):
+    assert_parity(job(**changes))
+
+
+MLP = {
+    "model": {"name": "mlp", "features": 784, "hidden": 24}, "data": {"name": "mnist5k"},
+    "parallel": {
+        "pipeline": {
+            "stages": 2, "micro_batch_num": 2,
+            "stage_config": {"flatten": 0, "layer1": 0, "relu1": 0, "layer2": 1, "relu2": 1, "layer3": 1},
+        },
+        "hsdp": {},
+    },
+    "launch__nproc": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_the_network_of_autoparallels_own_example_equals_one_process(precision):
+    assert_parity(job(**MLP, train__precision=precision))
+
+
+RESNET: dict[str, Any] = {
+    "model": {"name": "resnet", "depth": 18, "width": 4, "channels": 1},
+    "data": {"name": "mnist5k"},
+    "parallel": {"pipeline": {
+        "stages": 2, "stage_config": {"stem": 0, "layer1": 0, "layer2": 0, "layer3": 1, "layer4": 1, "fc": 1},
+    }},
+}  # fmt: skip
+
+
+def test_batch_norm_in_a_pipeline_equals_one_process_that_accumulates_the_same_micro_batches():
+    plan, got = assert_parity(job(**RESNET), parts=2)
+    assert plan.sizes.micros == 2
+    assert got.buffers["stem.1.num_batches_tracked"].item() == 2
+
+
+def test_batch_norm_on_two_data_parallel_ranks_keeps_the_statistics_of_the_first():
+    j = job(**RESNET, parallel__grid={"dp_replicate": 2})
+    plan, got = under_layout(j)
+    want = alone(j, plan, parts=4)
+    assert max(error(got.grads[n], g) for n, g in want.grads.items()) <= 1e-12
+    model = plain(j, plan)
+    xs, y = batch(j, plan)
+    accumulate(model, tuple(x[:4] for x in xs), y[:4], 2)
+    assert max(error(got.buffers[n], b) for n, b in model.named_buffers()) <= 1e-12
+
+
+@pytest.mark.parametrize(("reduction", "mean", "factor"), [("sum", True, 2), ("mean", False, 2), ("sum", False, 4)])
+def test_sums_in_place_of_means_are_multiples_of_the_gradient(reduction, mean, factor):
+    j = job(parallel={"pipeline": {"stages": 2, "loss_reduction": reduction}, "gradients_mean": mean,
+                      "grid": {"dp_replicate": 2}})  # fmt: skip
+    plan, got = under_layout(j)
+    want = alone(j, plan)
+    assert abs(got.loss - want.loss) <= 1e-12 * want.loss
+    assert max(error(got.grads[n], factor * g) for n, g in want.grads.items()) <= 1e-12
+
+
+TRAINED = {
+    "2 stages": {"pipeline": {"stages": 2}},
+    "interleaved x shard 2": {"pipeline": {"stages": 2, "interleave": True}, "hsdp": hsdp(2, "level3", threshold=3)},
+    "replicate 2 x shard 2": HSDP2X2,
+}
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e9], ids=["clipped", "not clipped"])
+@pytest.mark.parametrize("parallel", list(TRAINED.values()), ids=list(TRAINED))
+def test_weights_after_20_clipped_steps_equal_one_process_and_all_copies_are_bit_equal(parallel, clip):
+    j = job(parallel=parallel, optim={"name": "adamw", "lr": 1e-2})
+    plan = plan_job(j)
+    ranks = on_ranks(plan.sizes.grid.size, rank_train, j, plan, 20, clip)
+    got, want = whole(plan, [p for held in ranks for p in held]), train_alone(j, plan, 20, clip)
+    assert max(error(got[n], w) for n, w in want.items()) <= 1e-9  # 20 steps of AdamW amplify a rounding
+
+
+TIED = job(parallel={"pipeline": {"stages": 2}, "grid": {"dp_replicate": 2}})
+
+
+def caught(text: str) -> None:
+    """The parity check fails for the layout that has everything, with ``text``."""
+    with pytest.raises(AssertionError, match=text):
+        assert_parity(TIED)
+
+
+def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):
+    real = pipeline.Pipeline.__init__
+
+    def wrong(self, model, *args):
+        real(self, model, *args)
+        self.scale *= model.plan.sizes.micros
+
+    monkeypatch.setattr(pipeline.Pipeline, "__init__", wrong)
+    caught(r"over 1e-12: \{'norm': 1\.0")
+
+
+def test_a_tied_gradient_that_is_added_twice_is_caught(monkeypatch):
+    real = tie.Tied.reduce
+
+    def wrong(self):
+        real(self)
+        real(self)
+
+    monkeypatch.setattr(tie.Tied, "reduce", wrong)
+    caught(r"'embed\.weight': 1\.0\d*\}")
+
+
+def test_a_tied_gradient_that_is_not_added_is_caught(monkeypatch):
+    monkeypatch.setattr(tie.Tied, "reduce", lambda self: None)
+    caught(r"embed\.weight: copies differ")
+
+
+def test_a_norm_that_counts_replicas_twice_is_caught(monkeypatch):
+    real = norm.build
+
+    def wrong(model):
+        good = real(model)
+        return norm.Norm(tuple((t, 1.0) for t, _ in good.pieces), good.copies)
+
+    monkeypatch.setattr(norm, "build", wrong)
+    caught(r"over 1e-12: \{'norm': 0\.\d+\}")
+
+
+def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):
+    def wrong(part, plan, meshes):
+        return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
+
+    monkeypatch.setattr(parallelize, "fuse", wrong)
+    caught("copies differ")
+
+
+def test_statistics_that_are_not_shared_are_caught(monkeypatch):
+    monkeypatch.setattr(parallelize, "statistics", lambda *_: parallelize.Statistics((), None))
+    with pytest.raises(AssertionError, match="copies differ"):
+        assert_parity(job(**RESNET, parallel__grid={"dp_replicate": 2}), parts=4)
