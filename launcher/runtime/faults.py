@@ -1,0 +1,182 @@
+"""Which failure came first, and how to tell it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from launcher.errors import RunError
+
+# What a healthy rank says when it has lost another one.
+ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection was likely closed",
+    "Read error",
+    "Broken pipe",
+    "Timed out waiting",
+    "connectFullMesh",
+    "Socket Timeout",
+    "wait timeout after",
+    "failed to recv, got 0 bytes",
+    "remote process exited",
+    "NCCL communicator was aborted",
+    "ncclRemoteError",
+    "Watchdog caught collective operation timeout",
+)
+
+_HINTS = {
+    "SIGKILL": "out of memory? see dmesg",
+    "SIGSEGV": "a crash in native code; its stack is in the rank's log",
+    "SIGABRT": "native code gave up; tensors whose shapes differ between ranks do this",
+    "SIGBUS": "a mapped file was cut short, or /dev/shm is full",
+    "SIGTERM": "somebody ended this rank alone",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One rank's end. ``type`` is an exception's, a signal's name or ``exit``; ``echo``: it only lost its peer."""
+
+    rank: int
+    attempt: int
+    type: str
+    message: str
+    traceback: str
+    time_ns: int
+    echo: bool = False
+
+    @property
+    def headline(self) -> str:
+        if self.told:
+            return f"rank {self.rank}: {self.message}"
+        return (
+            f"rank {self.rank}: {self.type}: {self.message}" if self.traceback else f"rank {self.rank} {self.message}"
+        )
+
+    @property
+    def told(self) -> bool:
+        """Its message says all: it is our own, for the user, and where in our code it was raised helps nobody."""
+        return self.type == RunError.__name__
+
+
+class RanksFailed(RunError):
+    """``fault`` is the root cause, ``faults`` are all of them."""
+
+    def __init__(self, message: str, fault: Fault, faults: tuple[Fault, ...]) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.faults = faults
+
+
+class Interrupted(BaseException):
+    """The user or the system asked this process to stop; no failure. Exit with ``128 + signum``."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by {signal_name(signum)}")
+        self.signum = signum
+
+
+def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fault:
+    """The fault of an exception; its traceback begins below the frames of the file ``skip``."""
+    error = _own(error)
+    text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
+    echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
+    return Fault(rank, attempt, type(error).__name__, str(error), text.rstrip(), time.time_ns(), echo)
+
+
+def _own(error: BaseException) -> BaseException:
+    """What a stage raised, without the error that torch's pipeline wraps around it."""
+    wrapped = isinstance(error, RuntimeError) and "failed to run forward:" in str(error)
+    return error.__cause__ if wrapped and error.__cause__ is not None else error
+
+
+def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename == skip:
+        frames = frames.tb_next
+    return frames
+
+
+def died(rank: int, attempt: int, code: int) -> Fault:
+    """The fault of a process that ended without telling why. ``code`` as in ``subprocess``: negative is a signal."""
+    if code >= 0:
+        return Fault(rank, attempt, "exit", f"ended with exit code {code} and no Python error", "", time.time_ns())
+    name = signal_name(-code)
+    hint = f" ({_HINTS[name]})" if name in _HINTS else ""
+    return Fault(rank, attempt, name, f"was killed by {name}{hint}", "", time.time_ns())
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; real-time signals have no name of their own."""
+    known = {s.value: s.name for s in signal.Signals}
+    return known.get(number, f"signal {number}")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def root(faults: Iterable[Fault]) -> Fault:
+    """The earliest failure that is no echo, or the earliest echo."""
+    return min(faults, key=lambda f: (f.echo, f.time_ns))
+
+
+def failed(
+    faults: Iterable[Fault], stopped: Iterable[int] = (), finished: Iterable[int] = (), folder: Path | None = None
+) -> RanksFailed:
+    """The error to raise: the root cause, its traceback, what became of the others, the log to read.
+
+    ``stopped`` are ranks that were still running and had to be killed, ``finished`` those that brought a result.
+    """
+    every = tuple(faults)
+    first = root(every)
+    lines = [first.headline, *([first.traceback] if first.traceback and not first.told else [])]
+    lines += _others(first, [f for f in every if f is not first])
+    if still := sorted(stopped):
+        lines.append(f"still running, so killed: {_ranks(still)}")
+    if first.echo and (left := sorted(finished)):
+        lines.append(f"had finished by then: {_ranks(left)} (one collective fewer than the others?)")
+    if folder is not None:
+        lines.append(f"log: {log_file(folder, first.rank)}")
+    return RanksFailed("\n".join(lines), first, every)
+
+
+def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
+    same = sorted(f.rank for f in rest if (f.type, f.message) == (first.type, first.message))
+    if same:
+        yield f"also failed, the same way: {_ranks(same)}"
+    for fault in sorted(rest, key=lambda f: f.rank):
+        if not fault.echo and fault.rank not in same:
+            yield f"also failed: {fault.headline}"
+    if lost := sorted(f.rank for f in rest if f.echo and f.rank not in same):
+        yield f"also ended: {_ranks(lost)} (lost {'its peer' if len(lost) == 1 else 'their peer'})"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    return folder / "logs" / f"rank{rank}.log"
+
+
+def write(fault: Fault, folder: Path) -> None:
+    """``errors/rank<N>.json`` of a run folder, where a later attempt replaces it, and the end of the rank's log."""
+    error, log = folder / "errors" / f"rank{fault.rank}.json", log_file(folder, fault.rank)
+    for path in (error, log):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    error.write_text(json.dumps(asdict(fault), indent=2) + "\n", encoding="utf-8")
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"{fault.traceback or fault.headline}\n")

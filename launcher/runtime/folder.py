@@ -1,0 +1,105 @@
+"""The folder of one run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import Problem, RequestError
+
+_log = logging.getLogger(__name__)
+
+
+def check_writable(root: Path, key: str = "runs") -> Problem | None:
+    """What would keep a run folder from being made below ``root``; writes nothing."""
+    there = root
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        return _problem(key, root, f"{there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return _problem(key, root, f"{there} is not writable")
+    return None
+
+
+def make(root: Path, name: str) -> Path:
+    """A new ``<root>/<name>/<NNNN>``, ``latest`` beside it pointing there. Runs that start at once get one each."""
+    with _refused("runs", root):
+        home = root / name
+        home.mkdir(parents=True, exist_ok=True)
+        number = max((int(p.name) for p in home.iterdir() if p.name.isdecimal()), default=0) + 1
+        while not _made(home / f"{number:04d}"):
+            number += 1
+    run = home / f"{number:04d}"
+    _point(home / "latest", run.name)
+    return run
+
+
+def reopen(run_dir: Path) -> Path:
+    """The folder the user named, made if it is not there yet."""
+    with _refused("run_dir", run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+    if problem := check_writable(run_dir, "run_dir"):
+        raise RequestError((problem,))
+    return run_dir
+
+
+def write_command(run: Path, argv: Sequence[str]) -> None:
+    """``command.txt``: a line for each start, to paste into a shell; later ones resumed what the first began."""
+    with _refused("run_dir", run), (run / "command.txt").open("a", encoding="utf-8") as file:
+        file.write(shlex.join(argv) + "\n")
+
+
+def write_status(run: Path, **fields: Any) -> None:
+    """Replace ``status.json``; a reader sees the old one or the new one, never a part."""
+    new = run / f".status.json.{os.getpid()}"
+    new.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    new.replace(run / "status.json")
+
+
+def read_status(run: Path) -> dict[str, Any] | None:
+    """``None`` when the run never got so far as to have one."""
+    try:
+        status = json.loads((run / "status.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    assert isinstance(status, dict), status
+    return status
+
+
+def _made(path: Path) -> bool:
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def _point(link: Path, target: str) -> None:
+    """A convenience, so a file system without links costs a warning and not the run."""
+    new = link.with_name(f".latest.{target}")
+    try:
+        new.unlink(missing_ok=True)
+        new.symlink_to(target)
+        new.replace(link)
+    except OSError as error:
+        new.unlink(missing_ok=True)
+        _log.warning("%s does not point to %s: %s", link, target, error.strerror)
+
+
+@contextmanager
+def _refused(key: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RequestError((_problem(key, path, f"{error.filename}: {error.strerror}"),)) from error
+
+
+def _problem(key: str, path: Path, why: str) -> Problem:
+    return Problem(key, f"a run folder cannot be made at {path}: {why}", f"{key}=/path/you/can/write")

@@ -1,0 +1,70 @@
+"""One launcher at a time in a run folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from launcher.errors import Problem, RequestError
+
+NAME = ".lock"
+PATIENCE_S = 5.0  # for ranks that their launcher's death is just ending
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Holds ``run`` for this process and the ranks forked from it; ``RequestError`` while another launcher has it.
+
+    The kernel lets go when the last of them has ended, however that came. A file system without locks costs a warning.
+    """
+    with (run / NAME).open("a+", encoding="utf-8") as file:
+        if _taken(file):
+            _wait_for_the_dead(file, run)
+        file.truncate(0)
+        file.write(f"{os.getpid()} {socket.gethostname()}\n")
+        file.flush()
+        yield
+
+
+def _taken(file: TextIO) -> bool:
+    """Whether somebody else has it; else it is ours."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _log.warning("%s: this file system has no locks; see that no other launcher works there", file.name)
+    return False
+
+
+def _wait_for_the_dead(file: TextIO, run: Path) -> None:
+    """A holder that is gone has left ranks behind, which are ending; one that lives is to be left alone."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        file.seek(0)
+        pid, _, host = file.read().strip().partition(" ")
+        if _alive(pid, host) or time.monotonic() > end:
+            text = f"{run}: another launcher is at work there (process {pid or '?'} on {host or '?'})"
+            raise RequestError((Problem("run_dir", text, "run_dir=ANOTHER"),))
+        time.sleep(0.02)
+        if not _taken(file):
+            return
+
+
+def _alive(pid: str, host: str) -> bool:
+    """``False`` only for a process of this machine that has ended; an empty file is one that is about to be written."""
+    if not pid:
+        return False
+    return host != socket.gethostname() or Path("/proc", pid).exists()

@@ -1,0 +1,80 @@
+"""What one rank says: to the console, to its file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from logging.handlers import QueueHandler
+from pathlib import Path
+from typing import TextIO
+
+from launcher.runtime.faults import log_file
+
+
+class Relay(QueueHandler):
+    """Hands each record over, ready to be pickled, instead of writing it."""
+
+    def __init__(self, send: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(queue=None)  # type: ignore[arg-type]
+        self._send = send
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self._send(record)
+
+
+class Console(logging.StreamHandler[TextIO]):
+    """Standard error as it is at the time: a progress bar on the terminal takes its place while it is drawn."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
+def console() -> None:
+    """Show what this process and its rank 0 log, unless the program that we are part of has handlers of its own."""
+    if not logging.getLogger().handlers:
+        _install([_handler(Console(), "%(message)s")])
+
+
+def configure(rank: int, folder: Path | None, console: logging.Handler | None = None) -> None:
+    """Rank 0 logs to the console and to its file; all that another rank prints or logs goes to its file.
+
+    ``console`` stands for rank 0's console where the supervisor owns it. Without a run folder the other ranks keep
+    the console too, each line naming the rank.
+    """
+    handlers = [] if rank else [console or _handler(logging.StreamHandler(), "%(message)s")]
+    if folder is None:
+        _install(handlers or [_handler(logging.StreamHandler(), f"rank {rank}: %(message)s")])
+        return
+    path = log_file(folder, rank)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if rank:
+        _redirect(path)
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    _install([*handlers, _handler(logging.FileHandler(path, encoding="utf-8"), form)])
+
+
+def _redirect(path: Path) -> None:
+    """Standard output and error, native code's too, to the end of ``path``; nothing to read from the terminal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab") as file, open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+
+
+def _handler(handler: logging.Handler, form: str) -> logging.Handler:
+    handler.setFormatter(logging.Formatter(form))
+    return handler
+
+
+def _install(handlers: list[logging.Handler]) -> None:
+    # no force=True: it would close the handlers of the process this one was forked from
+    logging.getLogger().handlers[:] = handlers
+    logging.getLogger("launcher").setLevel(logging.INFO)

@@ -1,0 +1,94 @@
+"""Trains and validates: the loop over optimizer steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from resource import RUSAGE_SELF, getrusage
+
+import torch
+import torch.distributed as dist
+
+from launcher.errors import RunError
+from launcher.runtime.session import Session
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What the loop does besides stepping; ``None`` is never. ``lr`` sets the rate of a step and returns it."""
+
+    until: int
+    lr: Callable[[int], float]
+    clip: float | None
+    log_every: int
+    eval_every: int | None
+    eval_batches: int | None
+    save_every: int | None
+    save: Callable[[Session], None]
+    units: int
+    unit: str
+
+
+def train(s: Session, loop: Loop) -> None:
+    """Optimizer steps from ``s.step`` up to ``loop.until``."""
+    while s.step < loop.until:
+        began = time.perf_counter()
+        lr = loop.lr(s.step)
+        loss, norm = step(s, loop.clip)
+        s.step += 1
+        s.results["loss"] = loss
+        if s.world.rank == 0 and (s.step % loop.log_every == 0 or s.step == loop.until):
+            seconds = time.perf_counter() - began
+            s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
+                    f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
+                    "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20})  # fmt: skip
+        if loop.eval_every and s.step % loop.eval_every == 0 and s.step < loop.until:
+            validate(s, loop.eval_batches)
+        if loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until:
+            loop.save(s)
+
+
+def step(s: Session, clip: float | None) -> tuple[float, float]:
+    """One optimizer step. Returns the global batch's mean loss and the gradient norm before clipping.
+
+    Raises ``RunError`` when either is not finite: the weights are then still those of the step before.
+    """
+    batch = s.feed.batch(s.step)
+    s.optimizer.zero_grad(set_to_none=True)
+    loss = s.pipeline.step(batch.inputs, batch.targets)
+    both = torch.stack([loss.cpu(), s.norm.squared()])
+    dist.all_reduce(both)
+    mean = both[0].item() / (s.plan.sizes.micros * s.plan.sizes.replicas)
+    norm = math.sqrt(both[1].item()) if both[1].item() >= 0 else math.nan
+    if not (math.isfinite(mean) and math.isfinite(norm)):
+        text = f"step {s.step + 1}: the loss is {mean} and the gradient norm {norm}; the weights were not touched"
+        raise RunError(f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step")
+    if clip is not None:
+        s.norm.clip(norm, clip)
+    s.optimizer.step()
+    return mean, norm
+
+
+def validate(s: Session, batches: int | None) -> float:
+    """Mean loss over held-out samples, each counted once."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for batch in s.feed.held_out(batches):
+        total += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
+        count += batch.valid if s.pipeline.last else 0
+    both = torch.stack([total, torch.tensor(float(count), dtype=torch.float64)])
+    dist.all_reduce(both)
+    loss = both[0].item() / both[1].item()
+    s.results |= {"val_loss": loss, "val_step": s.step}
+    if s.world.rank == 0:
+        s.emit({"step": s.step, "val_loss": loss})
+    return loss
+
+
+def memory(s: Session) -> int:
+    """Peak bytes of this rank: of the device's allocator on CUDA, of the process elsewhere."""
+    device = torch.device(s.world.device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return getrusage(RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,66 @@
+"""Where the ranks of one attempt find each other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from launcher.errors import Problem, RequestError
+
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What a rank needs to open the store: a file that nobody else has, or a port of this machine."""
+
+    path: str | None = None
+    port: int | None = None
+    listener: int = -1
+
+    def store(self, size: int, timeout_s: float) -> Store:
+        """The store, as one of ``size`` ranks opens it."""
+        if self.path is not None:
+            return FileStore(self.path, size)
+        assert self.port is not None
+        return TCPStore(_HOST, self.port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+    @contextmanager
+    def hosted(self) -> Iterator[None]:
+        """Answers on the port during the block. It starts a thread, so fork the ranks first: the backlog holds them."""
+        if self.port is None:
+            yield
+            return
+        own = os.dup(self.listener)  # the store closes the descriptor it is given
+        server = TCPStore(_HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
+        try:
+            yield
+        finally:
+            del server
+
+
+@contextmanager
+def meeting(port: int | None) -> Iterator[Meeting]:
+    """A fresh store for one attempt. ``None`` needs no port at all; 0 takes any free one."""
+    if port is None:
+        with tempfile.TemporaryDirectory(prefix="launcher-", ignore_cleanup_errors=True) as folder:
+            yield Meeting(path=str(Path(folder, "store")))
+        return
+    with _listen(port) as listener:
+        yield Meeting(port=listener.getsockname()[1], listener=listener.fileno())
+
+
+def _listen(port: int) -> socket.socket:
+    try:
+        return socket.create_server((_HOST, port), backlog=1024)
+    except OSError as error:
+        text = f"port {port} on {_HOST} cannot be used: {os.strerror(error.errno or 0)}"
+        raise RequestError((Problem("launch.port", text, "launch.port=null"),)) from error

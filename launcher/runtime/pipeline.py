@@ -1,0 +1,115 @@
+"""Runs the plan's schedules: one training step, or one evaluation, over all micro batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from launcher.parallel.mode import evaluating
+from launcher.parallel.parallelize import Parallel
+from launcher.parallel.read import dtype_of
+from launcher.plan.facts import TensorSpec
+from launcher.plan.plan import Plan
+from launcher.runtime import torch_pipeline
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(output, target) of one micro batch -> mean loss, 0-d."""
+
+
+class Pipeline:
+    """One rank's stages on torch's pipeline runtime.
+
+    The loss of a micro batch is scaled so that plain sums, over micro batches and data-parallel ranks, give the
+    gradient of the global batch: nothing is divided afterwards.
+    """
+
+    def __init__(self, model: Parallel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
+        self.model, self.loss = model, loss
+        plan = model.plan
+        self.first = any(p.stage.index == 0 for p in model.parts)
+        self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
+        micros = plan.sizes.micros if plan.loss_reduction == "mean" else 1
+        self.scale = 1.0 / (micros * (plan.sizes.replicas if plan.gradients_mean else 1))
+        self.targets: list[torch.Tensor] = []
+        self.valid: list[int] = []
+        self.raw: list[torch.Tensor] = []
+        self._train = torch_pipeline.runtime(
+            _stages(model, inputs, device), plan.schedule, plan.sizes.micros, self._training_loss
+        )
+        self._evaluate = torch_pipeline.runtime(
+            _stages(model, inputs, device), plan.evaluation, plan.sizes.micros, self._evaluation_loss
+        )
+
+    def step(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> torch.Tensor:
+        """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
+
+        ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns the sum of the micro
+        batches' mean losses (0-d), 0 on ranks without the last stage.
+        """
+        self._run(self._train, inputs, targets, None)
+        self.model.reduce()
+        return self._sum()
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int) -> torch.Tensor:
+        """Sum of the losses of the first ``valid`` samples of this rank's part; the rest is padding. No gradients."""
+        with evaluating(p.module for p in self.model.parts):
+            self._run(self._evaluate, inputs, targets, valid)
+        return self._sum()
+
+    def _run(
+        self,
+        run: torch_pipeline.Runtime,
+        inputs: Sequence[torch.Tensor],
+        targets: torch.Tensor | None,
+        valid: int | None,
+    ) -> None:
+        size, micros = self.model.plan.sizes.micro_batch, self.model.plan.sizes.micros
+        sizes = {len(t) for t in (*(inputs if self.first else ()), *([] if targets is None else [targets]))}
+        assert sizes <= {size * micros}, f"{sizes} samples, planned {size * micros}: torch would not notice"
+        self.raw = []
+        if targets is not None:
+            self.targets = list(targets.split(size))
+            limit = len(targets) if valid is None else valid
+            self.valid = [max(0, min(size, limit - size * m)) for m in range(micros)]
+        numbers = torch.arange(micros) if self.last else None  # the target torch cuts up is the micro batch's number
+        run.step(*(inputs if self.first else ()), target=numbers, return_outputs=False)
+
+    def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        loss = self.loss(output, self.targets[int(number)])
+        self.raw.append(loss.detach())
+        return loss * self.scale
+
+    def _evaluation_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        n = self.valid[int(number)]
+        loss = self.loss(output[:n], self.targets[int(number)][:n]) * n if n else output.new_zeros(())
+        self.raw.append(loss)
+        return loss
+
+    def _sum(self) -> torch.Tensor:
+        return torch.stack([r.double() for r in self.raw]).sum() if self.raw else torch.zeros((), dtype=torch.float64)
+
+
+def _stages(model: Parallel, inputs: Sequence[TensorSpec], device: torch.device) -> list[torch_pipeline.Stage]:
+    plan = model.plan
+    level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
+    out = []
+    for part in model.parts:
+        s = part.stage.index
+        before = inputs if s == 0 else _flat(plan, s - 1)
+        after = _flat(plan, s) if s < len(plan.stages) - 1 else plan.output
+        ins = tuple(_meta(t, grad=s > 0) for t in before)
+        outs = tuple(_meta(t, grad=True) for t in after)
+        static = {"input_args": ins, "output_args": outs, "each": level != "level1", "again": level == "level3"}
+        out.append(torch_pipeline.stage(part.module, s, len(plan.stages), device, model.meshes.pp, **static))
+    return out
+
+
+def _flat(plan: Plan, boundary: int) -> tuple[TensorSpec, ...]:
+    return tuple(t for c in plan.boundaries[boundary] for t in c.specs)
+
+
+def _meta(t: TensorSpec, grad: bool) -> torch.Tensor:
+    dtype = dtype_of(t.dtype)
+    return torch.empty(t.shape, dtype=dtype, device="meta", requires_grad=grad and dtype.is_floating_point)

@@ -1,0 +1,181 @@
+"""How far a run is, on the console."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as RichProgress
+
+Mode = Literal["auto", "bar", "plain", "off"]
+News = Mapping[str, Any]
+Clock = Callable[[], float]
+
+
+class Off:
+    """Says nothing; also the base of what does. Feed it the dict of each step and of each validation.
+
+    Known keys: ``step``, ``steps``, ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s`` or ``samples_per_s``,
+    ``step_ms``; in a validation ``val_<what>``; ``text`` is a line to print. All but the first two may be missing.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def feed(self, news: News) -> None:
+        return None
+
+
+class Plain(Off):
+    """A line at the first and the last step, at every tenth of the way, and when 10 s went by without one."""
+
+    def __init__(self, out: TextIO, clock: Clock) -> None:
+        self._out = out
+        self._pace = Pace(clock)
+        self._clock = clock
+        self._step: int | None = None
+        self._at = 0.0
+
+    def feed(self, news: News) -> None:
+        said = message(news)
+        if said is not None:
+            print(said, file=self._out, flush=True)
+        elif self._due(news["step"], news["steps"]):
+            self._step, self._at = news["step"], self._clock()
+            print(line(news, self._pace.left(news)), file=self._out, flush=True)
+        else:
+            self._pace.left(news)
+
+    def _due(self, step: int, steps: int) -> bool:
+        if self._step is None or step == steps or self._clock() - self._at >= 10:
+            return True
+        return step * 10 // steps > self._step * 10 // steps
+
+
+class Bar(Off):
+    """A live bar, redrawn at most ten times a second; validations stay above it.
+
+    It is drawn from ``feed`` alone: a thread of its own would not survive the fork of a restart.
+    """
+
+    def __init__(self, out: TextIO, clock: Clock) -> None:
+        self._bar = RichProgress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}"),
+            console=Console(file=out),
+            auto_refresh=False,
+            expand=True,
+        )
+        self._pace = Pace(clock)
+        self._clock = clock
+        self._task: TaskID | None = None
+        self._drawn = float("-inf")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def feed(self, news: News) -> None:
+        said = message(news)
+        if said is not None:
+            self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
+            return
+        step, steps = news["step"], news["steps"]
+        text = "  ".join(facts(news, self._pace.left(news)))
+        if self._task is None:
+            self._task = self._bar.add_task(text, total=steps, completed=step)
+            self._bar.start()
+        draw = step == steps or self._clock() - self._drawn >= 0.1
+        self._bar.update(self._task, completed=step, total=steps, description=text, refresh=draw)
+        if draw:
+            self._drawn = self._clock()
+
+
+def progress(mode: Mode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic) -> Off:
+    """``auto`` draws a bar on a terminal and prints plain lines elsewhere. ``clock`` counts seconds."""
+    out = sys.stdout if out is None else out
+    if mode == "auto":
+        mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
+    return Bar(out, clock) if mode == "bar" else Plain(out, clock) if mode == "plain" else Off()
+
+
+class Pace:
+    """Time left, from the steps seen so far."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+
+    def left(self, news: News) -> float | None:
+        """Seconds; by the first step's own ``step_ms`` while there is nothing to compare with."""
+        step, now = news["step"], self._clock()
+        if self._first is None or step < self._first[0]:  # a restart goes back
+            self._first = step, now
+        done = step - self._first[0]
+        each = (now - self._first[1]) / done if done else news["step_ms"] / 1000 if "step_ms" in news else None
+        return None if each is None else each * (news["steps"] - step)
+
+
+def message(news: News) -> str | None:
+    """What to print as a line of its own: a text or a validation; ``None`` for a training step."""
+    if "text" in news:
+        return str(news["text"])
+    found = [f"{key.removeprefix('val_')} {value:.4f}" for key, value in news.items() if key.startswith("val_")]
+    if not found:
+        return None
+    return "  ".join([*([f"step {news['step']}"] if "step" in news else []), "validation", *found])
+
+
+def line(news: News, left: float | None) -> str:
+    """
+    >>> line({"step": 40, "steps": 200, "loss": 2.31008, "lr": 0.0029, "tokens_per_s": 12345.6}, 21.4)
+    'step 40/200  loss 2.3101  lr 2.9e-03  12.3k tokens/s  eta 0:21'
+    """
+    return "  ".join([f"step {news['step']}/{news['steps']}", *facts(news, left)])
+
+
+def facts(news: News, left: float | None) -> list[str]:
+    """The readable part of a training step; no time left is shown for the last."""
+    found = [form(news[key]) for key, form in _FORMS.items() if key in news]
+    return found if left is None or news["step"] == news["steps"] else [*found, f"eta {span(left)}"]
+
+
+_FORMS: Mapping[str, Callable[[float], str]] = {
+    "loss": lambda value: f"loss {value:.4f}",
+    "lr": lambda value: f"lr {value:.1e}",
+    "tokens_per_s": lambda value: f"{short(value)} tokens/s",
+    "samples_per_s": lambda value: f"{short(value)} samples/s",
+}
+
+
+def short(value: float) -> str:
+    """
+    >>> short(7.25), short(999), short(12345.6), short(2.5e6)
+    ('7.2', '999', '12.3k', '2.5M')
+    """
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def span(seconds: float) -> str:
+    """
+    >>> span(21.4), span(3661)
+    ('0:21', '1:01:01')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

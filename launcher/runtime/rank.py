@@ -1,0 +1,96 @@
+"""The life of one rank: set up, meet the others, work, report."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from launcher.runtime import faults, log
+from launcher.runtime.channel import Outbox
+from launcher.runtime.meet import Meeting
+from launcher.runtime.world import World, connect, place
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every rank of one attempt is told. ``alone``: a single process that needs no process group."""
+
+    work: Callable[[World], object]
+    size: int
+    attempt: int
+    device: str
+    backend: str
+    timeout_s: float
+    threads: int
+    folder: Path | None
+    meeting: Meeting
+    parent: int
+    alone: bool = False
+
+
+def live(task: Task, rank: int, fd: int) -> int:
+    """Do the work of ``rank``, send ``("result", value)`` or ``("fault", Fault)`` to ``fd``; returns the exit code."""
+    box = Outbox(fd)
+    try:
+        _settle(task, rank, box)
+        box.send("result", _work(task, rank, box))
+        return 0
+    except BaseException as error:  # SystemExit too: a rank has no business ending the run quietly
+        _tell(task, rank, box, error)
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _work(task: Task, rank: int, box: Outbox) -> object:
+    send = partial(box.send, "message")
+    device = place(task.device, rank)
+    world = World(rank, task.size, rank, task.size, task.attempt, device, task.backend, send)
+    with (
+        nullcontext()
+        if task.alone
+        else connect(world, task.meeting.store(task.size, task.timeout_s), task.timeout_s, task.threads)
+    ):
+        try:
+            return task.work(world)
+        except BaseException as error:
+            _tell(task, rank, box, error)  # now: leaving the group may wait for a peer that waits for us
+            raise
+
+
+def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
+    """The supervisor keeps the first fault of a rank."""
+    box.send("fault", faults.raised(rank, task.attempt, error, skip=__file__))
+
+
+def _settle(task: Task, rank: int, box: Outbox) -> None:
+    """Die with the supervisor, leave Ctrl-C to it, take SIGTERM as any program does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != task.parent:  # it died before the line above
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what the supervisor draws its progress bar through
+    log.configure(rank, task.folder, log.Relay(partial(box.send, "log")))
+    faulthandler.enable(file=2)
+    os.environ.update(_variables(rank, task.size))
+
+
+def _variables(rank: int, size: int) -> dict[str, str]:
+    """What torch and users look up; one node needs no name service, so gloo stays on the loopback unless told."""
+    near = {"GLOO_SOCKET_IFNAME": "lo"} if "lo" in {name for _, name in socket.if_nameindex()} else {}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return near | dict(os.environ) | {key: str(value) for key, value in place.items()}

@@ -1,0 +1,38 @@
+"""A model in training on one rank: everything a step of the request may act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.parallel.norm import Norm
+from launcher.parallel.parallelize import Parallel
+from launcher.plan.plan import Plan
+from launcher.runtime.feed import Feed
+from launcher.runtime.pipeline import Pipeline
+from launcher.runtime.world import World
+
+
+@dataclass
+class Session:
+    """``step``: how many optimizer steps the weights have seen. ``emit`` takes news for the console and the metrics.
+
+    ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
+    """
+
+    world: World
+    plan: Plan
+    folder: Path
+    model: Parallel
+    pipeline: Pipeline
+    optimizer: torch.optim.Optimizer
+    norm: Norm
+    feed: Feed
+    emit: Callable[[dict[str, Any]], None]
+    baseline: float | None = None
+    step: int = 0
+    results: dict[str, float] = field(default_factory=dict)

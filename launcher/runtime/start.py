@@ -1,0 +1,100 @@
+"""Start ranks on this machine and bring back their results."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeVar, cast
+
+from launcher.runtime import faults
+from launcher.runtime.children import Child, fork, spawn
+from launcher.runtime.meet import meeting
+from launcher.runtime.rank import Task
+from launcher.runtime.supervise import STOPS, OnMessage, Outcome, caught, watch
+from launcher.runtime.world import World, backend_of
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+def run_ranks(
+    work: Callable[[World], T],
+    size: int,
+    *,
+    device: str = "cpu",
+    backend: str | None = None,
+    timeout_s: float = 600,
+    folder: Path | None = None,
+    max_restarts: int = 0,
+    port: int | None = None,
+    threads: int = 1,
+    on_message: OnMessage | None = None,
+    start: Literal["fork", "spawn"] | None = None,
+    alone: bool = False,
+) -> list[T]:
+    """``work(world)`` on ``size`` connected ranks; their results in rank order.
+
+    Ranks are forked, so this process must only have imported; CUDA ranks are spawned, so ``work`` must be picklable.
+    Results are pickled. ``timeout_s`` bounds each collective. ``on_message(rank, obj)`` is called here, in the order
+    in which a rank sent; what it raises ends the run. ``folder`` gets ``logs/rank<N>.log`` and ``errors/rank<N>.json``.
+    ``alone`` starts no process group. ``port``: ``None`` rendezvous through a file, else a TCP store on the loopback.
+
+    Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has failed, ``Interrupted`` on SIGINT or
+    SIGTERM (only the main thread sees them), ``RequestError`` if the port is taken. No rank outlives the call or
+    this process.
+    """
+    if start is None:
+        start = "fork" if device == "cpu" else "spawn"
+    backend = backend or backend_of(device)
+    error: faults.RanksFailed | None = None
+    with caught() as stop:
+        for attempt in range(max_restarts + 1):
+            with meeting(port) as place:
+                task = Task(work, size, attempt, device, backend, timeout_s, threads, folder, place, os.getpid(), alone)
+                out = _attempt(task, start, stop, on_message)
+            error = _judge(out, folder)
+            if error is None:
+                return [cast(T, out.results[rank]) for rank in range(size)]
+            if attempt < max_restarts:
+                _log.warning(
+                    "attempt %d of %d: %s; starting again", attempt + 1, max_restarts + 1, error.fault.headline
+                )
+    assert error is not None, "max_restarts is negative"
+    raise error
+
+
+def _judge(out: Outcome, folder: Path | None) -> faults.RanksFailed | None:
+    if out.signum is not None:
+        raise faults.Interrupted(out.signum)
+    if not out.faults:
+        return None
+    if folder is not None:
+        for fault in out.faults.values():
+            faults.write(fault, folder)
+    return faults.failed(out.faults.values(), out.stopped - out.faults.keys(), out.results, folder)
+
+
+def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | None) -> Outcome:
+    live: dict[int, Child] = {}
+    try:
+        for rank in range(task.size):
+            live[rank] = _start(task, rank, start, live)
+        with task.meeting.hosted():
+            return watch(live, task.attempt, stop, on_message)
+    finally:  # empty unless something went wrong here
+        for child in live.values():
+            child.send_signal(signal.SIGKILL)
+        for child in live.values():
+            child.reap()
+
+
+def _start(task: Task, rank: int, start: str, live: dict[int, Child]) -> Child:
+    """Signals wait until the rank has its own handlers: ours would write to our descriptors."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        return fork(task, rank, list(live.values())) if start == "fork" else spawn(task, rank)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,36 @@
+"""Ctrl-C and SIGTERM as an exception, in the process that the user started."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from launcher.runtime.faults import Interrupted
+from launcher.runtime.supervise import STOPS
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """The first SIGINT or SIGTERM in the block raises ``Interrupted``. Only the main thread gets any.
+
+    A signal that is ignored (``nohup``, a background job) stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    mine = [s for s in STOPS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+    before = {s: signal.signal(s, _stop) for s in mine}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _stop(signum: int, _: FrameType | None) -> None:
+    for more in STOPS:
+        signal.signal(more, signal.SIG_IGN)  # a launcher sends what the terminal has sent already; we are leaving
+    raise Interrupted(signum)

@@ -1,0 +1,159 @@
+"""Watch the ranks of one attempt until the last has ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from launcher.runtime.children import Child
+from launcher.runtime.faults import Fault, died
+
+GRACE_S = 1.5  # from the first failure, or from the signal, until what still runs is killed
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+OnMessage = Callable[[int, object], None]
+
+
+@dataclass
+class Outcome:
+    """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent."""
+
+    attempt: int
+    results: dict[int, object] = field(default_factory=dict)
+    faults: dict[int, Fault] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    signum: int | None = None
+
+
+@contextmanager
+def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
+    """A descriptor that yields a byte a signal; ``None`` outside the main thread, which alone gets any.
+
+    A signal that is ignored (``nohup``, a background job) stays so.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    mine = [s for s in signums if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+    before = {s: signal.signal(s, lambda signum, _: _note(write, signum)) for s in mine}
+    try:
+        yield read
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        late = _unread(read)
+        os.close(read)
+        os.close(write)
+        for signum in late:  # it came after the last look at the descriptor
+            signal.raise_signal(signum)
+
+
+def _unread(fd: int) -> bytes:
+    try:
+        return os.read(fd, 64)
+    except BlockingIOError:
+        return b""
+
+
+def _note(fd: int, signum: int) -> None:
+    os.write(fd, bytes([signum]))
+
+
+def watch(live: dict[int, Child], attempt: int, stop: int | None, on_message: OnMessage | None) -> Outcome:
+    """Returns when ``live`` is empty: each child leaves it as it is reaped.
+
+    After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody wants it.
+    """
+    return _Watch(live, attempt, stop, on_message).run()
+
+
+class _Watch:
+    def __init__(self, live: dict[int, Child], attempt: int, stop: int | None, on_message: OnMessage | None) -> None:
+        self._live = live
+        self._stop = stop
+        self._on_message = on_message
+        self._deadline: float | None = None
+        self._out = Outcome(attempt)
+
+    def run(self) -> Outcome:
+        with selectors.DefaultSelector() as ready:
+            if self._stop is not None:
+                ready.register(self._stop, selectors.EVENT_READ, self._told)
+            for child in self._live.values():
+                ready.register(child.inbox.fd, selectors.EVENT_READ, partial(self._heard, ready, child))
+                ready.register(child.pidfd, selectors.EVENT_READ, partial(self._ended, ready, child))
+            while self._live:
+                for key, _ in ready.select(self._patience()):
+                    key.data()
+                if self._patience() == 0:
+                    self._kill()
+        return self._out
+
+    def _patience(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _hurry(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + GRACE_S
+
+    def _kill(self) -> None:
+        for child in self._live.values():
+            child.send_signal(signal.SIGKILL)
+        self._out.stopped |= self._live.keys()
+        self._deadline = None
+
+    def _told(self) -> None:
+        """The user asked to stop; who asks twice does not want to wait."""
+        assert self._stop is not None
+        asked = _unread(self._stop)
+        if self._out.signum is not None or len(asked) > 1:
+            self._deadline = time.monotonic()
+        if self._out.signum is None:
+            self._out.signum = asked[0]
+            for child in self._live.values():
+                child.send_signal(signal.SIGTERM)
+            self._hurry()
+
+    def _heard(self, ready: selectors.BaseSelector, child: Child) -> None:
+        if child.rank not in self._live:  # it ended in this very round
+            return
+        self._take(child)
+        if child.inbox.ended:
+            ready.unregister(child.inbox.fd)
+
+    def _take(self, child: Child) -> None:
+        for kind, value in child.inbox.drain():
+            if kind == "message" and self._on_message is not None:
+                self._on_message(child.rank, value)
+            elif kind == "result":
+                self._out.results[child.rank] = value
+            elif kind == "log":
+                assert isinstance(value, logging.LogRecord)
+                logging.getLogger(value.name).handle(value)
+            elif kind == "fault":
+                assert isinstance(value, Fault)
+                self._out.faults.setdefault(child.rank, value)
+                self._hurry()
+
+    def _ended(self, ready: selectors.BaseSelector, child: Child) -> None:
+        self._take(child)
+        if child.inbox.fd in ready.get_map():
+            ready.unregister(child.inbox.fd)
+        ready.unregister(child.pidfd)
+        del self._live[child.rank]
+        code = child.reap()
+        done = code == 0 and child.rank in self._out.results
+        if not done and child.rank not in self._out.faults and child.rank not in self._out.stopped:
+            self._out.faults[child.rank] = died(child.rank, self._out.attempt, code)
+            self._hurry()

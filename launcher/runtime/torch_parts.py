@@ -1,0 +1,62 @@
+"""Tells at once, in one sentence, when this torch lacks a private part that we build on."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from launcher.errors import Problem, RequestError
+
+SUPPORTED = ">=2.11,<2.14"
+
+PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("torch.distributed.pipelining.schedules", "_Action", ("stage_index", "computation_type", "microbatch_index")),
+    ("torch.distributed.pipelining.schedules", "_ComputationType.FORWARD", ()),
+    ("torch.distributed.pipelining.schedules", "_ComputationType.FULL_BACKWARD", ()),
+    ("torch.distributed.pipelining.schedules", "_ComputationType.BACKWARD_INPUT", ()),
+    ("torch.distributed.pipelining.schedules", "_ComputationType.BACKWARD_WEIGHT", ()),
+    ("torch.distributed.pipelining.schedules", "_add_send_recv", ("compute_actions", "stage_to_rank", "num_stages")),
+    ("torch.distributed.pipelining.schedules", "_add_unshard_reshard", ("compute_actions",)),
+    ("torch.distributed.pipelining.schedules", "PipelineScheduleMulti.__init__", ("loss_fn", "scale_grads")),
+    ("torch.distributed.pipelining.schedules", "_PipelineScheduleRuntime.step", ("target", "return_outputs")),
+    ("torch.distributed.pipelining.schedules", "_PipelineScheduleRuntime._prepare_schedule_with_comms",
+     ("actions", "format")),
+    ("torch.distributed.pipelining", "PipelineStage.__init__", ("input_args", "output_args", "group")),
+    ("torch.distributed.pipelining", "PipelineStage.forward_one_chunk", ("fwd_chunk_id",)),
+    ("torch.distributed.pipelining", "PipelineStage.backward_maybe_with_nosync",
+     ("backward_type", "bwd_kwargs", "last_backward")),
+    ("torch.distributed.pipelining._backward", "stage_backward", ("stage_output", "output_grads", "input_values")),
+    ("torch.distributed.fsdp", "FSDPModule.set_is_last_backward", ("is_last_backward",)),
+    ("torch.distributed.fsdp", "FSDPModule.set_reshard_after_backward", ("reshard_after_backward",)),
+    ("torch.distributed.fsdp", "FSDPModule.set_requires_gradient_sync", ("requires_gradient_sync",)),
+    ("torch.distributed.fsdp", "FSDPModule.set_gradient_divide_factor", ("factor",)),
+    ("torch.distributed.fsdp", "FSDPModule.set_force_sum_reduction_for_comms", ("enable",)),
+    ("torch.distributed.fsdp", "fully_shard", ("mesh", "reshard_after_forward", "ignored_params")),
+    ("torch.utils._python_dispatch", "TorchDispatchMode", ()),
+    ("torch.utils._python_dispatch", "_disable_current_modes", ()),
+    ("torch.utils.flop_counter", "flop_registry", ()),
+    ("torch.nn.init", "_no_grad_trunc_normal_", ("tensor",)),
+)  # fmt: skip
+"""Module, name in it, and arguments that we pass or override by name."""
+
+
+def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:
+    """Raises ``RequestError`` naming all that is missing, the torch at hand and those that fit. Takes milliseconds."""
+    missing = [text for module, name, arguments in parts for text in _missing(module, name, arguments)]
+    if missing:
+        text = f"torch {torch.__version__} is not one that this version can use: {'; '.join(missing)}"
+        raise RequestError((Problem("", text, f"pip install 'torch{SUPPORTED}'"),))
+
+
+def _missing(module: str, name: str, arguments: tuple[str, ...]) -> list[str]:
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError):
+        return [f"{module}.{name} is not there"]
+    known = inspect.signature(found).parameters if arguments else {}
+    return [f"{module}.{name} takes no {a!r}" for a in arguments if a not in known]

@@ -1,0 +1,110 @@
+"""The private parts of ``torch.distributed.pipelining`` that we use, and nothing else of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+
+from launcher.errors import RunError
+from launcher.plan.actions import Action, Schedule
+from launcher.runtime.torch_parts import verify
+
+verify()  # here, before an import below fails with less to say
+
+from torch.distributed.pipelining._backward import stage_backward  # noqa: E402
+from torch.distributed.pipelining.schedules import (  # noqa: E402
+    _Action,
+    _add_send_recv,
+    _add_unshard_reshard,
+    _ComputationType,
+    _PipelineScheduleRuntime,
+)
+
+KINDS = {
+    "F": _ComputationType.FORWARD,
+    "B": _ComputationType.FULL_BACKWARD,
+    "I": _ComputationType.BACKWARD_INPUT,
+    "W": _ComputationType.BACKWARD_WEIGHT,
+}
+
+Runtime = _PipelineScheduleRuntime
+
+
+class Stage(PipelineStage):
+    """A stage whose sharded gradients are reduced once a step, or (``each``) after every micro batch.
+
+    torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``again``: weights are dropped after
+    every backward too.
+    """
+
+    def __init__(self, *args: Any, each: bool, again: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.each, self.again, self.sends = each, again, kwargs["output_args"]
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
+        out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        if not self.is_last:
+            for got, planned in zip(out, self.sends, strict=True):
+                if (got.shape, got.dtype) != (planned.shape, planned.dtype):
+                    text = f"stage {self.stage_index} hands on {_spec(got)} where {_spec(planned)} was planned"
+                    raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
+        return out
+
+    def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+        module = self.submod
+        if not (self.each and isinstance(module, FSDPModule)):
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        assert backward_type == "full", f"{backward_type}: split backwards do not reduce each micro batch"
+        module.set_is_last_backward(True)
+        module.set_reshard_after_backward(self.again)
+        module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
+        given = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
+        return stage_backward(*given), None
+
+    def _post_metadata_inference_cleanup(self) -> None:
+        """Static metadata leave nothing to clean up; torch would drop the gradients, also before an evaluation."""
+
+
+def _spec(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+
+
+class Forward(_PipelineScheduleRuntime):
+    """A schedule without backwards, which torch's own check of schedules would refuse."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._has_backward = False
+
+    def _prepare_schedule_with_comms(self, actions: Any, format: str = "compute_only") -> None:
+        gathered = {r: _add_unshard_reshard(row) for r, row in actions.items()}
+        to_rank = self.stage_index_to_group_rank  # torch's default is the plan's: stage % ranks
+        self.pipeline_order_with_comms = _add_send_recv(gathered, lambda s: to_rank[s], self._num_stages)
+
+
+def runtime(stages: Sequence[Stage], schedule: Schedule, micros: int, loss: Callable[..., Any]) -> Runtime:
+    """torch's pipeline runtime on exactly these actions; torch adds sends, receives and FSDP2's gathers."""
+    backward = any(a.kind != "F" for row in schedule for a in row)
+    kind = _PipelineScheduleRuntime if backward else Forward
+    run = kind(list(stages), micros, loss_fn=loss, scale_grads=False)
+    rows: dict[int, list[_Action | None]] = {r: [_action(a) for a in row] for r, row in enumerate(schedule)}
+    run._prepare_schedule_with_comms(rows, format="compute_only")
+    return run
+
+
+def _action(a: Action) -> _Action:
+    return _Action(a.stage, KINDS[a.kind], a.micro)
+
+
+def stage(
+    module: nn.Module, index: int, count: int, device: torch.device, group: dist.ProcessGroup, **kwargs: Any
+) -> Stage:
+    """One stage with static metadata: ``input_args`` and ``output_args`` are meta tensors of one micro batch."""
+    return Stage(module, index, count, device, group=group, **kwargs)

@@ -1,0 +1,59 @@
+"""Metrics survive a kill and go on where the run goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launcher.runtime.metrics import Metrics, read
+
+ROWS = [{"step": n, "loss": n / 2} for n in range(1, 6)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as metrics:
+        for row in ROWS:
+            metrics.write(row)
+    return path
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+        metrics.write({"step": 1, "loss": 2.5})
+        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": 2.5}\n'
+
+
+def test_rows_from_the_resumed_step_on_are_written_again(path):
+    with Metrics(path, first_step=4) as metrics:
+        metrics.write({"step": 4, "loss": 9.0})
+    assert read(path) == [*ROWS[:3], {"step": 4, "loss": 9.0}]
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 6, "lo', b"\0\0\0\0\n", b"[1]\n", b'{"step": 6}'])
+def test_a_torn_tail_is_cut_off(path, tail):
+    with path.open("ab") as file:
+        file.write(tail)
+    with Metrics(path, first_step=6) as metrics:
+        metrics.write({"step": 6})
+    assert path.read_text() == "".join(json.dumps(row) + "\n" for row in [*ROWS, {"step": 6}])
+
+
+def test_starting_over_starts_empty(path):
+    with Metrics(path):
+        assert path.read_text() == ""
+
+
+def test_what_json_cannot_say_is_null(tmp_path):
+    with Metrics(tmp_path / "metrics.jsonl") as metrics:
+        metrics.write({"step": 1, "loss": float("nan"), "lr": float("inf")})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "loss": null, "lr": null}\n'
+
+
+def test_a_table_has_a_column_for_every_key(tmp_path):
+    with Metrics(tmp_path / "metrics.jsonl", table=tmp_path / "metrics.csv") as metrics:
+        metrics.write({"step": 1, "loss": 2.5})
+        metrics.write({"step": 1, "val_loss": 2.0})
+    assert (tmp_path / "metrics.csv").read_text() == "step,loss,val_loss\n1,2.5,\n1,,2.0\n"

@@ -1,0 +1,48 @@
+"""A torch that lacks what we build on is named at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from launcher.errors import RequestError
+from launcher.runtime.torch_parts import PARTS, verify
+
+
+def test_the_torch_at_hand_has_all_parts():
+    verify()
+
+
+def test_everything_that_is_missing_is_said_in_one_error():
+    schedules = "torch.distributed.pipelining.schedules"
+    parts = (
+        (schedules, "_Action", ("stage_index", "colour")),
+        (schedules, "_Gone.method", ()),
+        ("torch.distributed.nowhere", "thing", ()),
+        *PARTS,
+    )
+    with pytest.raises(RequestError) as refused:
+        verify(parts)
+    assert str(refused.value) == (
+        f"torch {torch.__version__} is not one that this version can use: {schedules}._Action takes no 'colour'; "
+        f"{schedules}._Gone.method is not there; torch.distributed.nowhere.thing is not there "
+        "(try: pip install 'torch>=2.11,<2.14')"
+    )
+
+
+def test_it_is_said_before_any_import_fails():
+    code = (
+        "import torch.distributed.pipelining.schedules as s\n"
+        "del s._PipelineScheduleRuntime\n"
+        "import launcher.runtime.torch_pipeline\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    schedules = "torch.distributed.pipelining.schedules._PipelineScheduleRuntime"
+    assert done.stderr.strip().splitlines()[-1] == (
+        f"launcher.errors.RequestError: torch {torch.__version__} is not one that this version can use: "
+        f"{schedules}.step is not there; {schedules}._prepare_schedule_with_comms is not there "
+        "(try: pip install 'torch>=2.11,<2.14')"
+    )

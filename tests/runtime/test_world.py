@@ -1,0 +1,107 @@
+"""A rank started by somebody else finds its place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from launcher.runtime.world import World, deterministic, first_host, outer, tasks_per_node
+from tests.ranks import on_ranks
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = {
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}  # fmt: skip
+SRUN = {
+    "SLURM_PROCID": "5", "SLURM_NTASKS": "7", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3", "SLURM_STEP_NODELIST": "gpu[01-02]", "SLURM_JOB_ID": "77",
+}  # fmt: skip
+
+
+def test_torchrun_tells_every_place():
+    assert outer("cuda", env=TORCHRUN) == World(5, 8, 1, 4, 2, "cuda:1", "cpu:gloo,cuda:nccl")
+
+
+def test_srun_tells_every_place():
+    assert outer("cpu", env=SRUN) == World(5, 7, 1, 3, 0, "cpu", "gloo")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"},
+        {k: v for k, v in SRUN.items() if "STEP" not in k},
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1"},
+    ],
+    ids=["nothing", "half of torchrun", "our own rank", "the shell of sbatch", "srun of one task"],
+)
+def test_nobody_started_us(env):
+    assert outer(env=env) is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[007-009,12],x", "gpu007"), ("a[3,5]-ib", "a3-ib"), ("a-b[01-02]", "a-b01")],
+)
+def test_the_first_host_of_a_node_list(nodes, host):
+    assert first_host(nodes) == host
+
+
+def test_tasks_per_node_are_spelt_out():
+    assert tasks_per_node("2(x3),1,4(x1)") == (2, 2, 2, 1, 4)
+
+
+def test_ranks_of_torchrun_share_its_store():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    done = subprocess.run(
+        [*command, "tests.runtime.joining"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert sorted(done.stdout.split("\n")) == ["", "rank 0 of 2: 3.0", "rank 1 of 2: 3.0"], done.stderr
+
+
+def test_ranks_of_srun_meet_at_the_first_host():
+    port = str(on_ranks(1, lambda _: free_port())[0])
+    step = {
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "MASTER_PORT": port,
+        "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.runtime.joining"]
+    tasks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [task.communicate(timeout=120)[0] for task in tasks] == ["rank 0 of 2: 3.0\n", "rank 1 of 2: 3.0\n"]
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_deterministic_refuses_what_is_not():
+    def work(_: World) -> str:
+        deterministic()
+        try:
+            torch.empty(2, 2).put_(torch.tensor([0, 0]), torch.ones(2), accumulate=False)
+        except RuntimeError as error:
+            return str(error)
+        return "accepted"
+
+    [text] = on_ranks(1, work)
+    assert text.startswith("put_ does not have a deterministic implementation")

@@ -1,0 +1,40 @@
+"""A run that ends only when it is told: it prints a line with the process id of each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+
+from launcher.runtime.faults import Interrupted
+from launcher.runtime.start import run_ranks
+from launcher.runtime.world import World
+
+
+def work(world: World) -> None:
+    """Rank 0 waits in a collective for rank 1, which waits for nothing."""
+    if "deaf" in sys.argv:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.all_reduce(torch.ones(1))
+    os.write(1, f"{os.getpid()}\n".encode())  # print may write the end of the line apart
+    if world.rank == 0:
+        dist.all_reduce(torch.ones(1))
+    else:
+        signal.pause() if "deaf" not in sys.argv else forever()
+
+
+def forever() -> None:
+    while True:
+        signal.sigwait({signal.SIGUSR1})
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job starts with it ignored
+    try:
+        run_ranks(work, 2, max_restarts=3, start="spawn" if "spawn" in sys.argv else None)
+    except Interrupted as stop:
+        print(stop)
+        sys.exit(128 + stop.signum)
