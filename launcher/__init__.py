@@ -1,0 +1,27 @@
+"""Declarative training launches: ask (``Job``), decide (``Plan``), do (``run_job``).
+
+Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from launcher.decide import plan_job
+    from launcher.job.schema import Job
+    from launcher.plan.plan import Plan
+    from launcher.run import run_job
+
+__all__ = ["Job", "Plan", "plan_job", "run_job"]
+
+_HOMES = {"Job": "job.schema", "Plan": "plan.plan", "plan_job": "decide", "run_job": "run"}
+
+
+def __getattr__(name: str) -> Any:
+    """Each name is imported when first asked for: ``Job`` must not cost what ``run_job`` does."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'launcher' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"launcher.{_HOMES[name]}"), name)

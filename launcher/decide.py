@@ -1,0 +1,78 @@
+"""From a request to its plan: builds the model without memory, reads it, and lets ``plan`` decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from launcher.data.fit import check_fit
+from launcher.data.problems import check
+from launcher.data.resolve import resolve as resolve_data
+from launcher.errors import Problem
+from launcher.job.parallel import Parallel, Pipeline
+from launcher.job.schema import Job
+from launcher.models.defaults import resolve as resolve_model
+from launcher.plan.facts import DTYPE, TensorSpec
+from launcher.plan.plan import Asked, Plan, ask, leaves, plan
+from launcher.plan.sizes import Note
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
+    """What the model's forward takes for ``batch`` samples, floating inputs in the training precision."""
+    from launcher.data.spec import input_specs
+
+    specs = input_specs(job.data, batch, job.security.allow)
+    return tuple(TensorSpec(s.shape, DTYPE[job.train.precision]) if s.dtype.startswith("float") else s for s in specs)
+
+
+def builder(job: Job) -> Callable[[], nn.Module]:
+    """Builds the model on the default device, in the default dtype."""
+    from launcher.models.build import build_model
+
+    return lambda: build_model(job.model, job.security.allow)
+
+
+def settled(job: Job) -> Job:
+    """``job`` itself, or with ``debug.onerank`` the same batches, micro batches and loss on one rank."""
+    if not job.debug.onerank:
+        return job
+    pipe = job.parallel.pipeline
+    whole = Pipeline(micro_batch_num=pipe.micro_batch_num or pipe.stages, loss_reduction=pipe.loss_reduction)
+    launch = job.launch.model_copy(update={"nproc": 1, "nnodes": 1})
+    parallel = Parallel(pipeline=whole, deferred_init=job.parallel.deferred_init)
+    return job.model_copy(update={"parallel": parallel, "launch": launch})
+
+
+def before_torch(job: Job, found: list[Problem] | None = None) -> Asked:
+    """Everything that can be refused without importing torch, all at once (``RequestError``)."""
+    return ask(settled(job), [*(found or ()), *check(job.data), *check_fit(job.model, job.data)])
+
+
+def plan_job(job: Job) -> Plan:
+    """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model."""
+    job = settled(job)
+    asked = before_torch(job)
+    from launcher.parallel import read
+    from launcher.parallel.tape import record, unknown
+
+    with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
+        model, tape = record(builder(job))
+        skeleton = read.skeleton(model)
+        whole = leaves(asked, skeleton)
+        specs = inputs(job, asked.sizes.micro_batch)
+        graph = read.whole(model, specs) if whole is None else read.graph(model, frozenset(whole), specs)
+    notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
+    if fallback := resolve_data(job.data)[1]:
+        notes.append(Note(*fallback.split(" ", 1)))
+    if job.debug.onerank:
+        notes.append(Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept"))
+    note = None
+    if job.parallel.deferred_init and (lost := unknown(model, tape)):
+        text = (
+            f"true -> false: {lost[0]} is made from data the planner cannot see; every rank builds the whole model once"
+        )
+        note = Note("parallel.deferred_init", text)
+    return plan(job, asked, skeleton, graph, whole, note, notes)

@@ -1,0 +1,131 @@
+"""Where the ranks of a run come from: the ``launch`` settings, worked out for this process and this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema import Job
+
+Mode = Literal["spawn", "external", "inproc"]
+THEY = "torchrun or srun"
+
+
+@dataclass(frozen=True)
+class Start:
+    """``backend`` ``None`` fits ``device``, which is ``cpu`` or ``cuda``. ``notes``: what has no effect, and why."""
+
+    mode: Mode
+    device: str
+    backend: str | None
+    notes: tuple[str, ...]
+
+
+def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
+    """How many ranks torchrun or srun has started, this one included; ``None``, without torch, if neither has."""
+    if not {"RANK", "SLURM_STEP_NUM_TASKS"} & env.keys():
+        return None
+    from launcher.runtime.world import outer
+
+    world = outer(env=env)
+    return None if world is None else world.size
+
+
+def at_home(job: Job, outer: int | None) -> Job:
+    """``launch.nproc: null`` under an outer launcher is what that has started."""
+    if outer is None or job.launch.nproc is not None or mode(job, outer) != "external" or outer % job.launch.nnodes:
+        return job
+    return job.model_copy(update={"launch": job.launch.model_copy(update={"nproc": outer // job.launch.nnodes})})
+
+
+def mode(job: Job, outer: int | None) -> Mode:
+    """``auto`` joins an outer launcher where there is one."""
+    if job.launch.mode == "auto":
+        return "spawn" if outer is None else "external"
+    return job.launch.mode
+
+
+def refused(job: Job, outer: int | None) -> list[Problem]:
+    """What can be said before there is a plan."""
+    asked, found = job.launch.mode, []
+    if asked == "external" and outer is None:
+        text = "external: neither torchrun nor srun has started this process"
+        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+    if asked in ("spawn", "inproc") and outer is not None and outer > 1:
+        text = f"{asked}: {THEY} has started {outer} processes, of which each would do the whole run"
+        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+    if mode(job, outer) != "external" and job.launch.nnodes > 1:
+        text = f"{job.launch.nnodes}: without {THEY} ranks can be started on this machine only"
+        found.append(Problem("launch.nnodes", text, "launch.nnodes=1"))
+    return found
+
+
+def start(job: Job, outer: int | None, size: int) -> Start:
+    """How the ``size`` ranks of the plan start. Raises ``RequestError``."""
+    how = mode(job, outer)
+    if how == "inproc" and size > 1:
+        text = f"inproc: this process can be one rank, the plan has {size}"
+        raise RequestError((Problem("launch.mode", text, "debug=onerank"),))
+    if how == "external" and size != outer:
+        assert outer is not None
+        text = f"{job.launch.nproc}: the plan has {size} ranks, {THEY} has started {outer}"
+        raise RequestError((Problem("launch.nproc", text, f"launch.nproc={outer // job.launch.nnodes}"),))
+    device, notes = _device(job, -(-size // job.launch.nnodes))
+    if job.launch.backend == "nccl" and device == "cpu":
+        raise RequestError(
+            (Problem("launch.backend", "nccl: the ranks of this run are on the CPU", "launch.backend=gloo"),)
+        )
+    return Start(how, device, "gloo" if job.launch.backend == "gloo" else None, (*notes, *_idle(job, how)))
+
+
+def _device(job: Job, here: int) -> tuple[str, list[str]]:
+    """``auto`` is CUDA where every one of the ``here`` ranks of a machine has a device of its own."""
+    import torch
+
+    asked, there = job.launch.device, torch.cuda.device_count()
+    if asked == "cuda" and there < here:
+        text = f"cuda: {here} ranks on this machine need a device each, torch sees {there}"
+        raise RequestError((Problem("launch.device", text, "launch.device=cpu"),))
+    if asked != "auto":
+        return asked, []
+    few = [f"launch.device auto -> cpu: {here} ranks on this machine, {there} CUDA devices"] if 0 < there < here else []
+    return ("cuda" if there >= here else "cpu"), few
+
+
+def _idle(job: Job, how: Mode) -> list[str]:
+    """Settings that this mode leaves to others."""
+    out = []
+    if how == "external" and job.launch.max_restarts:
+        out.append(
+            f"launch.max_restarts {job.launch.max_restarts} has no effect: {THEY} restarts its ranks, if told to"
+        )
+    if how == "inproc" and job.launch.max_restarts:
+        out.append(
+            f"launch.max_restarts {job.launch.max_restarts} has no effect: a rank in this process is not restarted"
+        )
+    if how != "spawn" and job.launch.port is not None:
+        where = f"{THEY} says where its ranks meet" if how == "external" else "one rank has nobody to meet"
+        out.append(f"launch.port {job.launch.port} has no effect: {where}")
+    return out
+
+
+def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[str]:
+    """What to type for the same run again; ``words`` stand behind ``launcher``."""
+    if "TORCHELASTIC_RUN_ID" in env:
+        there = ["--nnodes", env["GROUP_WORLD_SIZE"], "--nproc-per-node", env["LOCAL_WORLD_SIZE"]]
+        return ["torchrun", *there, "-m", "launcher", *words]
+    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return ["srun", "--ntasks", env["SLURM_STEP_NUM_TASKS"], "python", "-m", "launcher", *words]
+    return ["python", "-m", "launcher", *words]
+
+
+def port_is_free(job: Job, start: Start) -> None:
+    """Raises ``RequestError`` when ours is taken, which is better known before a folder is made."""
+    if start.mode == "spawn" and job.launch.port is not None:
+        from launcher.runtime.meet import meeting
+
+        with meeting(job.launch.port):
+            return

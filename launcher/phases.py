@@ -1,0 +1,137 @@
+"""Does the phases of a plan where they belong: on ranks, in one process, on files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher.job.schema import Job
+from launcher.launch import Start
+from launcher.plan.phases import Phase
+from launcher.plan.plan import Plan
+from launcher.runtime.faults import log_file
+from launcher.steps import alone
+
+if TYPE_CHECKING:
+    from launcher.external import Others
+    from launcher.runtime.world import World
+
+Hear = Callable[[int, object], None]
+Work = Callable[["World"], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What every phase needs. ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to go on from."""
+
+    job: Job
+    plan: Plan
+    folder: Path
+    start: Start
+    others: Others | None
+    resume: Path | None
+
+
+def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
+    """Carry out ``phase``; ``results`` are the figures of the steps before it. Returns new ones.
+
+    ``hear(rank, news)`` is told the news of a step while it works.
+    """
+    if phase.where == "ranks":
+        return _on_ranks(run, phase, hear)
+    if phase.where == "alone" and run.start.mode == "spawn":
+        return _in_a_process(run, phase, results, hear)
+    return alone.run(phase.steps, run.job, run.folder, results, lambda line: hear(0, {"text": line}))
+
+
+def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
+    from launcher.checkpoint.store import latest
+    from launcher.steps import ranks  # imports all that a rank needs, once: forked ranks have it then
+
+    work = partial(
+        ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=run.resume,
+        before=latest(run.folder / "checkpoints"),
+    )  # fmt: skip
+    how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
+    return how(run, work, hear)
+
+
+def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
+    from launcher.runtime.start import run_ranks
+
+    launch = run.job.launch
+    done = run_ranks(
+        work,
+        run.plan.sizes.grid.size,
+        device=run.start.device,
+        backend=run.start.backend,
+        timeout_s=launch.timeout_s,
+        folder=run.folder,
+        max_restarts=launch.max_restarts,
+        port=launch.port,
+        threads=launch.threads,
+        on_message=hear,
+    )
+    return done[0]
+
+
+def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
+    from launcher.external import Order
+
+    assert run.others is not None
+    launch, start = run.job.launch, run.start
+    order = Order(work, run.folder, start.device, start.backend, launch.timeout_s, launch.threads)
+    return run.others.work(order, partial(hear, 0))
+
+
+def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
+    """The one rank is this process: a breakpoint in the model stops here."""
+    import torch.distributed as dist
+    from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+    from launcher.runtime.world import World, backend_of, connect, place
+
+    launch, start = run.job.launch, run.start
+    backend = start.backend or backend_of(start.device)
+    world = World(0, 1, 0, 1, 0, place(start.device, 0), backend, partial(hear, 0))
+    with _logged(log_file(run.folder, 0)):
+        try:
+            with connect(world, HashStore(), launch.timeout_s, launch.threads):
+                return work(world)
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    path.parent.mkdir(exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
+    """A process of its own: this one must stay fit for forking, so it runs no torch operation."""
+    from launcher.runtime.start import run_ranks
+    from launcher.steps import sample, whole  # noqa: F401  imported here once
+
+    work = partial(_by_itself, names=phase.steps, job=run.job, folder=run.folder, results=dict(results))
+    threads = run.job.launch.threads
+    return run_ranks(work, 1, folder=run.folder, threads=threads, on_message=hear, alone=True)[0]
+
+
+def _by_itself(
+    world: World, names: tuple[str, ...], job: Job, folder: Path, results: Mapping[str, Any]
+) -> dict[str, Any]:
+    return alone.run(names, job, folder, results, lambda line: world.send({"text": line}))

@@ -1,0 +1,78 @@
+"""What a run folder says about its run: files written at the start, ``status.json`` from then to the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.strategy_file import dump
+from launcher.job import redact
+from launcher.plan.plan import Plan
+from launcher.plan.show import text
+from launcher.plan.stored import as_json
+from launcher.plan.timeline import chrome, svg
+from launcher.runtime import folder
+from launcher.runtime.faults import Interrupted
+
+
+@dataclass
+class Record:
+    """The state of a run, on disk after every change. ``steps`` are those done, ``results`` their figures."""
+
+    run: Path
+    overrides: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+    results: dict[str, Any] = field(default_factory=dict)
+    began: float = field(default_factory=time.time)
+
+    def say(self, status: str, **more: Any) -> None:
+        folder.write_status(
+            self.run, status=status, **more, metrics=self.results, seconds=self.seconds, steps=self.steps,
+            overrides=self.overrides, plan="plan.json",
+        )  # fmt: skip
+
+    def add(self, steps: tuple[str, ...], results: dict[str, Any]) -> None:
+        self.steps += steps
+        self.results |= results
+        self.say("running")
+
+    def fail(self, error: BaseException) -> None:
+        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        self.say("interrupted" if stopped else "failed", error=line)
+
+    @property
+    def seconds(self) -> float:
+        return round(time.time() - self.began, 1)
+
+
+def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> Record:
+    """The record of ``run``: a second start of the same configuration goes on behind the steps that are done."""
+    record = Record(run, tuple(map(redact.text, overrides)))
+    said = folder.read_status(run)
+    file = run / "config.yaml"
+    if anew or said is None or not file.is_file() or file.read_text(encoding="utf-8") != config:
+        return record
+    record.steps, record.results = tuple(said.get("steps", ())), dict(said.get("metrics") or {})
+    return record
+
+
+def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool) -> None:
+    """The files that say what this run is. Errors of an earlier start go; ``anew``: its strategy files too."""
+    for stale in (*run.glob("errors/rank*.json"), *(run.glob("strategy/*.json") if anew else ())):
+        stale.unlink()
+    folder.write_command(run, [redact.text(word) for word in command])
+    files = {
+        "config.yaml": config,
+        "plan.txt": text(plan) + "\n",
+        "plan.json": as_json(plan),
+        "timeline.svg": svg(plan.timeline),
+        "timeline.json": chrome(plan.timeline),
+    }
+    for name, content in files.items():
+        (run / name).write_text(content, encoding="utf-8")
+    dump(of_plan(plan), run / "strategy")

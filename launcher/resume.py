@@ -1,0 +1,107 @@
+"""From which checkpoint a run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.read import Checkpoint, open_checkpoint
+from launcher.checkpoint.store import latest
+from launcher.checkpoint.strategy import match
+from launcher.errors import Problem, RequestError
+from launcher.job.models import SGD, AdamW, Momentum, Optim
+from launcher.job.schema import Job
+from launcher.job.steps import Load
+from launcher.plan.plan import Plan
+
+RESUME = "checkpoint.resume"
+
+
+def named(job: Job) -> list[Problem]:
+    """What is wrong with the checkpoints that the request names; needs no plan and no torch."""
+    found, loads = [], _loads(job)
+    if job.checkpoint.resume not in ("auto", "never"):
+        found += _closed(RESUME, job.checkpoint.resume, f"{RESUME}=auto")
+        if loads:
+            text = f"{job.checkpoint.resume}: the step {next(iter(loads))!r} says that the weights come from elsewhere"
+            found.append(Problem(RESUME, text, f"{RESUME}=auto"))
+    for name, path in loads.items():
+        found += _closed(f"steps.{name}.path", path, "")
+    return found
+
+
+def _loads(job: Job) -> dict[str, str]:
+    """The path of each ``load``, those left out that a ``save`` of this very run may write first."""
+    out = {}
+    for name, step in job.steps.items():
+        if step.kind == "save":
+            break
+        if isinstance(step, Load):
+            out[name] = step.path
+    return out
+
+
+def _closed(key: str, path: str, cure: str) -> list[Problem]:
+    try:
+        open_checkpoint(Path(path))
+    except (ValueError, OSError) as error:
+        return [Problem(key, f"{path}: cannot go on from there: {error}", cure)]
+    return []
+
+
+def fits(job: Job, plan: Plan) -> None:
+    """Raises ``RequestError`` unless the checkpoints that the request names are of the model of ``plan``."""
+    found = []
+    if job.checkpoint.resume not in ("auto", "never"):
+        found += _unfit(RESUME, open_checkpoint(Path(job.checkpoint.resume)), job, plan, f"{RESUME}=auto")
+    for name, path in _loads(job).items():
+        found += _unfit(f"steps.{name}.path", open_checkpoint(Path(path)), job, plan, "")
+    if found:
+        raise RequestError(tuple(found))
+
+
+def source(job: Job, plan: Plan, run: Path) -> Path | None:
+    """The checkpoint named, or the newest complete one of ``run``. Raises ``RequestError`` if it does not fit."""
+    if job.checkpoint.resume == "never":
+        return None
+    if job.checkpoint.resume != "auto":
+        return Path(job.checkpoint.resume)
+    own = latest(run / "checkpoints")
+    if own is not None and (found := _unfit("run_dir", open_checkpoint(own), job, plan, "run_dir=ANOTHER")):
+        raise RequestError(tuple(found))
+    return own
+
+
+def step(checkpoint: Path) -> int:
+    """How many optimizer steps its weights have seen."""
+    return int(open_checkpoint(checkpoint).state["step"])
+
+
+def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan, cure: str) -> list[Problem]:
+    try:
+        match(checkpoint.strategy.only("param", "buffer"), of_plan(plan))
+    except ValueError as error:
+        return [Problem(key, f"{checkpoint.folder} is of another model: {error}", cure)]
+    if wrong := _other_optimizer(job.optim, checkpoint):
+        return [Problem("optim.name", wrong, f"{RESUME}=never")]
+    done = int(checkpoint.state["step"])
+    if done > plan.sizes.steps and any(s.kind == "train" for s in job.steps.values()):
+        text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
+        return [Problem("train.steps", text, f"train.steps={done}")]
+    return []
+
+
+def _other_optimizer(optim: Optim, checkpoint: Checkpoint) -> str | None:
+    """A checkpoint without any optimizer state fits every optimizer."""
+    has = {name.split(".")[1] for name in checkpoint.strategy.only("optim").entries}
+    match optim:
+        case AdamW():
+            needs = {"step", "exp_avg", "exp_avg_sq"}
+        case Momentum(momentum=momentum) | SGD(momentum=momentum):
+            needs = {"momentum_buffer"} if momentum else set()
+        case _:
+            return None
+    if not has or has == needs:
+        return None
+    keeps = ", ".join(sorted(needs)) or "nothing"
+    return f"{optim.name}: it keeps {keeps} for each parameter, {checkpoint.folder} has {', '.join(sorted(has))}"

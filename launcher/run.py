@@ -1,0 +1,127 @@
+"""One request from its plan to its last step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from launcher import launch, phases, record, resume
+from launcher.decide import before_torch, plan_job, settled
+from launcher.job.schema import Job
+from launcher.plan.phases import Phase
+from launcher.plan.show import text
+from launcher.plan.timeline import text as drawn
+from launcher.runtime import folder, log
+from launcher.runtime.faults import Interrupted
+from launcher.runtime.lock import locked
+from launcher.runtime.stops import stoppable
+
+if TYPE_CHECKING:
+    from launcher.external import Others
+    from launcher.job.compose import Request
+    from launcher.runtime.metrics import Metrics
+    from launcher.runtime.progress import Off
+
+DONE, STOPPED = 0, 128
+
+
+def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
+    """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
+    if request.job.show is not None:
+        plan = plan_job(request.job)
+        print(drawn(plan.timeline) if request.job.show == "timeline" else text(plan))
+        return DONE
+    from launcher.job.report import as_yaml
+
+    log.console()
+    try:
+        _carry_out(request.job, launch.command(words), as_yaml(request.data), request.overrides, others)
+    except Interrupted as stop:
+        print(str(stop), file=sys.stderr)
+        return STOPPED + stop.signum
+    return DONE
+
+
+def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Plan ``job``, run its steps, return their figures.
+
+    Raises ``RequestError`` before anything is started or written, ``RunError`` when it failed, ``Interrupted`` when it
+    was told to stop. Under torchrun or srun rank 0 alone calls it; the others call ``join``.
+    """
+    from launcher.job.report import as_yaml  # imports Hydra, which a rank that joins has no use for
+
+    config = as_yaml(job.model_dump(mode="json", by_alias=True))
+    if launch.outer_size() is None or launch.mode(job, launch.outer_size()) != "external":
+        return _carry_out(job, command or ["python", *sys.argv], config, overrides, None)
+    from launcher.external import leading
+
+    with leading() as others:
+        return _carry_out(job, command or ["python", *sys.argv], config, overrides, others)
+
+
+def join() -> int:
+    """What every rank but 0 of torchrun or srun does: as rank 0 says. Returns the exit code."""
+    from launcher.external import follow
+
+    return follow()
+
+
+def _carry_out(
+    job: Job, command: Sequence[str], config: str, overrides: Sequence[str], others: Others | None
+) -> dict[str, Any]:
+    outer = launch.outer_size()
+    job = launch.at_home(settled(job), outer)
+    if others is not None and (again := others.folder()) is not None:
+        job = job.model_copy(update={"run_dir": str(again)})
+    key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
+    writable = folder.check_writable(Path(where), key)
+    asked = before_torch(job, [*([writable] if writable else []), *launch.refused(job, outer), *resume.named(job)])
+    start = launch.start(job, outer, asked.sizes.grid.size)
+    launch.port_is_free(job, start)
+    plan = plan_job(job)
+    resume.fits(job, plan)
+    run = folder.make(Path(job.runs), job.name) if job.run_dir is None else folder.reopen(Path(job.run_dir))
+    with locked(run), stoppable():
+        said = record.reopen(run, overrides, config, anew=job.checkpoint.resume == "never")
+        left = [p for p in plan.phases if not set(p.steps) <= set(said.steps)]
+        if not left:
+            print(f"already done: {run}", flush=True)
+            return said.results
+        this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
+        record.write(run, plan, command, config, anew=not said.steps)
+        said.say("running")
+        print("\n".join([text(plan), *start.notes]), flush=True)
+        try:
+            _phases(this, left, said)
+        except BaseException as error:
+            said.fail(error)
+            raise
+        said.say("done")
+        print(f"done in {said.seconds} s: {run}", flush=True)
+        return said.results
+
+
+def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> None:
+    """Those that are ``left``, each recorded when it is done."""
+    from launcher.runtime.metrics import Metrics
+    from launcher.runtime.progress import progress
+
+    trains = any(p.where == "ranks" for p in left)
+    first = 0 if this.resume is None else resume.step(this.resume) + 1
+    table = this.folder / "metrics.csv" if this.job.logger.csv else None
+    with (
+        Metrics(this.folder / "metrics.jsonl", first if trains else sys.maxsize, table) as metrics,
+        progress(this.job.logger.progress) as bar,
+    ):
+        for phase in left:
+            said.add(phase.steps, phases.do(this, phase, said.results, partial(_hear, bar, metrics)))
+
+
+def _hear(bar: Off, metrics: Metrics, rank: int, news: object) -> None:
+    assert isinstance(news, dict)
+    bar.feed(news)
+    if "text" not in news:
+        metrics.write(news)

@@ -1,0 +1,40 @@
+"""``evaluate``: the mean loss on held-out samples, of the live model or of a file in one process."""
+
+from __future__ import annotations
+
+import torch
+
+from launcher.data.open import open_data
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate
+from launcher.models.loss import cross_entropy
+from launcher.parallel.read import dtype_of
+from launcher.plan.facts import DTYPE
+from launcher.runtime import loop
+from launcher.runtime.session import Session
+
+
+def run(s: Session, step: Evaluate) -> None:
+    loss = loop.validate(s, step.batches)
+    if s.world.rank == 0:
+        said = f"evaluate: validation loss {loss:.4f} after {s.step} steps"
+        if s.baseline is not None:
+            s.results["baseline"] = s.baseline
+            said += f"; the best guess without context (unigram entropy) has {s.baseline:.4f}"
+        s.emit({"text": said})
+
+
+@torch.no_grad()
+def alone(model: torch.nn.Module, job: Job, batches: int | None) -> float:
+    """The same mean, over the same samples, of a whole model in this process."""
+    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
+    dtype, size = dtype_of(DTYPE[job.train.precision]), job.train.batch_size
+    n = len(val) if batches is None else min(len(val), batches * size)
+    total = torch.zeros((), dtype=torch.float64)
+    model.eval()
+    piece = max(1, size // 8)  # small pieces: the logits of a whole batch may not fit
+    for start in range(0, n, piece):
+        indices = torch.arange(start, min(start + piece, n)).numpy()
+        xs = tuple(x.to(dtype) if x.is_floating_point() else x for x in val.inputs(indices))
+        total += cross_entropy(model(*xs), val.targets(indices)).double() * len(indices)
+    return float(total / n)

@@ -1,0 +1,55 @@
+"""Where the steps of a run find and leave their files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.checkpoint.store import latest
+from launcher.errors import RunError
+from launcher.job.schema import Job
+from launcher.job.steps import Export, Step, Transform
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Files of the run in ``folder``; settings of a step that name others win."""
+
+    folder: Path
+    job: Job
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def strategy(self) -> Path:
+        return self.folder / "strategy"
+
+    def last(self) -> Path:
+        """The newest complete checkpoint of this run."""
+        found = latest(self.checkpoints)
+        if found is None:
+            raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' makes one")
+        return found
+
+    def transformed(self) -> Path:
+        step = self._step("transform")
+        named = step.dst if isinstance(step, Transform) else None
+        return Path(named) if named else self.folder / "transformed"
+
+    def exported(self) -> Path:
+        step = self._step("export")
+        named = step.path if isinstance(step, Export) else None
+        return Path(named) if named else self.folder / "exports" / "model.safetensors"
+
+    def export_source(self, step: Export) -> Path:
+        """What it names, else the transformed checkpoint if a transform comes before, else the run's own last one."""
+        if step.src is not None:
+            return Path(step.src)
+        kinds = [s.kind for s in self.job.steps.values()]
+        early = "transform" in kinds and kinds.index("transform") < kinds.index("export")
+        return self.transformed() if early else self.last()
+
+    def _step(self, kind: str) -> Step | None:
+        return next((s for s in self.job.steps.values() if s.kind == kind), None)

@@ -1,0 +1,61 @@
+"""The steps that run on all ranks with the live model, in the order of the request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.store import latest
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate, Load
+from launcher.plan.plan import Plan
+from launcher.runtime import state
+from launcher.runtime.session import Session
+from launcher.runtime.world import World, deterministic
+from launcher.steps import evaluate, session, train
+
+
+def work(
+    world: World, job: Job, plan: Plan, folder: Path, names: tuple[str, ...], resume: Path | None, before: Path | None
+) -> dict[str, Any]:
+    """Build the model, go on from ``resume`` if given, carry out ``names``. Returns the figures they left.
+
+    ``before`` is the newest checkpoint that ``folder`` had at the start: a restarted attempt goes on from a newer one.
+    """
+    if job.deterministic:
+        deterministic()
+    live = session.build(world, job, plan, folder)
+    if world.attempt and (newer := latest(folder / "checkpoints")) != before:
+        resume = newer
+    if resume is not None:
+        live.results |= state.load(live, resume).get("results", {})
+        if world.rank == 0:
+            live.emit({"text": f"going on from {resume.name}, after {live.step} of {plan.sizes.steps} steps"})
+    for name in names:
+        if resume is None or not isinstance(job.steps[name], Load):  # what was loaded has been trained on since
+            _step(live, job, name)
+    return dict(live.results)
+
+
+def _step(live: Session, job: Job, name: str) -> None:
+    step = job.steps[name]
+    said = ""
+    if step.kind == "train":
+        train.run(live, job)
+    elif isinstance(step, Evaluate):
+        evaluate.run(live, step)
+    elif isinstance(step, Load):
+        state.load(live, Path(step.path))
+        said = f"took {step.path}, after {live.step} steps"
+    elif step.kind == "sync_shared":
+        for tied in live.model.ties:
+            tied.sync()
+        count = len(live.plan.ties)
+        said = (
+            f"{count} tied parameter{'s' if count > 1 else ''} made equal on all stages" if count else "nothing is tied"
+        )
+    else:
+        assert step.kind == "save", f"{name} does not run on ranks"
+        said = f"checkpoint {state.save(live, job.checkpoint.keep).name}, {live.world.size} ranks"
+    if said and live.world.rank == 0:
+        live.emit({"text": f"{name}: {said}"})

@@ -1,0 +1,34 @@
+"""``sample``: text from the exported model, one token at a time, in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from launcher.data.open import open_data
+from launcher.job.models import Text
+from launcher.job.schema import Job
+from launcher.job.steps import Sample
+from launcher.steps import whole
+
+
+@torch.no_grad()
+def run(job: Job, step: Sample, export: Path) -> str:
+    """The prompt and what follows it. Draws from the job's seed, so the same model says the same."""
+    assert isinstance(job.data, Text), "the planner lets only text be sampled"
+    data = open_data(job.data, seed=job.seed, allow=job.security.allow)
+    assert data.encode is not None
+    assert data.decode is not None
+    model = whole.from_export(job, export).eval()
+    tokens = data.encode(step.prompt) or data.encode("\n")
+    stream = torch.Generator().manual_seed(job.seed)
+    for _ in range(step.tokens):
+        window = torch.tensor([tokens[-job.data.seq_len :]])
+        logits = model(window)[0, -1].double()
+        if step.temperature == 0:
+            tokens.append(int(logits.argmax()))
+        else:
+            shares = torch.softmax(logits / step.temperature, dim=-1)
+            tokens.append(int(torch.multinomial(shares, 1, generator=stream)))
+    return data.decode(tokens)

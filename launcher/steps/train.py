@@ -1,0 +1,54 @@
+"""``train``: optimizer steps up to ``train.steps``, going on from where the weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from launcher.job.models import RandomTokens, Text
+from launcher.job.schema import Job
+from launcher.optim.build import scale_lr
+from launcher.optim.schedule import factor
+from launcher.runtime import loop, state
+from launcher.runtime.session import Session
+
+
+def run(s: Session, job: Job) -> None:
+    total = s.plan.sizes.steps
+    tokens = isinstance(job.data, Text | RandomTokens)
+    per_sample = job.data.seq_len if isinstance(job.data, Text | RandomTokens) else 1
+    with torch.autograd.set_detect_anomaly(job.debug.anomaly), _traced(s, job.debug.profiler):
+        loop.train(
+            s,
+            loop.Loop(
+                until=total,
+                lr=lambda step: scale_lr(s.optimizer, factor(job.schedule, step, total)),
+                clip=job.train.clip_norm,
+                log_every=job.train.log_every,
+                eval_every=job.train.eval_every,
+                eval_batches=job.train.eval_batches,
+                save_every=job.checkpoint.every,
+                save=lambda now: _save(now, job),
+                units=job.train.batch_size * per_sample,
+                unit="tokens" if tokens else "samples",
+            ),
+        )
+
+
+@contextmanager
+def _traced(s: Session, wanted: bool) -> Iterator[None]:
+    """``profile/rank<N>.json``, in Chrome's form."""
+    if not wanted:
+        yield
+        return
+    path = s.folder / "profile" / f"rank{s.world.rank}.json"
+    path.parent.mkdir(exist_ok=True)
+    with torch.profiler.profile() as trace:
+        yield
+    trace.export_chrome_trace(str(path))
+
+
+def _save(s: Session, job: Job) -> None:
+    state.save(s, job.checkpoint.keep)

@@ -1,0 +1,134 @@
+"""Whole runs for tests: small requests, in this process or in one of their own, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+from launcher.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "data.samples=64",
+    "train.batch_size=16", "parallel.hsdp.threshold=0", "logger=plain", "steps=[train,save]",
+)  # fmt: skip
+"""The default recipe (2 stages x 2-way HSDP, tied) at a size where a step takes milliseconds."""
+
+
+def run(folder: Path, *overrides: str, steps: int = 4) -> Path:
+    """A run in this process that succeeds; returns its folder."""
+    assert main([*TINY, f"run_dir={folder}", f"train.steps={steps}", *overrides]) == 0
+    return folder
+
+
+def shape(**sizes: int) -> list[str]:
+    """The overrides of a layout: ``pp``, ``shard``, ``replicate``."""
+    pp, shard, replicate = sizes.get("pp", 1), sizes.get("shard", 1), sizes.get("replicate", 1)
+    return [
+        f"parallel.pipeline.stages={pp}", f"launch.nproc={pp * shard * replicate}",
+        f"parallel.hsdp={{shard_size: {shard}, threshold: 0}}",
+    ]  # fmt: skip
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that ``metrics.jsonl`` has, in order."""
+    return [row["step"] for row in metrics(folder) if "loss" in row]
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in metrics(folder) if "loss" in row]
+
+
+def status(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "status.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(p.name for p in (folder / "checkpoints").glob("step-*"))
+
+
+def tensors(folder: Path, step: int) -> dict[str, bytes]:
+    """The bytes of every tensor file of a checkpoint: weights, optimizer state, random streams."""
+    where = folder / "checkpoints" / f"step-{step:06d}"
+    found = {str(p.relative_to(where)): p.read_bytes() for p in sorted(where.glob("rank_*/*.safetensors"))}
+    assert found
+    return found
+
+
+@contextmanager
+def child(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """``python -m WORDS`` from the checkout, ended with the block."""
+    command = [sys.executable, "-m", *words]
+    with subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def started(folder: Path, *overrides: str, steps: int) -> Iterator[subprocess.Popen[str]]:
+    """A run in a process of its own, its output in ``folder.log``."""
+    words = [*TINY, f"run_dir={folder}", f"train.steps={steps}", *overrides]
+    with folder.with_suffix(".log").open("w") as log, child(["launcher", *words], stdout=log, stderr=log) as process:
+        yield process
+
+
+def torchrun(n: int, *words: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    """``launcher WORDS`` on ``n`` ranks that torchrun starts."""
+    outer = ["torch.distributed.run", "--standalone", f"--nproc-per-node={n}", f"--max-restarts={restarts}", "-m"]
+    with child([*outer, "launcher", *words], stdout=PIPE, stderr=PIPE) as process:
+        out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def until(done: Callable[[], bool], process: subprocess.Popen[str], within_s: float = 60) -> None:
+    """Looks again and again until ``done``; fails when the process ends first."""
+    end = time.monotonic() + within_s
+    while not done():
+        assert process.poll() is None, "it ended first"
+        assert time.monotonic() < end, "it takes too long"
+        select.select([], [], [], 0.005)
+
+
+def reached(folder: Path, step: int) -> Callable[[], bool]:
+    """Whether the run has written the metrics of ``step``."""
+    return lambda: (folder / "metrics.jsonl").exists() and any(s >= step for s in whole(folder))
+
+
+def whole(folder: Path) -> list[int]:
+    """As ``steps`` while somebody still writes."""
+    text = (folder / "metrics.jsonl").read_text()
+    return [json.loads(line)["step"] for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def ranks(process: subprocess.Popen[str]) -> list[int]:
+    """Process ids of the ranks, in rank order."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def ended(pid: int, within_s: float) -> bool:
+    """Whether a process is gone, or goes in time."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], within_s)[0])
+    finally:
+        os.close(fd)

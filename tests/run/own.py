@@ -1,0 +1,52 @@
+"""Models of the user's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from torch import Tensor, nn
+
+
+class Guard(nn.Module):
+    """Fails on ``rank`` of the first attempt, and says whether Hydra was there."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if x.device.type != "meta" and (os.environ["RANK"], attempt) == (str(self.rank), "0"):
+            raise RuntimeError(f"rank {self.rank} has had enough; hydra is here: {'hydra' in sys.modules}")
+        return x
+
+
+class Fragile(nn.Module):
+    """Its ``guard`` is a module of its own: what it does is not traced."""
+
+    def __init__(self, vocab: int, dim: int, rank: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.guard = Guard(rank)
+        self.head = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.guard(torch.relu(self.embed(tokens))))
+        return out
+
+
+class Spare(nn.Module):
+    """Half of it is never used, so never has a gradient; dropout draws from the rank's random stream."""
+
+    def __init__(self, vocab: int, dim: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.spare = nn.Linear(dim, dim)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.drop(self.embed(tokens)))
+        return out

@@ -1,0 +1,169 @@
+"""The same job under torchrun and srun: rank 0 decides, the others do as it says, and nobody is left waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.run.launching import (
+    ROOT,
+    TINY,
+    child,
+    ended,
+    losses,
+    metrics,
+    reached,
+    run,
+    status,
+    steps,
+    tensors,
+    torchrun,
+    until,
+)
+
+FRAGILE = (
+    "model={_target_: tests.run.own.Fragile, vocab: 64, dim: 16, rank: 3}", "security.allow=[tests]",
+    "parallel.pipeline.stage_config={embed: 0, guard: 1, head: 1}", "data=random_tokens", "data.vocab_size=64",
+    "data.seq_len=8", "data.samples=64", "train.batch_size=16", "steps=[train,save]", "checkpoint.every=2",
+)  # fmt: skip
+
+
+def test_torchrun_trains_the_same_bits(tmp_path):
+    more = ["steps=[train,evaluate,save,transform,export]", "steps.evaluate.batches=1", "train.steps=3"]
+    spawned = run(tmp_path / "spawned", *more)
+    done = torchrun(4, *TINY, f"run_dir={tmp_path}/joined", *more)
+    joined = tmp_path / "joined"
+    assert done.returncode == 0, done.stderr
+    assert tensors(joined, 3) == tensors(spawned, 3)
+    assert losses(joined) == losses(spawned)
+    assert [list(row) for row in metrics(joined)] == [list(row) for row in metrics(spawned)]
+    assert {k: status(joined)[k] for k in ("status", "metrics", "steps")} == {
+        k: status(spawned)[k] for k in ("status", "metrics", "steps")
+    }
+    assert {p.name for p in joined.iterdir()} == {p.name for p in spawned.iterdir()}
+    assert {p.name for p in (joined / "logs").iterdir()} == {f"rank{n}.log" for n in range(4)}
+    command = (joined / "command.txt").read_text()
+    assert command.startswith("torchrun --nnodes 1 --nproc-per-node 4 -m launcher model=lm_tiny ")
+    assert done.stdout.count(f": {joined}\n") == 1
+
+
+def test_a_world_that_is_not_the_plans_is_refused_by_one_rank(tmp_path):
+    done = torchrun(2, *TINY, f"runs={tmp_path}/runs")
+    assert (
+        done.stderr[: done.stderr.index("try:")]
+        == """\
+error: 1 problem in this request; nothing was started
+
+  launch.nproc = 4: the plan has 4 ranks, torchrun or srun has started 2
+    set in: recipes/lm_tied_pp2_hsdp2.yaml:11:10
+          | launch: {nproc: 4}
+    """
+    )
+    assert done.stderr.count("launch.nproc = 4") == 1
+    assert "exitcode  : 2 " in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_is_shown_once(tmp_path):
+    done = torchrun(2, *TINY, f"runs={tmp_path}/runs", "show=plan", "launch.nproc=null")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("  schedule  1f1b") == 1
+
+
+def test_torchruns_own_restart_goes_on_in_the_same_folder(tmp_path):
+    done = torchrun(4, *FRAGILE, f"runs={tmp_path}/runs", "train.steps=2", restarts=1)
+    assert done.returncode == 0, done.stderr
+    [folder] = (tmp_path / "runs/lm_tied_pp2_hsdp2").glob("0*")
+    assert status(folder)["status"] == "done"
+    assert steps(folder) == [1, 2]
+
+
+def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
+    folder = tmp_path / "run"
+    words = [*TINY, "parallel.pipeline.stages=1", "launch.nproc=2", f"run_dir={folder}", "train.steps=2000"]
+    outer = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "launcher"]
+    with child([*outer, *words], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        until(reached(folder, 3), process)
+        alive = [int(p) for p in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        process.send_signal(signal.SIGTERM)
+        assert all(ended(pid, within_s=20) for pid in alive)
+        process.wait(60)
+    assert {k: status(folder)[k] for k in ("status", "error")} == {
+        "status": "interrupted",
+        "error": "stopped by SIGTERM",
+    }
+
+
+def srun(n: int, *words: str) -> list[tuple[int, str]]:
+    """Tasks as srun starts them, told apart by their environment alone; their exit codes and what they say."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    step = {
+        "SLURM_STEP_NUM_TASKS": str(n), "SLURM_NTASKS": str(n), "SLURM_STEP_TASKS_PER_NODE": str(n),
+        "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
+        "MASTER_PORT": port,
+    }  # fmt: skip
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(n)
+    ]  # fmt: skip
+    said = [task.communicate(timeout=120)[0] for task in tasks]
+    return [(task.returncode, text) for task, text in zip(tasks, said, strict=True)]
+
+
+def test_srun_trains_the_same_bits(tmp_path):
+    more = ["parallel.pipeline.stages=1", "launch.nproc=null", "train.steps=2"]
+    first, second = srun(2, *TINY, *more, f"run_dir={tmp_path}/joined")
+    assert first[0] == 0, first[1]
+    assert second == (0, "")
+    spawned = run(tmp_path / "spawned", *more, "launch.nproc=2", steps=2)
+    assert tensors(tmp_path / "joined", 2) == tensors(spawned, 2)
+    command = (tmp_path / "joined/command.txt").read_text()
+    assert command.startswith("srun --ntasks 2 python -m launcher model=lm_tiny ")
+
+
+def test_srun_with_a_wrong_request_lets_everybody_go(tmp_path):
+    first, second = srun(2, *TINY, f"runs={tmp_path}/runs", "train.steps=0")
+    assert (first[0], second) == (2, (2, ""))
+    assert "train.steps = 0: should be at least 1" in first[1]
+
+
+def test_ranks_that_nobody_has_told_where_to_meet_say_so():
+    words = [sys.executable, "-m", "launcher", *TINY]
+    half = {"RANK": "1", "WORLD_SIZE": "2"}
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | half, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        """\
+error: 1 problem in this request; nothing was started
+
+  launch.mode: RANK and WORLD_SIZE are set, but LOCAL_RANK, MASTER_ADDR or MASTER_PORT is not: who has started this?
+    try:    torchrun --nproc-per-node N -m launcher ...
+""",
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"),
+    [
+        ("spawn", "spawn: torchrun or srun has started 2 processes, of which each would do the whole run"),
+        ("inproc", "inproc: torchrun or srun has started 2 processes, of which each would do the whole run"),
+    ],
+)
+def test_a_mode_that_starts_its_own_ranks_is_refused(mode, told):
+    from launcher.job.compose import compose
+    from launcher.launch import refused
+
+    job = compose([*TINY, f"launch.mode={mode}"]).job
+    assert [p.text for p in refused(job, 2)] == [told]
+    assert refused(job, 1) == []

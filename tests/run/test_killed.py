@@ -1,0 +1,206 @@
+"""A rank, or the launcher, dies at the worst moment: what is left is whole, and the same command goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.checkpoint import store
+from launcher.checkpoint.store import complete
+from launcher.parallel.norm import Norm
+from launcher.runtime import state
+from launcher.runtime.session import Session
+from tests.run.launching import (
+    TINY,
+    checkpoints,
+    ended,
+    losses,
+    ranks,
+    reached,
+    run,
+    started,
+    status,
+    steps,
+    tensors,
+    until,
+)  # fmt: skip
+
+LONG = 60
+EVERY = ("checkpoint.every=2", "checkpoint.keep=null")
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("straight") / "run", *EVERY, steps=8)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def mid_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 dies in step 5, between the backward and the optimizer's step."""
+    before, seen = Norm.squared, []
+
+    def squared(self: Norm) -> object:
+        seen.append(None)
+        if os.environ["RANK"] == "2" and len(seen) == 5:
+            die()
+        return before(self)
+
+    monkeypatch.setattr(Norm, "squared", squared)
+
+
+def mid_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 dies when it has written its files of step 4 and told nobody."""
+    before = state.write_rank
+
+    def write_rank(folder, rank, *rest):
+        record = before(folder, rank, *rest)
+        if rank == 1 and "000004" in folder.name:
+            die()
+        return record
+
+    monkeypatch.setattr(state, "write_rank", write_rank)
+
+
+def mid_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 dies when the manifest of step 4 is written and the folder has not got its name yet."""
+
+    def publish(new, final):
+        if "000004" in final.name:
+            die()
+        new.rename(final)
+
+    monkeypatch.setattr(store, "publish", publish)
+
+
+@pytest.mark.parametrize(
+    ("when", "rank", "last"),
+    [(mid_step, 2, 4), (mid_write, 1, 2), (mid_commit, 0, 2)],
+    ids=["in a step", "in a write", "in a commit"],
+)
+def test_a_killed_rank_is_named_and_costs_only_time(when, rank, last, straight, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    command = [*TINY, f"run_dir={folder}", "train.steps=8", *EVERY]
+    when(monkeypatch)
+    assert main(command) == 1
+    monkeypatch.undo()
+    told = f"rank {rank} was killed by SIGKILL (out of memory? see dmesg)"
+    err = capsys.readouterr().err.splitlines()
+    assert err[0] == f"error: {told}"
+    assert err[-1] == f"log: {folder}/logs/rank{rank}.log"
+    assert {k: status(folder)[k] for k in ("status", "error")} == {"status": "failed", "error": told}
+    assert json.loads((folder / f"errors/rank{rank}.json").read_text())["type"] == "SIGKILL"
+    assert [n for n in checkpoints(folder) if complete(folder / "checkpoints" / n) and "." not in n][
+        -1
+    ] == f"step-{last:06d}"
+    assert main(command) == 0
+    assert f"going on from step-{last:06d}, after {last} of 8 steps" in capsys.readouterr().out
+    assert tensors(folder, 8) == tensors(straight, 8)
+    assert losses(folder) == losses(straight)
+    assert checkpoints(folder) == checkpoints(straight)
+    assert not list(folder.glob("errors/*"))
+
+
+def test_a_restart_goes_on_from_what_the_attempt_before_has_saved(straight, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    mid_step(monkeypatch)
+    before = Session.__init__
+
+    def heal(self, world, *rest, **named):
+        if world.attempt:
+            monkeypatch.undo()
+        before(self, world, *rest, **named)
+
+    monkeypatch.setattr(Session, "__init__", heal)
+    assert main([*TINY, f"run_dir={folder}", "train.steps=8", *EVERY, "launch.max_restarts=1"]) == 0
+    assert "going on from step-000004, after 4 of 8 steps" in capsys.readouterr().out
+    assert tensors(folder, 8) == tensors(straight, 8)
+    assert losses(folder) == losses(straight)
+    assert steps(folder) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """As many steps as it takes to interrupt them."""
+    return run(tmp_path_factory.mktemp("long") / "run", *EVERY, steps=LONG)
+
+
+def test_the_launcher_itself_may_be_killed(long, tmp_path):
+    folder, n = tmp_path / "run", LONG
+    with started(folder, *EVERY, steps=n) as process:
+        until(reached(folder, 3), process)
+        alive = ranks(process)
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
+    assert len(alive) == 4
+    run(folder, *EVERY, steps=n)  # at once: it waits for ranks that are just ending
+    assert all(ended(pid, 0) for pid in alive)
+    assert tensors(folder, n) == tensors(long, n)
+    assert losses(folder) == losses(long)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
+def test_a_signal_ends_every_rank_and_the_same_command_goes_on(signum, long, tmp_path):
+    folder, n = tmp_path / "run", LONG
+    with started(folder, *EVERY, steps=n) as process:
+        until(reached(folder, 3), process)
+        alive = ranks(process)
+        process.send_signal(signum)
+        assert all(ended(pid, within_s=2) for pid in alive)
+        assert process.wait(60) == 128 + signum
+    assert folder.with_suffix(".log").read_text().endswith(f"\nstopped by {signum.name}\n")
+    assert {k: status(folder)[k] for k in ("status", "error")} == {
+        "status": "interrupted",
+        "error": f"stopped by {signum.name}",
+    }
+    done = int(re.findall(r"\d+", checkpoints(folder)[-1])[0])
+    assert 2 <= done < n
+    run(folder, *EVERY, steps=n)
+    assert tensors(folder, n) == tensors(long, n)
+    assert steps(folder) == list(range(1, n + 1))
+    assert status(folder)["status"] == "done"
+
+
+def test_a_loss_that_is_no_number_names_its_step_and_leaves_the_weights(straight, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    before, seen = Norm.squared, []
+
+    def squared(self: Norm):
+        seen.append(None)
+        return before(self) * (float("nan") if len(seen) == 5 else 1.0)
+
+    monkeypatch.setattr(Norm, "squared", squared)
+    assert main([*TINY, f"run_dir={folder}", "train.steps=8", *EVERY]) == 1
+    monkeypatch.undo()
+    loss = losses(straight)[4]
+    text = (
+        f"step 5: the loss is {loss} and the gradient norm nan; the weights were not touched. "
+        "Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
+    )
+    assert re.fullmatch(r"rank \d: (.*)", status(folder)["error"])[1] == text
+    err = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"error: rank \d: (.*)", err[0])[1] == text
+    assert re.fullmatch(r"also failed, the same way: ranks \d, \d, \d", err[1])
+    assert re.fullmatch(rf"log: {folder}/logs/rank\d.log", err[2])
+    assert steps(folder) == [1, 2, 3, 4]
+    assert main([*TINY, f"run_dir={folder}", "train.steps=8", *EVERY]) == 0
+    assert tensors(folder, 8) == tensors(straight, 8)
+
+
+def test_a_signal_between_the_ranks_and_the_end_is_heard_too(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    monkeypatch.setattr("launcher.steps.transform.run", lambda *_: signal.raise_signal(signal.SIGTERM))
+    command = [*TINY, f"run_dir={folder}", "train.steps=1", "steps=[train,save,transform]"]
+    assert main(command) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "stopped by SIGTERM\n"
+    assert (status(folder)["status"], status(folder)["steps"]) == ("interrupted", ["train", "save"])
+    monkeypatch.undo()
+    assert main(command) == 0
+    assert status(folder)["status"] == "done"

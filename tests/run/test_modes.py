@@ -1,0 +1,167 @@
+"""Every value of ``launch`` and ``debug`` does what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import run_job
+from launcher.__main__ import main
+from launcher.errors import RequestError
+from launcher.job.compose import compose
+from launcher.launch import start
+from launcher.runtime import loop
+from launcher.runtime.lock import locked
+from tests.run.launching import ROOT, TINY, losses, metrics, run, shape, status, steps, tensors
+
+EVERYTHING = ("steps=[train,evaluate,save,transform,export]", "steps.evaluate.batches=1")
+
+
+def test_inproc_is_this_process_and_trains_the_same_bits(tmp_path):
+    spawned = run(tmp_path / "spawned", *shape(), *EVERYTHING, steps=2)
+    inproc = tmp_path / "inproc"
+    done = alone("", *shape(), *EVERYTHING, "launch.mode=inproc", "train.steps=2", f"run_dir={inproc}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tensors(inproc, 2) == tensors(spawned, 2)
+    assert losses(inproc) == losses(spawned)
+    assert status(inproc)["metrics"] == status(spawned)["metrics"]
+    assert (inproc / "logs/rank0.log").exists()
+
+
+def test_inproc_fails_with_the_error_itself_and_goes_on(tmp_path):
+    """A debugger wants the frames, not a summary of them."""
+    words = [*shape(), "launch.mode=inproc", "train.steps=2", f"run_dir={tmp_path}/run"]
+    done = alone("from launcher.runtime import loop\ndef step(*_): 1 / 0\nloop.step = step", *words)
+    assert done.returncode == 1
+    assert "in step\n[rank0]: ZeroDivisionError: division by zero\n" in done.stderr
+    assert status(tmp_path / "run")["error"] == "division by zero"
+    assert alone("", *words).returncode == 0
+    assert steps(tmp_path / "run") == [1, 2]
+
+
+def alone(first: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, for one that has run torch must not be forked; ``first`` is run before."""
+    code = f"{first}\nimport sys\nfrom launcher.__main__ import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, *TINY, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_port_and_more_threads(tmp_path, monkeypatch):
+    import torch
+
+    before = loop.step
+
+    def step(s, clip):
+        s.results["threads"] = torch.get_num_threads()
+        return before(s, clip)
+
+    monkeypatch.setattr(loop, "step", step)
+    folder = run(tmp_path / "run", "launch.port=0", "launch.threads=2", steps=1)
+    assert status(folder)["metrics"]["threads"] == 2
+
+
+def test_what_has_no_effect_is_said():
+    job = compose([*TINY, *shape(), "launch.mode=inproc", "launch.port=5", "launch.max_restarts=2"]).job
+    assert start(job, None, 1).notes == (
+        "launch.max_restarts 2 has no effect: a rank in this process is not restarted",
+        "launch.port 5 has no effect: one rank has nobody to meet",
+    )
+    job = compose([*TINY, "launch.port=5", "launch.max_restarts=2"]).job
+    assert start(job, 4, 4).notes == (
+        "launch.max_restarts 2 has no effect: torchrun or srun restarts its ranks, if told to",
+        "launch.port 5 has no effect: torchrun or srun says where its ranks meet",
+    )
+    assert start(job, None, 4).notes == ()
+
+
+def test_one_rank_trains_what_four_would(tmp_path):
+    four = run(tmp_path / "four", "train.precision=fp64", steps=3)
+    one = run(tmp_path / "one", "train.precision=fp64", "debug=onerank", steps=3)
+    assert losses(one) == pytest.approx(losses(four), rel=1e-10)
+    assert not (one / "logs/rank1.log").exists()
+    assert (
+        "debug.onerank true: parallel and launch.nproc are left out, micro batches kept"
+        in (one / "plan.txt").read_text()
+    )
+
+
+def test_a_profile_of_each_rank(tmp_path):
+    folder = run(tmp_path / "run", "debug.profiler=true", "debug.limit=1", steps=4)
+    names = {p.name for p in (folder / "profile").iterdir()}
+    assert names == {f"rank{n}.json" for n in range(4)}
+    assert json.loads((folder / "profile/rank0.json").read_text())["traceEvents"]
+
+
+def test_overfitting_reads_the_same_samples(tmp_path):
+    folder = run(tmp_path / "run", *shape(), "debug.overfit=16", "schedule=constant", "optim.lr=0.03", steps=40)
+    assert losses(folder)[-1] < 0.2 * losses(folder)[0]
+
+
+def test_a_script_gets_the_figures(tmp_path, capsys):
+    job = compose([*TINY, f"run_dir={tmp_path}/run", "train.steps=2", *shape()]).job
+    figures = run_job(job, command=["python", "train.py"])
+    assert figures["loss"] == losses(tmp_path / "run")[-1]
+    assert figures["saved_step"] == 2
+    assert (tmp_path / "run/command.txt").read_text() == "python train.py\n"
+    assert run_job(job) == figures
+    assert capsys.readouterr().out.endswith(f"already done: {tmp_path}/run\n")
+
+
+def test_a_table_of_the_metrics(tmp_path):
+    folder = run(tmp_path / "run", *shape(), "logger.csv=true", steps=2)
+    assert [line.split(",")[0] for line in (folder / "metrics.csv").read_text().split()] == ["step", "1", "2"]
+
+
+def test_secrets_are_not_written_down(tmp_path):
+    job = compose([*TINY, f"run_dir={tmp_path}/run", "train.steps=1", *shape()]).job
+    run_job(job, command=["python", "x", "hub.token=abc"], overrides=["hub.token=abc"])
+    assert status(tmp_path / "run")["overrides"] == ["hub.token=***"]
+    assert (tmp_path / "run/command.txt").read_text() == "python x 'hub.token=***'\n"
+
+
+def test_two_launchers_do_not_share_a_run_folder(tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with locked(folder):
+        assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 2
+    told = capsys.readouterr().err
+    assert f"  run_dir: {folder}: another launcher is at work there (process {os.getpid()} on " in told
+    assert sorted(p.name for p in folder.iterdir()) == [".lock"]
+    assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 0
+
+
+def test_a_lock_waits_for_ranks_whose_launcher_is_dead(tmp_path):
+    holder, ready = os.pipe(), os.pipe()
+    if (parent := os.fork()) == 0:
+        with locked(tmp_path):
+            if os.fork() == 0:  # a rank: it has the lock too
+                os.write(ready[1], b"x")
+                os.read(holder[0], 1)
+            os._exit(0)
+    os.waitpid(parent, 0)
+    os.read(ready[0], 1)
+    os.write(holder[1], b"x")
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").read_text().startswith(f"{os.getpid()} ")
+    for fd in (*holder, *ready):
+        os.close(fd)
+
+
+def test_the_second_of_two_locks_is_refused(tmp_path):
+    told = rf"^run_dir: {tmp_path}: another launcher is at work there "
+    with locked(tmp_path), pytest.raises(RequestError, match=told), locked(tmp_path):
+        raise AssertionError("two of them")
+
+
+def test_metrics_have_every_figure(tmp_path):
+    folder = run(tmp_path / "run", steps=1)
+    [row] = metrics(folder)
+    assert list(row) == [
+        "step", "steps", "loss", "lr", "grad_norm", "tokens_per_s", "step_ms", "bubble", "memory_mb",
+    ]  # fmt: skip
+    assert Path(folder, "metrics.jsonl").read_text().endswith("\n")

@@ -1,0 +1,44 @@
+"""A sweep of real runs: a cell that fails is recorded, the others go on, and the same sweep does only what is left."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from launcher.__main__ import main
+from tests.run.launching import TINY, status, steps
+
+GRID = ("recipe=lm_single,lm_tied_pp2_hsdp2", "parallel.pipeline.scheduler=1f1b,gpipe")
+CELLS = [
+    "0-lm_single-1f1b", "1-lm_single-gpipe", "2-lm_tied_pp2_hsdp2-1f1b", "3-lm_tied_pp2_hsdp2-gpipe",
+]  # fmt: skip
+
+
+def rows(folder: Path) -> dict[str, dict[str, str]]:
+    with (folder / "summary.csv").open(newline="") as file:
+        return {row["cell"]: row for row in csv.DictReader(file)}
+
+
+def test_a_sweep_of_real_runs(tmp_path, capsys):
+    folder = tmp_path / "sweep"
+    blocked = folder / CELLS[2] / "metrics.jsonl"  # where this cell wants to write a file there is a folder
+    blocked.mkdir(parents=True)
+    command = ["-m", f"sweep_dir={folder}", *GRID, *TINY, "train.steps=2", "steps=[train]"]
+    assert main(command) == 1
+    found = rows(folder)
+    assert {cell: row["status"] for cell, row in found.items()} == {
+        c: "failed" if c == CELLS[2] else "done" for c in CELLS
+    }
+    assert found[CELLS[2]]["error"].startswith("[Errno 21] Is a directory: ")
+    assert float(found[CELLS[0]]["loss"]) > 0
+    assert found[CELLS[0]]["loss"] == found[CELLS[1]]["loss"]  # one rank, whatever the schedule is called
+    blocked.rmdir()
+    kept = status(folder / CELLS[0])
+    capsys.readouterr()
+    assert main(command) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(": already done")] == [
+        f"[{k + 1}/4] {cell}: already done" for k, cell in enumerate(CELLS) if k != 2
+    ]
+    assert status(folder / CELLS[0]) == kept
+    assert {row["status"] for row in rows(folder).values()} == {"done"}
+    assert all(steps(folder / cell) == [1, 2] for cell in CELLS)

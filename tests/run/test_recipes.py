@@ -1,0 +1,80 @@
+"""Law 10: every recipe trains two steps for real, does every one of its steps, and leaves all of its files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.checkpoint.read import open_checkpoint
+from launcher.job.compose import compose
+from launcher.job.steps import Evaluate
+from tests.run.launching import ROOT, metrics, status
+
+FIGURES = ["step", "steps", "loss", "lr", "grad_norm", "RATE", "step_ms", "bubble", "memory_mb"]
+LM = ("model.dim=16", "model.heads=2", "data.seq_len=16", "train.batch_size=16", "steps.evaluate.batches=1")
+SMALLER = {  # what two steps of it need not take so long
+    "lm_tied_pp2_hsdp2": (*LM, "steps.sample.tokens=8"),
+    "lm_single": (*LM, "steps.sample.tokens=8"),
+    "lm_pp4_interleaved": LM,
+    "mlp_autoparallel": ("steps.evaluate.batches=1",),
+    "resnet50_cifar_pp2": ("model.depth=18", "model.width=8", "train.batch_size=4", "steps.evaluate.batches=1"),
+    "tied_pp2_to_single": ("data.seq_len=16", "steps.evaluate.batches=1"),
+}
+
+
+def test_every_recipe_is_here():
+    assert sorted(SMALLER) == sorted(p.stem for p in (ROOT / "recipes").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", SMALLER)
+def test_it_trains_two_steps_and_does_the_rest(recipe, tmp_path, capsys):
+    words = [f"recipe={recipe}", "train.steps=2", f"runs={tmp_path}", *SMALLER[recipe]]
+    assert main(words) == 0, capsys.readouterr().err
+    run = tmp_path / recipe / "0001"
+    assert (tmp_path / recipe / "latest").resolve() == run
+    job = compose(words).job
+    said = status(run)
+    assert (said["status"], said["steps"], said["overrides"]) == ("done", list(job.steps), words)
+    n = len(list((run / "logs").glob("rank*.log")))
+    assert sorted(p.name for p in (run / "logs").iterdir()) == [f"rank{k}.log" for k in range(n)]
+    check_files(run, n)
+    check_metrics(run, "tokens_per_s" if job.data.name in ("text", "random_tokens") else "samples_per_s")
+    check_steps(run, list(job.steps), said["metrics"])
+    assert any(isinstance(s, Evaluate) for s in job.steps.values())
+
+
+def check_files(run: Path, ranks: int) -> None:
+    """What every run has, whatever its steps."""
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["version"], plan["name"]) == (1, run.parent.name)
+    assert (run / "plan.txt").read_text().startswith(f"plan of {run.parent.name}\n")
+    assert (run / "timeline.svg").read_text().startswith("<svg")
+    assert json.loads((run / "timeline.json").read_text())["traceEvents"]
+    assert (run / "command.txt").read_text().startswith(f"python -m launcher recipe={run.parent.name} ")
+    assert f"name: {run.parent.name}\n" in (run / "config.yaml").read_text()
+    checkpoint = open_checkpoint(run / "checkpoints" / "step-000002")
+    assert (checkpoint.manifest.world, checkpoint.state["step"]) == (ranks, 2)
+    stages = {p.name for p in (checkpoint.folder / "strategy").iterdir()}
+    assert {p.name for p in (run / "strategy").iterdir()} - {"merged.json"} == stages
+
+
+def check_metrics(run: Path, rate: str) -> None:
+    rows = [row for row in metrics(run) if "loss" in row]
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert list(row) == [rate if key == "RATE" else key for key in FIGURES]
+        assert all(value is not None and value >= 0 for value in row.values())
+
+
+def check_steps(run: Path, steps: list[str], figures: dict[str, float]) -> None:
+    """What each step leaves."""
+    assert figures["saved_step"] == 2
+    assert ("transform" in steps) == (run / "transformed" / "manifest.json").exists()
+    assert ("merge_strategies" in steps) == (run / "strategy" / "merged.json").exists()
+    assert ("export" in steps) == (run / "exports" / "model.safetensors").exists()
+    assert ("export" in steps) == ("exported_loss" in figures)
+    if "export" in steps and "val_loss" in figures:
+        assert figures["export_gap"] < 1e-5

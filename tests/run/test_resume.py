@@ -1,0 +1,246 @@
+"""Law 9: stop anywhere and go on; in the same layout bit for bit, in another with the same samples and losses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.__main__ import main
+from launcher.checkpoint.read import open_checkpoint, read_rank
+from launcher.checkpoint.strategy import single
+from tests.run.launching import TINY, checkpoints, losses, metrics, run, shape, status, steps, tensors
+
+TOLERANCE = {"fp32": 1e-6, "fp64": 1e-10}
+LAYOUTS = {"one": {}, "4x1": {"pp": 4}, "1x4": {"shard": 4}, "2x1": {"pp": 2}, "replicas": {"replicate": 4}}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """Six steps without a stop, a checkpoint every two."""
+    return run(tmp_path_factory.mktemp("straight") / "run", "checkpoint.every=2", "checkpoint.keep=null", steps=6)
+
+
+@pytest.fixture(scope="module", params=["fp32", "fp64"])
+def other(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    run(folder, f"train.precision={request.param}", "checkpoint.every=2", "checkpoint.keep=null", steps=6)
+    return request.param, folder
+
+
+def stopped(straight: Path, folder: Path, step: int) -> Path:
+    """What ``straight`` would have left if it had been killed after the checkpoint of ``step``."""
+    shutil.copytree(straight, folder)
+    for name in checkpoints(folder):
+        if name > f"step-{step:06d}":
+            shutil.rmtree(folder / "checkpoints" / name)
+    said = status(folder)
+    (folder / "status.json").write_text(json.dumps(said | {"status": "running", "steps": [], "metrics": {}}))
+    return folder
+
+
+def whole(folder: Path, step: int) -> dict[str, np.ndarray]:
+    """Every tensor of a checkpoint, whole: weights and optimizer state."""
+    checkpoint = open_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
+    found = read_rank(checkpoint, single(checkpoint.strategy), 0)
+    kinds = {"float32": np.float32, "float64": np.float64}
+    return {n: np.frombuffer(b.data, kinds[b.dtype]).astype(np.float64) for n, b in found.items()}
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_stopped_run_goes_on_to_the_same_bits(straight, tmp_path, step):
+    folder = run(stopped(straight, tmp_path / "run", step), "checkpoint.every=2", "checkpoint.keep=null", steps=6)
+    assert tensors(folder, 6) == tensors(straight, 6)
+    assert losses(folder) == losses(straight)
+    assert steps(folder) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_in_another_layout_the_same_samples_follow(other, tmp_path, layout):
+    precision, folder = other
+    path = folder / "checkpoints" / "step-000002"
+    more = [f"train.precision={precision}", f"checkpoint.resume={path}", "parallel.pipeline.micro_batch_num=4"]
+    there = run(tmp_path / "run", *more, *shape(**layout), steps=6)
+    assert steps(there) == [3, 4, 5, 6]
+    assert losses(there) == pytest.approx(losses(folder)[2:], rel=TOLERANCE[precision])
+    mine, theirs = whole(there, 6), whole(folder, 6)
+    assert mine.keys() == theirs.keys()
+    assert {n.split(".")[1] for n in mine if n.startswith("optim.")} == {"exp_avg", "exp_avg_sq", "step"}
+    if precision == "fp64":  # Adam divides by numbers near nothing: fp32 says little here
+        for name, expected in theirs.items():
+            np.testing.assert_allclose(mine[name], expected, rtol=1e-7, atol=1e-13, err_msg=name)
+
+
+def test_a_checkpoint_of_one_rank_goes_on_in_four(straight, tmp_path):
+    run(tmp_path / "one", *shape(), steps=2)
+    run(tmp_path / "four", f"checkpoint.resume={tmp_path}/one/checkpoints/step-000002", steps=6)
+    assert losses(tmp_path / "four") == pytest.approx(losses(straight)[2:], rel=1e-5)
+
+
+def test_more_steps_go_on_from_a_finished_run(tmp_path):
+    run(tmp_path / "run", "schedule=constant", steps=2)
+    run(tmp_path / "run", "schedule=constant", steps=4)
+    run(tmp_path / "at once", "schedule=constant", steps=4)
+    assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "at once", 4)
+    assert steps(tmp_path / "run") == [1, 2, 3, 4]
+
+
+def test_a_finished_run_has_nothing_left_to_do(straight, tmp_path, capsys):
+    folder = tmp_path / "run"
+    run(folder, steps=2)
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+    capsys.readouterr()
+    run(folder, steps=2)
+    assert capsys.readouterr().out == f"already done: {folder}\n"
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.name != ".lock"} == before
+
+
+def test_only_the_steps_that_are_left_are_done(tmp_path, capsys, monkeypatch):
+    folder, more = tmp_path / "run", ["steps=[train,evaluate,save,transform,export]", "steps.evaluate.batches=1"]
+    monkeypatch.setattr("launcher.steps.transform.run", broken)
+    assert main([*TINY, f"run_dir={folder}", "train.steps=2", *more]) == 1
+    assert capsys.readouterr().err == "error: transform: the disk is full\n"
+    assert status(folder)["steps"] == ["train", "evaluate", "save"]
+    monkeypatch.undo()
+    rows = metrics(folder)
+    run(folder, *more, steps=2)
+    out = capsys.readouterr().out
+    assert "save: " not in out
+    assert "transform: step-000002 -> 1 rank" in out
+    assert metrics(folder) == rows
+    assert status(folder)["status"] == "done"
+    assert status(folder)["metrics"]["export_gap"] < 1e-5
+
+
+def broken(*_: object) -> None:
+    raise OSError("the disk is full")
+
+
+def test_an_evaluation_that_is_done_again_leaves_one_row(tmp_path, monkeypatch):
+    folder, more = tmp_path / "run", ["steps=[train,save,evaluate]", "steps.evaluate.batches=1"]
+    run(folder, *more, steps=2)
+    rows = metrics(folder)
+    (folder / "status.json").unlink()
+    run(folder, *more, steps=2)
+    assert [(r["step"], "val_loss" in r) for r in metrics(folder)] == [(1, False), (2, False), (2, True)]
+    assert metrics(folder) == rows
+
+
+def test_never_starts_from_the_beginning(straight, tmp_path):
+    folder = stopped(straight, tmp_path / "run", 4)
+    run(folder, "checkpoint.resume=never", steps=3)
+    assert steps(folder) == [1, 2, 3]
+
+
+def test_a_checkpoint_without_its_manifest_does_not_count(straight, tmp_path):
+    folder = stopped(straight, tmp_path / "run", 4)
+    (folder / "checkpoints" / "step-000004" / "manifest.json").unlink()
+    run(folder, "checkpoint.every=2", "checkpoint.keep=null", steps=6)
+    assert tensors(folder, 6) == tensors(straight, 6)
+    assert losses(folder) == losses(straight)
+
+
+def test_an_incomplete_checkpoint_that_is_named_is_refused(straight, tmp_path, capsys, monkeypatch):
+    stopped(straight, tmp_path / "run", 4)
+    monkeypatch.chdir(tmp_path)
+    path, runs = Path("run/checkpoints/step-000004"), Path("runs")
+    (path / "manifest.json").unlink()
+    assert main([*TINY, f"runs={runs}", f"checkpoint.resume={path}"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"""\
+error: 1 problem in this request; nothing was started
+
+  checkpoint.resume = {path}: cannot go on from there: {path}: incomplete checkpoint: it has no manifest.json, \
+which is written last
+    set by: checkpoint.resume={path} (command line)
+    try:    checkpoint.resume=auto
+"""
+    )
+    assert not runs.exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused(straight, tmp_path, capsys):
+    path, runs = straight / "checkpoints" / "step-000002", tmp_path / "runs"
+    assert main([*TINY, f"runs={runs}", f"checkpoint.resume={path}", "model=tied_pair", "model.dim=16"]) == 2
+    assert f"  checkpoint.resume: {path} is of another model: the strategies do not fit:\n" in capsys.readouterr().err
+    assert not runs.exists()
+
+
+def test_a_run_folder_of_another_model_is_refused(straight, tmp_path, capsys):
+    folder = stopped(straight, tmp_path / "run", 4)
+    before = (folder / "plan.txt").read_text()
+    assert main([*TINY, f"run_dir={folder}", "model=tied_pair", "model.dim=16"]) == 2
+    assert f"  run_dir: {folder}/checkpoints/step-000004 is of another model: " in capsys.readouterr().err
+    assert (folder / "plan.txt").read_text() == before
+
+
+def test_another_optimizer_is_refused(straight, tmp_path, capsys):
+    path, runs = straight / "checkpoints" / "step-000002", tmp_path / "runs"
+    assert main([*TINY, f"runs={runs}", f"checkpoint.resume={path}", "optim=momentum"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"""\
+error: 1 problem in this request; nothing was started
+
+  optim.name = momentum: it keeps momentum_buffer for each parameter, {path} has exp_avg, exp_avg_sq, step
+    set in: conf/optim/momentum.yaml:2:1
+          | name: momentum
+    try:    checkpoint.resume=never
+"""
+    )
+    assert not runs.exists()
+
+
+def test_fewer_steps_than_the_checkpoint_has_seen_are_refused(straight, tmp_path, capsys):
+    folder = stopped(straight, tmp_path / "run", 4)
+    assert main([*TINY, f"run_dir={folder}", "train.steps=3"]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"""\
+error: 1 problem in this request; nothing was started
+
+  train.steps = 3: {folder}/checkpoints/step-000004 has seen 4 steps already
+    set by: train.steps=3 (command line)
+    try:    train.steps=4
+"""
+    )
+
+
+def test_what_was_loaded_is_not_loaded_again(straight, tmp_path):
+    path = straight / "checkpoints" / "step-000002"
+    more = ["steps=[load,train,save]", f"steps.load.path={path}", "schedule=constant"]
+    run(tmp_path / "run", *more, steps=3)
+    run(tmp_path / "run", *more, steps=5)
+    run(tmp_path / "at once", *more, steps=5)
+    assert steps(tmp_path / "run") == [3, 4, 5]
+    assert tensors(tmp_path / "run", 5) == tensors(tmp_path / "at once", 5)
+
+
+def test_momentum_and_plain_sgd_go_on_too(tmp_path):
+    for optim in (["optim=momentum", "optim.lr=0.01"], ["optim=sgd", "optim.lr=0.01"]):
+        more, name = [*optim, "schedule=constant"], optim[0].partition("=")[2]
+        run(tmp_path / name, *more, steps=2)
+        run(tmp_path / name, *more, steps=4)
+        run(tmp_path / f"{name} at once", *more, steps=4)
+        assert tensors(tmp_path / name, 4) == tensors(tmp_path / f"{name} at once", 4)
+
+
+def test_training_may_go_on_from_weights_alone(tmp_path):
+    run(tmp_path / "run", "steps=[save]")
+    run(tmp_path / "run", steps=2)
+    run(tmp_path / "straight", steps=2)
+    assert tensors(tmp_path / "run", 2) == tensors(tmp_path / "straight", 2)
+
+
+@pytest.mark.parametrize("layout", [shape(), shape(shard=2)], ids=["one", "two"])
+def test_unused_parameters_and_dropout_go_on_to_the_same_bits(tmp_path, layout):
+    own = ["model={_target_: tests.run.own.Spare, vocab: 64, dim: 16}", "security.allow=[tests]"]
+    more = [*TINY[2:], *own, *layout, "schedule=constant"]
+    for folder, n in (("run", 2), ("run", 4), ("at once", 4)):
+        assert main([*more, f"run_dir={tmp_path / folder}", f"train.steps={n}"]) == 0
+    assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "at once", 4)
+    assert losses(tmp_path / "run") == losses(tmp_path / "at once")
