@@ -1,0 +1,47 @@
+# Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
+
+# The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
+PYTHON ?= $(shell for p in python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install
+TORCH := 'torch>=2.11,<2.14'
+
+# Ranks share the cores of one machine: more threads a rank only get in each other's way.
+export OMP_NUM_THREADS := 1
+
+.PHONY: demo test check clean
+.DELETE_ON_ERROR:
+
+demo: .venv/installed
+	@$(BIN)/python -m launcher
+
+test: check
+	$(BIN)/python -m pytest
+
+check: .venv/installed-dev
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/yamllint --strict conf recipes
+	$(BIN)/mypy --no-error-summary -p launcher
+
+# Runs and their checkpoints are yours: they stay.
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find launcher tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# torch first and bounded: left to the resolver, a newer one would come with gigabytes of CUDA.
+.venv/torch: Makefile
+	@test -n '$(PYTHON)' || { echo 'error: needs Python 3.11 or newer: apt install python3 python3-venv' >&2; exit 1; }
+	@echo 'installing into .venv, once: this takes a minute or two'
+	@$(PYTHON) -m venv .venv
+	@$(PIP) $(TORCH)
+	@touch $@
+
+.venv/installed: .venv/torch pyproject.toml
+	@$(PIP) -e .
+	@touch $@
+
+.venv/installed-dev: .venv/torch pyproject.toml
+	@$(PIP) -e '.[dev]'
+	@touch $@ .venv/installed

@@ -1,0 +1,19 @@
+"""What every test needs before torch is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+# Forked ranks share the cores of one machine; torch reads this once, when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background job ignores Ctrl-C and so would all it starts, also the launchers that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Doctests are for the package: helpers beside the tests are theirs to import, and some are scripts."""
+    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None

@@ -1,0 +1,197 @@
+"""Who may import whom: the layer table, read against every import in the package."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
+LAYERS = {
+    "launcher.errors": "errors",
+    "launcher.job.schema": "schema",
+    "launcher.job.base": "schema",
+    "launcher.job.models": "schema",
+    "launcher.job.parallel": "schema",
+    "launcher.job.steps": "schema",
+    "launcher.job.targets": "targets",
+    "launcher.job": "job",
+    "launcher.plan.facts": "facts",
+    "launcher.plan": "plan",
+    "launcher.checkpoint": "checkpoint",
+    "launcher.parallel": "parallel",
+    "launcher.runtime": "runtime",
+    "launcher.models": "models",
+    "launcher.data": "data",
+    "launcher.optim": "optim",
+    "launcher.decide": "decide",
+    "launcher.steps": "steps",
+    "launcher": "wiring",
+}
+
+RECIPE_PARTS = {"errors", "schema", "targets", "facts"}  # what a model, a data set or an optimizer may know
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "schema": {"errors"},
+    "targets": {"errors", "schema"},
+    "job": {"errors", "schema", "targets"},
+    "facts": {"errors"},
+    "plan": {"errors", "schema", "facts"},
+    "checkpoint": {"errors", "plan", "facts"},
+    "parallel": {"errors", "plan", "facts"},
+    "runtime": {"errors", "plan", "facts", "parallel", "checkpoint"},
+    "models": RECIPE_PARTS,
+    "data": RECIPE_PARTS,
+    "optim": RECIPE_PARTS,
+    "decide": {"plan", "parallel", "models", "data"} | RECIPE_PARTS,
+    "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "decide"} | RECIPE_PARTS,
+    "wiring": set(LAYERS.values()),
+}
+
+TORCH, DISTRIBUTED, HYDRA = ("torch",), ("torch.distributed",), ("hydra", "omegaconf")
+FILES = ("pathlib", "shutil", "tempfile", "io", "glob", "open()")
+MUST_NOT_TOUCH = {
+    "errors": TORCH + HYDRA + FILES,
+    "schema": TORCH + HYDRA + FILES,
+    "targets": TORCH + HYDRA,
+    "job": TORCH,
+    "facts": TORCH + HYDRA + FILES + ("os",),
+    "plan": TORCH + HYDRA + FILES + ("os",),
+    "checkpoint": TORCH + HYDRA,
+    "parallel": HYDRA + FILES + ("os",),
+    "runtime": HYDRA,
+    "models": DISTRIBUTED + HYDRA + FILES,
+    "data": DISTRIBUTED + HYDRA,
+    "optim": HYDRA + FILES,  # it may ask whether a parameter is a DTensor: they must not share a group with plain ones
+    "decide": HYDRA + FILES,
+    "steps": HYDRA,
+    "wiring": HYDRA,
+}
+WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")
+
+
+@dataclass(frozen=True)
+class Import:
+    """``what`` is the module imported by ``module`` at ``where`` (path:line); ``open()`` counts as one."""
+
+    module: str
+    what: str
+    where: str
+
+
+def files() -> dict[str, Path]:
+    paths = sorted((ROOT / "launcher").rglob("*.py"))
+    return {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {module: ast.parse(path.read_text()) for module, path in files().items()}
+
+
+def imported(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """What a node imports, and at which line."""
+    if isinstance(node, ast.Import):
+        yield from ((a.name, node.lineno) for a in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide who imports whom"
+        for a in node.names:
+            inner = f"{node.module}.{a.name}"
+            yield (inner if inner in files() or inner == "torch.distributed" else str(node.module)), node.lineno
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "open":
+        yield "open()", node.lineno
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    """Every import of the package, also those inside functions and for types only."""
+    found = []
+    for module, tree in trees().items():
+        path = files()[module].relative_to(ROOT)
+        for node in ast.walk(tree):
+            found += [Import(module, what, f"{path}:{line}") for what, line in imported(node)]
+    return tuple(found)
+
+
+def inside(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(f"{prefix}.")
+
+
+def layer(module: str) -> str:
+    return LAYERS[max((p for p in LAYERS if inside(module, p)), key=len)]
+
+
+def folder(module: str) -> str:
+    """``launcher.job.compose`` is in ``job``; what stands directly in ``launcher/`` counts as a folder each."""
+    return module.split(".")[1] if "." in module else "launcher"
+
+
+@cache
+def edges() -> tuple[tuple[str, str], ...]:
+    return tuple((i.module, i.what) for i in imports() if inside(i.what, "launcher"))
+
+
+def test_every_layer_imports_only_those_below_it() -> None:
+    wrong = [
+        f"{i.where}: {layer(i.module)} imports {i.what} ({layer(i.what)})"
+        for i in imports()
+        if inside(i.what, "launcher") and layer(i.what) not in {layer(i.module), *MAY_IMPORT[layer(i.module)]}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_layer_leaves_alone_what_it_must_not_touch() -> None:
+    wrong = [
+        f"{i.where}: {layer(i.module)} touches {i.what}"
+        for i in imports()
+        if any(inside(i.what, banned) for banned in MUST_NOT_TOUCH[layer(i.module)])
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_two_folders_import_each_other() -> None:
+    pairs = {(folder(a), folder(b)) for a, b in edges()}
+    assert sorted((a, b) for a, b in pairs if a < b and (b, a) in pairs) == []
+
+
+@pytest.mark.parametrize("grain", [folder, str], ids=["folders", "modules"])
+def test_nothing_imports_itself_in_a_circle(grain: Callable[[str], str]) -> None:
+    left: dict[str, set[str]] = {}
+    for a, b in edges():
+        left.setdefault(grain(a), set()).update({grain(b)} - {grain(a)})
+    while loose := [a for a, bs in left.items() if not bs & left.keys() or not any(a in cs for cs in left.values())]:
+        left = {a: bs for a, bs in left.items() if a not in loose}
+    assert not left, "\n".join(f"{a} imports {', '.join(sorted(bs & left.keys()))}" for a, bs in left.items())
+
+
+def test_files_stay_small() -> None:
+    lines = {str(p.relative_to(ROOT)): p.read_text().count("\n") for p in files().values()}
+    assert {p: n for p, n in lines.items() if n > 400} == {}
+    assert median(lines.values()) < 120
+
+
+def test_functions_stay_small() -> None:
+    found = {
+        f"{files()[m].relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for m, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert {name: n for name, n in found.items() if n > 60} == {}
+    assert median(found.values()) < 10
+
+
+def test_a_request_is_read_planned_and_its_files_rewritten_without_torch() -> None:
+    modules = [m for m in files() if m == "launcher" or any(inside(m, p) for p in WITHOUT_TORCH)]
+    code = f"import sys\nfor m in {modules!r}: __import__(m)\nprint(sorted({{'torch'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

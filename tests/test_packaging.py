@@ -1,0 +1,91 @@
+"""What is installed from a wheel is what runs from a checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import imports
+
+ROOT = Path(__file__).parents[1]
+BUILD = ("-m", "pip", "--quiet", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
+INSTALL = ("-m", "pip", "--quiet", "install", "--no-deps", "--no-index")
+COMES_WITH = {"yaml": "omegaconf", "pydantic_core": "pydantic"}  # made for what they come with, and versioned by it
+
+
+def python(*words: str | Path, cwd: Path, path: Path | None = None) -> str:
+    """What this interpreter says, with ``path`` ahead of all it has installed."""
+    env = {**os.environ, "PYTHONPATH": str(path or "")}
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    python(*BUILD, "-w", folder, ROOT, cwd=folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path) -> Path:
+    folder = wheel.parent / "site"
+    python(*INSTALL, "--target", folder, wheel, cwd=wheel.parent)
+    return folder
+
+
+def shipped(*patterns: str) -> set[str]:
+    return {p.relative_to(ROOT).as_posix() for pattern in patterns for p in ROOT.glob(pattern) if p.is_file()}
+
+
+def test_the_wheel_has_the_package_with_its_settings_and_text_and_nothing_else(wheel: Path) -> None:
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    beside = {f"launcher/{name}" for name in shipped("conf/**/*.yaml", "recipes/**/*.yaml")}
+    assert inside == shipped("launcher/**/*.py", "launcher/data/text/*.*") | beside
+
+
+def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    python("-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    source = tmp_path / archive.name.removesuffix(".tar.gz")
+    assert {"README.md", "CHANGELOG.md", "Makefile", "tests", "benchmarks"} <= {p.name for p in source.iterdir()}
+    assert not {".venv", "runs"} & {p.name for p in source.iterdir()}
+    python(*BUILD, "-w", tmp_path, source, cwd=tmp_path)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_an_installed_launcher_makes_the_same_plan_from_any_folder(site: Path, tmp_path: Path) -> None:
+    plan = ("-m", "launcher", "show=plan")
+    assert python("-c", "import launcher; print(launcher.__file__)", cwd=tmp_path, path=site) == (
+        f"{site / 'launcher/__init__.py'}\n"
+    )
+    assert python(*plan, cwd=tmp_path, path=site) == python(*plan, cwd=ROOT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_console_script_is_the_module(site: Path, tmp_path: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for words in (["-m", "launcher"], [site / "bin/launcher"]):
+        assert python(*words, "--version", cwd=tmp_path, path=site) == f"launcher {version}\n"
+
+
+def test_every_package_that_is_imported_is_declared_as_a_dependency_or_an_extra_for_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [r for name, rs in project["optional-dependencies"].items() if name != "dev" for r in rs]
+    declared = {requirement.partition(">")[0] for requirement in (*project["dependencies"], *extras)}
+    ours = {"launcher", "open()", *sys.stdlib_module_names}
+    tops = {i.what.partition(".")[0] for i in imports()} - ours
+    homes = {top: {COMES_WITH.get(top, top), *packages_distributions().get(top, ())} for top in tops}
+    assert {top: homes[top] for top in tops if not homes[top] & declared} == {}

@@ -1,0 +1,117 @@
+"""The frozen surface: what scripts call, what configurations set, and where each setting is documented."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic.fields import FieldInfo
+
+import launcher
+from launcher.job import surface
+from launcher.job.base import Settings
+from launcher.job.paths import CONF
+from launcher.job.schema import Job
+
+GOLDEN = Path(__file__).parent / "golden/surface.txt"
+AGAIN = "the surface changed: if that is meant, run: python -m tests.test_surface > tests/golden/surface.txt"
+MODULES = ("launcher", "launcher.checkpoint", "launcher.parallel")
+
+
+def keys(note: Any = Job, above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every dotted key of the schema; ``model[lm].dim`` is there when ``model`` is a language model."""
+    kinds: dict[str, Any] = dict(surface.kinds(note)) or {"": surface.settings(note, None)}
+    for tag, cls in kinds.items():
+        if above == "steps":
+            head = f"steps.{tag}."
+        else:
+            head = (above + (f"[{tag}]" if tag else "")).removesuffix(".") + ("." if above else "")
+        for name, field in surface.fields(cls).items() if cls else ():
+            yield f"{head}{name}", field
+            yield from keys(surface.typed(field), f"{head}{name}")
+    if above == "steps" and not surface.kinds(note):
+        yield from keys(surface.below(note, "", {}), above)
+
+
+def setting(key: str, field: FieldInfo) -> str:
+    said = "required" if field.is_required() else json.dumps(field.get_default())
+    words = surface.literals(surface.typed(field))
+    return f"{key} = {said}" + (f"  ({' | '.join(map(str, words))})" if words else "")
+
+
+def calls(module: str) -> Iterator[str]:
+    home = importlib.import_module(module)
+    for name in getattr(home, "__all__", ()):
+        thing = getattr(home, name)
+        yield f"{module}.{name}" + ("" if thing in (Job, launcher.Plan) else str(inspect.signature(thing)))
+
+
+def text() -> str:
+    lines = [line for module in MODULES for line in calls(module)]
+    plain = (k for k in keys() if not isinstance(k[1].get_default(), Settings))  # their own keys follow
+    return "\n".join([*lines, "", *(setting(*k) for k in plain)]) + "\n"
+
+
+def test_names_signatures_settings_and_defaults_are_those_of_the_golden_file() -> None:
+    assert text() == GOLDEN.read_text(), AGAIN
+
+
+def test_the_package_offers_the_documented_names_and_no_other() -> None:
+    assert sorted(launcher.__all__) == ["Job", "Plan", "plan_job", "run_job"]
+    assert all(callable(getattr(launcher, name)) for name in launcher.__all__)
+
+
+def documented() -> dict[str, str]:
+    """Each key of each file below ``conf``, with the comment beside it; options of a group are taken together."""
+    found: dict[str, str] = {}
+    for path in sorted(
+        CONF.rglob("*.yaml"), key=lambda p: ("defaults:" in p.read_text(), p)
+    ):  # what others build on first
+        group = () if path.parent == CONF else (path.parent.name,)
+        lines = path.read_text().splitlines()
+        for parts, line in nodes(yaml.compose(path.read_text()), group):
+            found.setdefault(".".join(parts), lines[line].partition("#")[2].strip())
+    return found
+
+
+def nodes(node: yaml.Node | None, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Every key below a mapping that is written in block form, and its line."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) and not node.flow_style else ():
+        if key.value != "defaults":
+            yield (*above, key.value), key.start_mark.line
+            yield from nodes(value, (*above, key.value))
+
+
+GROUPS = {"model", "data", "optim", "schedule", "launch", "logger", "debug", "recipe"}  # set by choosing an option
+
+
+def settable() -> set[str]:
+    """Keys as a user writes them; the arguments of a class of one's own are its own."""
+    return {re.sub(r"\[\w+\]", "", key) for key, _ in keys() if "[_target_]" not in key} - GROUPS
+
+
+def test_conf_has_no_key_that_the_schema_lacks() -> None:
+    verbs = {key for key in documented() if re.fullmatch(r"steps\.\w+", key)}
+    assert documented().keys() - settable() - verbs == set()
+
+
+def test_every_setting_is_in_conf_or_in_the_comment_of_the_null_it_takes_the_place_of() -> None:
+    known = documented()
+    hidden = {key: known.get(key.rpartition(".")[0], "") for key in settable() - known.keys()}
+    assert [key for key, comment in hidden.items() if key.rpartition(".")[2] not in comment] == []
+
+
+def test_every_setting_in_conf_has_a_comment_beside_it() -> None:
+    known = documented()
+    above = {key.rpartition(".")[0] for key in known}  # a section's keys have theirs, an option's name the file's own
+    assert [k for k, comment in known.items() if not comment and k not in above and not k.endswith(".name")] == []
+
+
+if __name__ == "__main__":
+    print(text(), end="")
