@@ -138,12 +138,15 @@ def carry_out(order: Order, world: World, store: Store) -> dict[str, Any]:
         try:
             return order.work(replace(place, send=world.send))
         except BaseException as error:
-            signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # for good: the outer launcher ends us for what we tell now
-            raise _told(error, world, order.folder) from error
+            try:
+                raise _told(error, world, order.folder) from error
+            except faults.Interrupted:  # a signal from before they were blocked; it comes once
+                raise _told(error, world, order.folder) from error
 
 
 def _told(error: BaseException, world: World, folder: Path) -> BaseException:
     """Write down the failure; on rank 0 the error to raise is that of the rank that failed first."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # for good: the outer launcher ends us for what we tell now
     own = None if isinstance(error, faults.Interrupted) else faults.raised(world.rank, world.attempt, error, __file__)
     if own is not None:
         faults.write(own, folder)

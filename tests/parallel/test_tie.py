@@ -79,6 +79,15 @@ def rank_sync(world, j, plan) -> tuple[list[Any], list[Any]]:
     return before, pieces(par, weights=True)
 
 
+@every_job
+def test_sync_makes_every_copy_that_of_the_first_stage_from_any_state(job):
+    plan = plan_job(job)
+    ranks = on_ranks(plan.sizes.grid.size, rank_sync, job, plan)
+    synced = table(plan, [after for _, after in ranks])
+    first = next(p for p in ranks[0][0] if p.name == "embed.weight")
+    assert torch.equal(synced[: first.value.shape[0]], first.value)
+
+
 def test_three_copies_get_the_gradient_of_one_process():
     for name in ("three copies on two ranks", "three copies on two ranks, sharded"):
         train = JOBS[name].train.model_copy(update={"precision": "fp64"})

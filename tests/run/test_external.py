@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -74,6 +75,20 @@ def test_a_plan_is_shown_once(tmp_path):
     done = torchrun(2, *TINY, f"runs={tmp_path}/runs", "show=plan", "launch.nproc=null")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("  schedule  1f1b") == 1
+
+
+def test_the_rank_that_failed_first_is_named(tmp_path):
+    done = torchrun(4, *FRAGILE, f"run_dir={tmp_path}/run", "train.steps=2")
+    text = "rank 3 has had enough; hydra is here: False"
+    assert done.returncode == 1
+    assert f"error: rank 3: RuntimeError: {text}\nTraceback (most recent call last):\n" in done.stderr
+    assert f"log: {tmp_path}/run/logs/rank3.log\n" in done.stderr
+    fault = json.loads((tmp_path / "run/errors/rank3.json").read_text())
+    assert (fault["rank"], fault["type"], fault["message"], fault["echo"]) == (3, "RuntimeError", text, False)
+    assert {k: status(tmp_path / "run")[k] for k in ("status", "error")} == {
+        "status": "failed",
+        "error": f"rank 3: RuntimeError: {text}",
+    }
 
 
 def test_torchruns_own_restart_goes_on_in_the_same_folder(tmp_path):
