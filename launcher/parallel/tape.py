@@ -27,6 +27,11 @@ LITERALS = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy)
 class Tape(TorchDispatchMode):
     """Enter it around a constructor that runs on the meta device."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """As in ``cost``: spares the import of torch._dynamo."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.log = Log(torch.get_default_dtype())
@@ -35,14 +40,17 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.look(args[0]).item()
-        out = func(*args, **kwargs)
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random and func._schema.name.endswith("_"):
+            out = args[0]  # drawn in place: on meta tensors there is nothing to do, which torch would do at length
+        else:
+            out = func(*args, **kwargs)
         outs, ins = tensors(out), tensors((args, kwargs))
         changed = {key(t) for a, t in _bound(func, args, kwargs) if a.alias_info is not None and a.alias_info.is_write}
         fresh = tuple(t for t in outs if key(t) not in {key(i) for i in ins})
         # detached: a tape must not keep an autograd graph, nor follow a Parameter that is later swapped for another
         args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
         args, kwargs = tree_map_only(torch.Generator, lambda g: None, (args, kwargs))  # its state is not ours to keep
-        random = torch.Tag.nondeterministic_seeded in func.tags
         self.log.add(Op(func, args, kwargs, frozenset(map(key, ins)), frozenset(changed), fresh, random))
         return out
 
