@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from launcher.console import say
 from launcher.errors import RequestError, RunError
 from launcher.job.args import Args, outer_rank, parse
 
@@ -53,7 +54,7 @@ def _first(args: Args, words: list[str], rank: int | None) -> int:
     """What the only process does, or rank 0 of an outer launcher."""
     if args.help or args.version:
         if not rank:
-            print(_about(args))
+            say(_about(args))
         return DONE
     if args.multirun:
         from launcher.sweep import sweep
@@ -81,7 +82,7 @@ def _run(args: Args, words: list[str], others: Others | None) -> int:
 
     request = compose(args.overrides, config_dir=args.config_dir)
     if request.job.show == "config":
-        print(as_yaml(request.data), end="")
+        say(as_yaml(request.data).removesuffix("\n"))
         return DONE
     from launcher.run import run_request
 

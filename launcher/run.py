@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import launch, phases, record, resume
+from launcher.console import gone, say
 from launcher.decide import before_torch, plan_job, settled
 from launcher.job.schema import Job
 from launcher.plan.phases import Phase
@@ -32,7 +33,7 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show is not None:
         plan = plan_job(request.job)
-        print(drawn(plan.timeline) if request.job.show == "timeline" else text(plan))
+        say(drawn(plan.timeline) if request.job.show == "timeline" else text(plan))
         return DONE
     from launcher.job.report import as_yaml
 
@@ -88,19 +89,19 @@ def _carry_out(
         said = record.reopen(run, overrides, config, anew=job.checkpoint.resume == "never")
         left = [p for p in plan.phases if not set(p.steps) <= set(said.steps)]
         if not left:
-            print(f"already done: {run}", flush=True)
+            say(f"already done: {run}")
             return said.results
         this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
         record.write(run, plan, command, config, anew=not said.steps)
         said.say("running")
-        print("\n".join([text(plan), *start.notes]), flush=True)
+        say("\n".join([text(plan), *start.notes]))
         try:
             _phases(this, left, said)
         except BaseException as error:
             said.fail(error)
             raise
         said.say("done")
-        print(f"done in {said.seconds} s: {run}", flush=True)
+        say(f"done in {said.seconds} s: {run}")
         return said.results
 
 
@@ -122,6 +123,9 @@ def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> Non
 
 def _hear(bar: Off, metrics: Metrics, rank: int, news: object) -> None:
     assert isinstance(news, dict)
-    bar.feed(news)
+    try:
+        bar.feed(news)
+    except BrokenPipeError:
+        gone()
     if "text" not in news:
         metrics.write(news)
