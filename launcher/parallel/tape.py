@@ -41,10 +41,8 @@ class Tape(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.look(args[0]).item()
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if random and func._schema.name.endswith("_"):
-            out = args[0]  # drawn in place: on meta tensors there is nothing to do, which torch would do at length
-        else:
-            out = func(*args, **kwargs)
+        drawn = random and func._schema.name.endswith("_")  # in place, where a meta tensor has nothing to fill
+        out = args[0] if drawn else func(*args, **kwargs)
         outs, ins = tensors(out), tensors((args, kwargs))
         changed = {key(t) for a, t in _bound(func, args, kwargs) if a.alias_info is not None and a.alias_info.is_write}
         fresh = tuple(t for t in outs if key(t) not in {key(i) for i in ins})
