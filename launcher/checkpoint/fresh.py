@@ -28,14 +28,18 @@ def fresh(final: Path) -> Iterator[Path]:
 
 def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], what: str) -> None:
     """Raises ``FileExistsError`` unless ``dst`` is free, or may be overwritten and is ``own``: a ``what``."""
+    if not overwrite or not dst.is_dir():
+        check_empty(dst, "; give another, or overwrite: true")
+    elif any(dst.iterdir()) and not own(dst):
+        raise FileExistsError(f"{dst}: the destination is not empty and no {what}, so it is not overwritten either")
+
+
+def check_empty(dst: Path, cure: str = "; give another") -> None:
+    """Raises ``FileExistsError`` unless ``dst`` is free."""
     if dst.exists() and not dst.is_dir():
         raise FileExistsError(f"{dst}: the destination is a file, not a folder")
-    if not dst.is_dir() or not any(dst.iterdir()):
-        return
-    if not overwrite:
-        raise FileExistsError(f"{dst}: the destination is not empty; give another, or overwrite: true")
-    if not own(dst):
-        raise FileExistsError(f"{dst}: the destination is not empty and no {what}, so it is not overwritten either")
+    if dst.is_dir() and any(dst.iterdir()):
+        raise FileExistsError(f"{dst}: the destination is not empty{cure}")
 
 
 def check_apart(src: Path, dst: Path) -> None:

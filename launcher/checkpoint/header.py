@@ -97,7 +97,7 @@ def _parse(text: bytes, head: bytes, size: int) -> Header:
 
 def _rows(text: bytes) -> dict[str, Any]:
     try:
-        rows = json.loads(text, object_pairs_hook=_unique)
+        rows = json.loads(text, object_pairs_hook=unique)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError("not a safetensors file: its header is no JSON") from error
     if not isinstance(rows, dict):
@@ -105,7 +105,8 @@ def _rows(text: bytes) -> dict[str, Any]:
     return rows
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``json.loads``: raises ``ValueError`` for a key that is listed twice."""
     out: dict[str, Any] = {}
     for key, value in pairs:
         if key in out:

@@ -14,9 +14,10 @@ from launcher.checkpoint.strategy import Kind
 
 FORMAT, VERSION = "launcher.checkpoint", 1
 NAME = "manifest.json"
-KINDS_OF: Mapping[str, tuple[Kind, ...]] = {
-    "model.safetensors": ("param", "buffer"),
-    "optimizer.safetensors": ("optim",),
+FILE_OF: Mapping[Kind, str] = {
+    "param": "model.safetensors",
+    "buffer": "model.safetensors",
+    "optim": "optimizer.safetensors",
 }
 EXTRA = "extra.safetensors"  # tensors of one rank, outside every layout
 _FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stage\d+\.json|state\.json")

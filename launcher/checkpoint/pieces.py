@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from launcher.checkpoint.cuts import first, geometry
 from launcher.plan.layout import Box, Layout
 
 
@@ -22,32 +23,48 @@ def whole(shape: tuple[int, ...]) -> Box:
     return Box((0,) * len(shape), shape)
 
 
+def home(layout: Layout) -> tuple[tuple[str, int], ...]:
+    """Where a rank must be, on these axes, to save a piece: at the lowest coordinates, off the axes that cut.
+
+    A tensor without elements is saved once, by the lowest of all holders.
+    """
+    cutting = () if 0 in layout.shape else layout.axes
+    return tuple((axis, at) for axis, at in first(layout).items() if axis not in cutting)
+
+
 def saved(layout: Layout, rank: int) -> Box | None:
     """What ``rank`` must save: ``None`` when it holds nothing, an empty piece, or a copy of a lower rank's."""
-    where, first = layout.grid.coords(rank), _first(layout)
-    # a tensor without elements is saved once, by the lowest of all holders
-    free = () if 0 in layout.shape else layout.axes
-    if any(where[axis] != at for axis, at in first.items() if axis not in free):
-        return None
+    where = layout.grid.coords(rank)
+    return saved_at_home(layout, rank) if all(where[axis] == at for axis, at in home(layout)) else None
+
+
+def saved_at_home(layout: Layout, rank: int) -> Box | None:
+    """As ``saved``, for a rank that is where ``home`` says."""
     box = layout.box(rank)
     return box if box is not None and (0 in layout.shape or not box.empty) else None
 
 
 def pieces(layout: Layout) -> tuple[Piece, ...]:
     """Every saved piece, by rank. They tile the tensor."""
-    first, axes = _first(layout), layout.axes
-    ranks = (
-        layout.grid.rank(**first | dict(zip(axes, at, strict=True)))
-        for at in product(*(range(layout.grid[axis]) for axis in axes))
-    )
-    found = ((rank, saved(layout, rank)) for rank in sorted(ranks))
-    return tuple(Piece(rank, box) for rank, box in found if box is not None)
+    if 0 not in layout.shape:
+        return tuple(piece for piece, _ in parts(layout, whole(layout.shape)))
+    lowest = layout.grid.rank(**first(layout))
+    box = layout.box(lowest)
+    assert box is not None
+    return (Piece(lowest, box),)
 
 
 def parts(layout: Layout, want: Box) -> tuple[tuple[Piece, Box], ...]:
-    """The saved pieces that overlap ``want``, each with the overlap; none when ``want`` is empty."""
-    found = ((piece, piece.box & want) for piece in pieces(layout))
-    return tuple((piece, both) for piece, both in found if both is not None)
+    """The saved pieces that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
+    at = geometry(layout)
+    dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
+    out = []
+    for chosen in product(*dims):
+        box = Box(tuple(lo for lo, _, _ in chosen), tuple(hi for _, hi, _ in chosen))
+        both = box & want
+        assert both is not None, (layout, want)
+        out.append((Piece(at.base + sum(rank for _, _, rank in chosen), box), both))
+    return tuple(sorted(out, key=lambda part: part[0].rank))
 
 
 def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
@@ -70,9 +87,3 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
             lo = (*outer, at, *box.lo[dim + 1 :])
             hi = (*(i + 1 for i in outer), min(at + step, box.hi[dim]), *box.hi[dim + 1 :])
             yield Box(lo, hi)
-
-
-def _first(layout: Layout) -> dict[str, int]:
-    """The lowest coordinates that hold the tensor."""
-    at = dict(layout.at)
-    return {axis: min(at.get(axis, (0,))) for axis, _ in layout.grid.axes}

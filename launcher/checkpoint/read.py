@@ -7,23 +7,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from types import EllipsisType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from launcher.checkpoint import strategy_file
 from launcher.checkpoint.blob import Blob, described, words
-from launcher.checkpoint.files import CHUNK, blob_at, mapped
+from launcher.checkpoint.files import blob_at, mapped
+from launcher.checkpoint.gather import gathered, slices
 from launcher.checkpoint.header import Header, Slot, read_header
-from launcher.checkpoint.manifest import EXTRA, KINDS_OF, Manifest, rank_file, read_manifest, stamp
-from launcher.checkpoint.pieces import parts, slabs
+from launcher.checkpoint.manifest import EXTRA, FILE_OF, Manifest, rank_file, read_manifest, stamp
+from launcher.checkpoint.pieces import parts
 from launcher.checkpoint.store import STATE
 from launcher.checkpoint.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.window import Window
-from launcher.checkpoint.write import shares, text_record
-from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.checkpoint.write import rank_files, share, text_record
+from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
 
 
@@ -99,8 +100,9 @@ class Reader:
 
     def check_headers(self) -> None:
         """Look at every file, before anything is done with any."""
+        files = rank_files(self.checkpoint.strategy)
         for rank in range(self.checkpoint.manifest.world):
-            for file in shares(self.checkpoint.strategy, rank):
+            for file in files:
                 self._header(rank, file)
 
     def box(self, name: str, box: Box) -> Blob:
@@ -110,28 +112,23 @@ class Reader:
         first = strategy.named[name]
         spec = TensorSpec(box.shape, strategy.entries[first].dtype)
         data = np.empty(spec.nbytes, np.uint8)
-        self._fill(first, box, data)
+        self._fill(first, box, words(data, spec))
         return Blob.of(spec.dtype, spec.shape, data)
 
     def chunks(self, name: str, box: Box) -> Iterator[memoryview]:
         """The bytes of a box, in order. All chunks share one buffer: use each before the next."""
-        itemsize = ITEMSIZE[self.checkpoint.strategy.entries[name].dtype]
-        buffer = np.empty(min(CHUNK, TensorSpec(box.shape, "uint8").nbytes * itemsize), np.uint8)
-        for slab in slabs(box, itemsize, CHUNK):
-            nbytes = TensorSpec(slab.shape, "uint8").nbytes * itemsize
-            self._fill(name, slab, buffer[:nbytes])
-            yield buffer[:nbytes].data
+        dtype = self.checkpoint.strategy.entries[name].dtype
+        return gathered(box, dtype, lambda part, out: self._fill(name, part, out))
 
-    def _fill(self, name: str, box: Box, data: np.ndarray[Any, Any]) -> None:
+    def _fill(self, name: str, box: Box, out: npt.NDArray[Any]) -> None:
         entry = self.checkpoint.strategy.entries[name]
-        file = next(f for f, kinds in KINDS_OF.items() if entry.kind in kinds)
-        out = words(data, TensorSpec(box.shape, entry.dtype))
+        file = FILE_OF[entry.kind]
         for piece, both in parts(entry.layout, box):
             path = self.checkpoint.folder / rank_file(piece.rank, file)
             slot = self._header(piece.rank, file).entries[name]
             self._check(file, name, piece.rank, path, slot)
-            self._window.copy(path, slot, _slices(both.within(piece.box)), out[_slices(both.within(box))])
-        self.bytes_read += data.nbytes
+            self._window.copy(path, slot, slices(both.within(piece.box)), out[slices(both.within(box))])
+        self.bytes_read += out.nbytes
 
     def _check(self, file: str, name: str, rank: int, path: Path, slot: Slot) -> None:
         if not self._verify or (name, rank) in self._good:
@@ -172,7 +169,7 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
 def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file: str) -> None:
     if file == EXTRA:
         return
-    boxes = shares(strategy, rank)[file]
+    boxes = share(strategy, rank, file)
     if boxes.keys() != header.entries.keys():
         odd = sorted(boxes.keys() ^ header.entries.keys())
         raise ValueError(f"{path}: the strategy and the file differ in {', '.join(odd)}")
@@ -180,7 +177,3 @@ def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file
         want, found = TensorSpec(box.shape, strategy.entries[name].dtype), header.entries[name].spec
         if want != found:
             raise ValueError(f"{path}: tensor {name} is {described(found)}, the strategy says {described(want)}")
-
-
-def _slices(box: Box) -> tuple[slice | EllipsisType, ...]:
-    return (*(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)), ...)  # with ..., 0-d gives an array too

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import xxhash
 
+from launcher.checkpoint.pieces import home
 from launcher.plan.facts import ITEMSIZE, TensorSpec
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Layout
@@ -50,6 +51,15 @@ class Strategy:
         return {n: first for first, entry in self.entries.items() for n in (first, *entry.aliases)}
 
     @cached_property
+    def homes(self) -> Mapping[tuple[tuple[str, int], ...], list[str]]:
+        """First names by what ``home`` says of their layouts: far fewer than tensors, to look through for each rank."""
+        out: dict[tuple[tuple[str, int], ...], list[str]] = {}
+        for name, entry in self.entries.items():
+            at = home(entry.layout)
+            out.setdefault(at, []).append(name)
+        return out
+
+    @cached_property
     def digest(self) -> str:
         """The same for the same layouts, in whatever order they are listed."""
         rows = {name: row(entry) for name, entry in self.entries.items()}
@@ -58,6 +68,12 @@ class Strategy:
     @property
     def stages(self) -> int:
         return self.grid.sizes.get(STAGE, 1)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those that any tensor is of."""
+        found = {entry.kind for entry in self.entries.values()}
+        return tuple(kind for kind in KINDS if kind in found)
 
     def only(self, *kinds: Kind) -> Strategy:
         """The entries of these kinds."""

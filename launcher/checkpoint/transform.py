@@ -16,13 +16,17 @@ from launcher.checkpoint.write import RankRecord, write_pieces
 
 @dataclass(frozen=True)
 class Report:
-    """``bytes_read`` counts tensor bytes; ``peak`` is the bytes kept in memory at once, whatever the model's size."""
+    """``bytes_read`` counts tensor bytes; ``peak`` is the bytes kept in memory at once, whatever the model's size.
+
+    ``left`` are the tensors that were left out, where that was asked for.
+    """
 
     path: Path
     files: int
     bytes_read: int
     bytes_written: int
     peak: int
+    left: tuple[str, ...] = ()
 
 
 PEAK = 3 * CHUNK  # one buffer to gather in, and the stretch of source files that is mapped in meanwhile

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from launcher.checkpoint.blob import words
+from launcher.checkpoint.blob import Blob, words
 from launcher.checkpoint.files import CHUNK, mapped
 from launcher.checkpoint.header import Slot
 
@@ -31,6 +31,12 @@ class Window:
         data = self._map(path)
         self._paced(data, words(data, slot.spec, slot.start)[where], out)
 
+    def take(self, blob: Blob, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+        """As ``copy``, of a tensor in memory, or in a file that is mapped for reading."""
+        owner = blob.data.obj
+        file = owner if isinstance(owner, mmap.mmap) and blob.data.readonly else None  # else pages may be changed ones
+        self._paced(file, words(blob.data, blob.spec)[where], out)
+
     def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
         """The bytes of a tensor, in order. A chunk is good until the next."""
         data = self._map(path)
@@ -40,7 +46,7 @@ class Window:
             yield chunk
             self._used(data, chunk.nbytes)
 
-    def _paced(self, data: mmap.mmap, src: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+    def _paced(self, data: mmap.mmap | None, src: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Halve the copy until the stretch of file it walks over, gaps included, is short enough."""
         if not src.size:
             return
@@ -55,7 +61,9 @@ class Window:
             at = (*(slice(None) for _ in range(dim)), piece)
             self._paced(data, src[at], out[at])
 
-    def _used(self, data: mmap.mmap, nbytes: int) -> None:
+    def _used(self, data: mmap.mmap | None, nbytes: int) -> None:
+        if data is None:
+            return
         self._touched[id(data)] = data
         self._resident += nbytes
         if self._resident >= CHUNK:

@@ -13,8 +13,8 @@ from launcher.checkpoint import strategy_file
 from launcher.checkpoint.blob import Blob, described
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.files import sliced, write_stream
-from launcher.checkpoint.manifest import EXTRA, KINDS_OF, FileRecord, rank_file, stamp
-from launcher.checkpoint.pieces import saved
+from launcher.checkpoint.manifest import EXTRA, FILE_OF, FileRecord, rank_file, stamp
+from launcher.checkpoint.pieces import saved_at_home
 from launcher.checkpoint.strategy import Strategy
 from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
@@ -84,13 +84,25 @@ def _write_pieces(
 
 
 def shares(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:
-    """What each file of ``rank`` holds. The file of a kind is there on every rank, or on none if no tensor is of it."""
-    out = {}
-    for file, kinds in KINDS_OF.items():
-        entries = strategy.only(*kinds).entries
-        boxes = ((n, saved(e.layout, rank)) for n, e in entries.items())
-        if entries or "param" in kinds:
-            out[file] = {n: box for n, box in boxes if box is not None}
+    """What each file of ``rank`` holds."""
+    return {file: share(strategy, rank, file) for file in rank_files(strategy)}
+
+
+def rank_files(strategy: Strategy) -> tuple[str, ...]:
+    """The file of a kind is there on every rank, or on none if no tensor is of it; the model's always is."""
+    return tuple(dict.fromkeys(FILE_OF[kind] for kind in ("param", *strategy.kinds)))
+
+
+def share(strategy: Strategy, rank: int, file: str) -> dict[str, Box]:
+    """What one file of ``rank`` holds; nothing if the strategy has no tensor for it."""
+    where, out = strategy.grid.coords(rank), {}
+    for at, names in strategy.homes.items():
+        if any(where[axis] != n for axis, n in at):
+            continue
+        for name in names:
+            entry = strategy.entries[name]
+            if FILE_OF[entry.kind] == file and (box := saved_at_home(entry.layout, rank)) is not None:
+                out[name] = box
     return out
 
 

@@ -1,0 +1,84 @@
+"""How a layout cuts each dim, worked out once for all ranks."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Layout
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """The pieces of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
+
+    lo: Ints
+    hi: Ints
+    rank: Ints
+
+    @cached_property
+    def listed(self) -> tuple[list[int], list[int], list[int]]:
+        """``lo``, ``hi``, ``rank`` as plain numbers."""
+        return self.lo.tolist(), self.hi.tolist(), self.rank.tolist()
+
+    def overlapping(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
+        """(lo, hi, rank) of the pieces that have elements from ``lo`` to ``hi``."""
+        starts, stops, ranks = self.listed
+        first = max(bisect_right(starts, lo) - 1, 0)
+        last = bisect_right(starts, hi - 1)
+        return [(starts[i], stops[i], ranks[i]) for i in range(first, last) if lo < hi]
+
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """The saved piece at cuts ``i, j, ..`` of the dims is that of rank ``base`` plus what each cut adds."""
+
+    base: int
+    dims: tuple[Cuts, ...]
+
+
+@lru_cache(maxsize=8192)
+def geometry(layout: Layout) -> Geometry:
+    strides = _strides(layout.grid)
+    dims = tuple(
+        _cuts(n, tuple((layout.grid[axis], strides[axis]) for axis in axes))
+        for n, axes in zip(layout.shape, layout.split, strict=True)
+    )
+    return Geometry(sum(at * strides[axis] for axis, at in first(layout).items()), dims)
+
+
+def first(layout: Layout) -> dict[str, int]:
+    """The lowest coordinates that hold the tensor."""
+    at = dict(layout.at)
+    return {axis: min(at.get(axis, (0,))) for axis, _ in layout.grid.axes}
+
+
+def _strides(grid: Grid) -> dict[str, int]:
+    sizes = [n for _, n in reversed(grid.axes)]
+    steps = accumulate([1, *sizes[:-1]], lambda a, b: a * b)
+    return {axis: step for (axis, _), step in zip(reversed(grid.axes), steps, strict=False)}
+
+
+@lru_cache(maxsize=8192)
+def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> Cuts:
+    """``axes`` are (size, stride in ranks), outermost first; cut as ``Layout.box`` cuts."""
+    lo, hi, rank = np.array([0]), np.array([n]), np.array([0])
+    for size, stride in axes:
+        at = np.arange(size)
+        chunk = (hi - lo + size - 1) // size
+        edges = lo[:, None] + chunk[:, None] * at
+        lo, hi = (
+            np.minimum(edges, hi[:, None]).ravel(),
+            np.minimum(edges + chunk[:, None], hi[:, None]).ravel(),
+        )
+        rank = (rank[:, None] + stride * at).ravel()
+    some = lo < hi
+    return Cuts(lo[some], hi[some], rank[some])

@@ -1,0 +1,35 @@
+"""Rows as aligned text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns as wide as needed, those listed in ``right`` flush right, no trailing spaces.
+
+    >>> print(table(["name", "bytes"], [["a.weight", "12"], ["b", "4096"]], right=[1]))
+    name      bytes
+    a.weight     12
+    b          4096
+    """
+    every = [head, *rows]
+    widths = [max(len(row[i]) for row in every) for i in range(len(head))]
+    sides = [">" if i in right else "<" for i in range(len(head))]
+    lines = ("  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)) for row in every)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers, runs in short.
+
+    >>> spans([0, 1, 2, 5, 8, 9])
+    '0-2,5,8-9'
+    """
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,140 @@
+"""What a transform will read, before anything is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from launcher.checkpoint.manifest import FILE_OF, rank_file
+from launcher.checkpoint.overlaps import overlaps
+from launcher.checkpoint.pieces import parts
+from launcher.checkpoint.read import Checkpoint, Reader, file_header, open_checkpoint
+from launcher.checkpoint.strategy import Strategy, match
+from launcher.checkpoint.table import table
+from launcher.checkpoint.transform import PEAK
+from launcher.checkpoint.write import shares
+from launcher.plan.facts import ITEMSIZE
+from launcher.plan.layout import Box, Layout
+from launcher.plan.memory import bytes_text
+
+
+@dataclass(frozen=True)
+class Source:
+    """What ``rank`` of the destination takes from one file of the source, by its path within the folder."""
+
+    rank: int
+    file: str
+    tensors: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """``nbytes`` of tensor ``name`` of the source, all between bytes ``start`` and ``stop`` of the file."""
+
+    file: str
+    name: str
+    start: int
+    stop: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class TransformPlan:
+    """``nbytes`` are read, and written; verifying reads them once more. ``peak`` is the bytes kept in memory at once.
+
+    ``sources`` are by rank, then by file; ``names`` are the source's by the destination's.
+    """
+
+    checkpoint: Checkpoint
+    target: Strategy
+    names: Mapping[str, str]
+    sources: tuple[Source, ...]
+    nbytes: int
+    peak: int = PEAK
+
+    def spans(self, rank: int) -> Iterator[Span]:
+        """Which bytes of which file ``rank`` of the destination reads, tensor by tensor."""
+        headers: dict[tuple[int, str], Mapping[str, int]] = {}
+        for name, box in (item for boxes in shares(self.target, rank).values() for item in boxes.items()):
+            source = self.names[name]
+            entry = self.checkpoint.strategy.entries[source]
+            for piece, both in parts(entry.layout, box):
+                at = (piece.rank, FILE_OF[entry.kind])
+                if at not in headers:
+                    headers[at] = {n: slot.start for n, slot in file_header(self.checkpoint, *at).entries.items()}
+                size = ITEMSIZE[entry.dtype]
+                first, last = _ends(both.within(piece.box), piece.box.shape)
+                base = headers[at][source]
+                nbytes = prod(both.shape) * size
+                yield Span(rank_file(*at), source, base + first * size, base + (last + 1) * size, nbytes)
+
+    def text(self, limit: int = 50) -> str:
+        """For people; the table has at most ``limit`` rows."""
+        before, after = self.checkpoint.strategy.grid.size, self.target.grid.size
+        head = (
+            f"{self.checkpoint.folder}: {_counted(before, 'rank')} -> {_counted(after, 'rank')}, "
+            f"{_counted(len(self.names), 'tensor')}\n"
+            f"{bytes_text(self.nbytes)} to read and to write, at most {bytes_text(self.peak)} in memory at once\n"
+        )
+        rows = [[str(s.rank), s.file, str(s.tensors), str(s.nbytes)] for s in self.sources[:limit]]
+        more = len(self.sources) - len(rows)
+        rest = f"and {_counted(more, 'row')} more\n" if more else ""
+        return head + table(["rank", "reads", "tensors", "bytes"], rows, right=[0, 2, 3]) + "\n" + rest
+
+
+def plan_transform(src: Path, target: Strategy) -> TransformPlan:
+    """What ``transform`` to ``target`` will do. Everything is checked that is checked there; raises as it does."""
+    checkpoint = open_checkpoint(src)
+    names = match(checkpoint.strategy, target)
+    Reader(checkpoint).check_headers()
+    found = sources(checkpoint.strategy, target, names)
+    return TransformPlan(checkpoint, target, names, found, sum(s.nbytes for s in found))
+
+
+def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Source, ...]:
+    """From the strategies alone; tensors that lie alike on both sides are worked out once."""
+    count: Counter[tuple[Layout, Layout, str]] = Counter()
+    width: Counter[tuple[Layout, Layout, str]] = Counter()
+    for name, theirs in names.items():
+        entry = src.entries[theirs]
+        alike = (entry.layout, dst.entries[name].layout, FILE_OF[entry.kind])
+        count[alike] += 1
+        width[alike] += ITEMSIZE[entry.dtype]
+    out = []
+    for file in dict.fromkeys(FILE_OF.values()):
+        here = [alike for alike in count if alike[2] == file]
+        if here:
+            out += _summed(src.grid.size, [(*alike[:2], count[alike], width[alike]) for alike in here], file)
+    return tuple(sorted(out, key=lambda s: s.rank))
+
+
+def _summed(world: int, groups: list[tuple[Layout, Layout, int, int]], file: str) -> list[Source]:
+    """Each group is two layouts, how many tensors lie so, and the bytes of one element of each."""
+    pairs = [overlaps(a, b) for a, b, _, _ in groups]
+    keys = np.concatenate([p.dst * world + p.src for p in pairs])
+    sizes = np.concatenate([p.elements * width for p, (_, _, _, width) in zip(pairs, groups, strict=True)])
+    counts = np.concatenate([np.full(len(p.src), n) for p, (_, _, n, _) in zip(pairs, groups, strict=True)])
+    some, inverse = np.unique(keys, return_inverse=True)
+    nbytes, tensors = np.zeros_like(some), np.zeros_like(some)
+    np.add.at(nbytes, inverse, sizes)
+    np.add.at(tensors, inverse, counts)
+    rows = zip(some.tolist(), tensors.tolist(), nbytes.tolist(), strict=True)
+    return [Source(key // world, rank_file(key % world, file), n, size) for key, n, size in rows]
+
+
+def _ends(box: Box, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Row-major positions of the first and the last element of ``box`` in a tensor of ``shape``."""
+    first = last = 0
+    for lo, hi, n in zip(box.lo, box.hi, shape, strict=True):
+        first, last = first * n + lo, last * n + hi - 1
+    return first, last
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
