@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint import strategy_file
 from launcher.checkpoint.choose import takes
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.fresh import check_apart, check_empty, fresh
+from launcher.checkpoint.given import Given, by_stage, given, listed, of_slices, of_whole, on_paper, part, whole_specs
+from launcher.checkpoint.mindspore import StrategyFile
 from launcher.checkpoint.rank_files import RankFiles, held_boxes, whole_strategy, write_held
 from launcher.checkpoint.rank_folders import rank_paths
+from launcher.checkpoint.rank_source import SUFFIXES, RankSource, open_source
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.strategy import Strategy, match, single
 from launcher.checkpoint.transform import is_checkpoint
+from launcher.plan.facts import TensorSpec
 
-Given = str | os.PathLike[str] | None
+PathLike = str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The source, the destination's strategy, the names that match; ``stage`` is the one that the source is of."""
+
+    files: RankFiles
+    after: Strategy
+    names: Mapping[str, str]
+    stage: int | None
 
 
 def rank_list_for_transform(
-    rank_id: int, src_strategy_file: Given = None, dst_strategy_file: Given = None
+    rank_id: int, src_strategy_file: PathLike = None, dst_strategy_file: PathLike = None
 ) -> list[int]:
     """The source ranks whose files ``rank_id`` of the destination is made from, descending; only those needed.
 
@@ -31,10 +45,12 @@ def rank_list_for_transform(
     ``ValueError`` for a strategy that cannot be read, a rank outside the destination, or strategies that do not fit.
     """
     _check_type("rank_id", rank_id, int)
-    src, dst = _strategy("src_strategy_file", src_strategy_file), _strategy("dst_strategy_file", dst_strategy_file)
-    _check_rank(rank_id, dst)
-    if src is None:
+    before, after = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
+    if before is None:
+        _check_rank(rank_id, None if after is None else on_paper(after, None)[0])
         return [0]
+    src, dst = on_paper(before, after)
+    _check_rank(rank_id, dst)
     after = single(src) if dst is None else dst
     return sorted({take.rank for take in takes(src, after, match(src, after), rank_id)}, reverse=True)
 
@@ -43,8 +59,8 @@ def transform_checkpoint_by_rank(
     rank_id: int,
     checkpoint_files_map: Mapping[int, Any],
     save_checkpoint_file_name: str,
-    src_strategy_file: Given = None,
-    dst_strategy_file: Given = None,
+    src_strategy_file: PathLike = None,
+    dst_strategy_file: PathLike = None,
 ) -> None:
     """Write the file of ``rank_id`` of the destination, from source files by rank: at least those of the rank list.
 
@@ -57,13 +73,12 @@ def transform_checkpoint_by_rank(
     _check_type("save_checkpoint_file_name", save_checkpoint_file_name, str)
     path = Path(save_checkpoint_file_name)
     _check_suffix("save_checkpoint_file_name", path)
-    src, dst = _strategy("src_strategy_file", src_strategy_file), _strategy("dst_strategy_file", dst_strategy_file)
-    _check_rank(rank_id, dst)
-    files, after, names = _sides(paths, src, dst, complete=False)
+    src, dst = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
+    sides = _sides(paths, src, dst, rank_id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.partial")
+    new = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
-        files.write(after, names, rank_id, new)
+        sides.files.write(sides.after, sides.names, rank_id, new)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -72,15 +87,15 @@ def transform_checkpoint_by_rank(
 
 
 def transform_checkpoints(
-    src_checkpoints_dir: Given,
-    dst_checkpoints_dir: Given,
+    src_checkpoints_dir: PathLike,
+    dst_checkpoints_dir: PathLike,
     ckpt_prefix: str,
-    src_strategy_file: Given = None,
-    dst_strategy_file: Given = None,
+    src_strategy_file: PathLike = None,
+    dst_strategy_file: PathLike = None,
     process_num: int = 1,
     output_format: str = "safetensors",
 ) -> None:
-    """Write ``rank_<k>/<ckpt_prefix><k>.safetensors`` for every rank of the destination, which appears when complete.
+    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when complete.
 
     The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be a
     checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time. Everything is
@@ -98,12 +113,14 @@ def transform_checkpoints(
     if process_num < 1:
         raise ValueError(f"process_num: {process_num} is not at least 1")
     _check_format(output_format)
-    src, dst = _strategy("src_strategy_file", src_strategy_file), _strategy("dst_strategy_file", dst_strategy_file)
+    src, dst = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
+    suffix = f".{output_format}"
     if is_checkpoint(source):
         after, write = _from_checkpoint(source, src, dst)
     else:
-        files, after, names = _sides(rank_paths(source), src, dst, complete=True)
-        write = partial(files.write, after, names)
+        sides = _sides(rank_paths(source), src, dst)
+        after, write = sides.after, partial(sides.files.write, sides.after, sides.names)
+        suffix = suffix if sides.stage is None else f"_part{sides.stage}{suffix}"
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"dst_checkpoints_dir: {target} is not a folder")
     check_apart(source, target)
@@ -113,64 +130,83 @@ def transform_checkpoints(
         homes = [new / f"rank_{rank}" for rank in ranks]
         for home in homes:
             home.mkdir()
-        list(pool.map(write, ranks, [home / f"{ckpt_prefix}{rank}.safetensors" for rank, home in enumerate(homes)]))
+        list(pool.map(write, ranks, [home / f"{ckpt_prefix}{r}{suffix}" for r, home in enumerate(homes)]))
         for folder in (*homes, new):
             sync(folder)
 
 
 def _from_checkpoint(
-    folder: Path, src: Strategy | None, dst: Strategy | None
+    folder: Path, src: Given | None, dst: Given | None
 ) -> tuple[Strategy, Callable[[int, Path], None]]:
     """The destination's strategy, and what writes the file of a rank."""
     checkpoint = open_checkpoint(folder)
-    if src is not None and src.digest != checkpoint.strategy.digest:
+    if src is not None and not (isinstance(src, Strategy) and src.digest == checkpoint.strategy.digest):
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
         )
-    after = single(checkpoint.strategy) if dst is None else dst
+    after = single(checkpoint.strategy) if dst is None else of_whole(dst, whole_specs(checkpoint.strategy))
     names = match(checkpoint.strategy, after)
     Reader(checkpoint).check_headers()
 
     def write(rank: int, path: Path) -> None:
         reader, boxes = Reader(checkpoint), held_boxes(after, rank)
-        write_held(path, after, rank, {}, lambda name: reader.chunks(names[name], boxes[name]))
+        write_held(path, after, rank, {}, lambda name: reader.chunks(names[name], boxes[name]), {})
 
     return after, write
 
 
-def _sides(
-    paths: Mapping[int, Path], src: Strategy | None, dst: Strategy | None, *, complete: bool
-) -> tuple[RankFiles, Strategy, dict[str, str]]:
-    """The source, the destination's strategy, and the names that match them."""
+def _sides(paths: Mapping[int, Path], src: Given | None, dst: Given | None, rank: int | None = None) -> Sides:
+    """Everything checked; for one ``rank`` the files that it needs are enough."""
     if src is None and dst is None:
         raise ValueError("src_strategy_file and dst_strategy_file are both None: there is no other layout to write")
-    listed = set() if dst is None else {*dst.named}
-    own = src is not None
-    if src is None:
-        if [*paths] != [0]:
-            raise ValueError(f"src_strategy_file is None: a full checkpoint is on rank 0 alone, not on {_told(paths)}")
-        src = whole_strategy(paths[0], listed)
-    world = src.grid.size
-    if strange := [rank for rank in paths if not 0 <= rank < world]:
+    files = {at: open_source(path) for at, path in paths.items()}
+    slices = _slices(files)
+    if rank is not None:
+        _check_enough(src, dst, rank, files)
+        src, dst = (part(side, slices.keys()) for side in (src, dst))
+    before = _whole(files, dst) if src is None else of_slices(src, slices, _stages(src, dst, paths))
+    world = before.grid.size
+    if strange := [at for at in paths if not 0 <= at < world]:
         raise ValueError(f"{paths[strange[0]]}: rank {strange[0]} is not in the source strategy's world of {world}")
-    if complete and (lost := [rank for rank in range(world) if rank not in paths]):
+    if rank is None and (lost := [at for at in range(world) if at not in paths and before.held(at)]):
         raise ValueError(f"the source strategy has {world} ranks; no folder for {_told(lost)}")
-    after = single(src) if dst is None else dst
-    names = match(src, after)
-    return RankFiles(paths, src, listed, own=own), after, names
+    if (stage := by_stage(src, dst)) is not None and dst is not None:
+        files = {at: file for at, file in files.items() if before.held(at)}
+        dst = part(dst, listed(src))
+    after = single(before) if dst is None else of_whole(dst, whole_specs(before))
+    names = match(before, after)
+    return Sides(RankFiles(files, before, listed(dst), own=src is not None), after, names, stage)
 
 
-def _strategy(key: str, value: Given) -> Strategy | None:
-    if value is None:
+def _check_enough(src: Given | None, dst: Given | None, rank: int, files: Mapping[int, RankSource]) -> None:
+    """Whether the ``files`` have all that ``rank`` of the destination is made from."""
+    if src is None:
+        _check_rank(rank, None if dst is None else on_paper(dst, None)[0])
+        return
+    before, after = on_paper(src, dst)
+    _check_rank(rank, after)
+    target = single(before) if after is None else after
+    takes(before, target, match(before, target), rank, files)
+
+
+def _whole(files: Mapping[int, RankSource], dst: Given | None) -> Strategy:
+    if [*files] != [0]:
+        raise ValueError(f"src_strategy_file is None: a full checkpoint is on rank 0 alone, not on {_told(files)}")
+    return whole_strategy(files[0], listed(dst))
+
+
+def _slices(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:
+    """By name, as the first rank that has it has it; that others agree is checked against the strategy."""
+    return {name: spec for file in [*files.values()][::-1] for name, spec in file.specs.items()}
+
+
+def _stages(src: Given, dst: Given | None, paths: Collection[int]) -> int | None:
+    """Of the pipeline that the source's one stage is a part of, as far as the ranks' folders tell."""
+    stage = by_stage(src, dst)
+    if stage is None or not isinstance(src, StrategyFile) or not src.layouts:
         return None
-    if not isinstance(value, str | os.PathLike):
-        raise TypeError(f"{key}: expected a path or None, got {type(value).__name__}")
-    path = Path(value)
-    if path.suffix == ".ckpt":
-        raise ValueError(f"{key}: {path} is a protobuf strategy file: not available yet; give a .json file")
-    if not path.exists():
-        raise ValueError(f"{key}: {path}: no such file")
-    return strategy_file.load(path)
+    each = next(iter(src.layouts.values())).ranks
+    return max(stage + 1, -(-(max(paths, default=0) + 1) // each))
 
 
 def _source(rank: Any, value: Any) -> Path:
@@ -184,7 +220,7 @@ def _source(rank: Any, value: Any) -> Path:
     return path
 
 
-def _folder(key: str, value: Given) -> Path:
+def _folder(key: str, value: PathLike) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{key}: expected a path, got {type(value).__name__}")
     path = Path(value)
@@ -205,17 +241,13 @@ def _check_rank(rank: int, dst: Strategy | None) -> None:
 
 
 def _check_suffix(key: str, path: Path) -> None:
-    if path.suffix == ".ckpt":
-        raise ValueError(f"{key}: {path}: .ckpt files are not available yet; give a .safetensors file")
-    if path.suffix != ".safetensors":
-        raise ValueError(f"{key}: {path} does not end in .safetensors")
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{key}: {path} does not end in {' or '.join(SUFFIXES)}")
 
 
 def _check_format(name: str) -> None:
-    if name == "ckpt":
-        raise ValueError("output_format: ckpt is not available yet; give safetensors")
-    if name != "safetensors":
-        raise ValueError(f"output_format: {name!r} is not known; give safetensors")
+    if f".{name}" not in SUFFIXES:
+        raise ValueError(f"output_format: {name!r} is not known; give safetensors or ckpt")
 
 
 def _told(ranks: Mapping[int, Any] | list[int]) -> str:

@@ -5,31 +5,37 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from launcher.checkpoint.rank_source import SUFFIXES
+
 _RANK = re.compile(r"rank_(0|[1-9]\d*)")
 _STEP = re.compile(r"(?:(\d+)_)?(\d+)$")
 
 
 def rank_paths(folder: Path) -> dict[int, Path]:
-    """The safetensors file of each ``rank_<k>`` below ``folder``, by rank: of several, that of the highest step.
+    """The file of each ``rank_<k>`` below ``folder``, by rank: of several, that of the highest step.
 
-    Raises ``NotADirectoryError``, and ``ValueError`` for a rank without a file or with files that cannot be ordered.
+    All are safetensors files, or all ``.ckpt``. Raises ``NotADirectoryError``, and ``ValueError`` for two formats, a
+    rank without a file or with files that cannot be ordered.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: not a folder")
     homes = {int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) and path.is_dir()}
     if not homes:
         raise ValueError(f"{folder}: no rank_<k> folders in it")
-    return {rank: newest(homes[rank]) for rank in sorted(homes)}
+    found = {rank: newest(homes[rank]) for rank in sorted(homes)}
+    first = next(iter(found.values()))
+    if other := [path for path in found.values() if path.suffix != first.suffix]:
+        raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one")
+    return found
 
 
 def newest(home: Path) -> Path:
     """``net-10_5`` before ``net-9_7``: the numbers that the name ends in are epoch and step, or the step alone."""
-    files = sorted(home.glob("*.safetensors"))
-    if foreign := sorted(home.glob("*.ckpt")):
-        mixed = "two formats in one folder" if files else ".ckpt files are not available yet"
-        raise ValueError(f"{foreign[0]}: {mixed}; give folders of .safetensors files")
+    files = sorted(path for path in home.iterdir() if path.suffix in SUFFIXES)
     if not files:
-        raise ValueError(f"{home}: no .safetensors file in it")
+        raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
+    if other := [path for path in files if path.suffix != files[0].suffix]:
+        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
     if len(files) == 1:
         return files[0]
     steps = {path: _step(path) for path in files}
