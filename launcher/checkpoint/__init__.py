@@ -9,13 +9,13 @@ from launcher.checkpoint.hf import HfFolder, read_hf
 from launcher.checkpoint.hf_write import write_hf
 from launcher.checkpoint.import_full import import_full
 from launcher.checkpoint.inspect import Holding, holdings, inspect
+from launcher.checkpoint.merge_files import merge_pipeline_strategies, merge_pipeline_strategys
 from launcher.checkpoint.names import Renamed, Table, renamed
 from launcher.checkpoint.peer import rank_list_for_transform, transform_checkpoint_by_rank, transform_checkpoints
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_box, read_extra, read_rank
 from launcher.checkpoint.segmented import load_segmented_checkpoints
 from launcher.checkpoint.store import commit, latest, partial, prune, step_folder
 from launcher.checkpoint.strategy import Entry, Strategy, single
-from launcher.checkpoint.strategy_file import merge_pipeline_strategies, merge_pipeline_strategys
 from launcher.checkpoint.target import target_strategy
 from launcher.checkpoint.transform import Report, transform
 from launcher.checkpoint.transform_plan import Source, Span, TransformPlan, plan_transform

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.files import blob_at, mapped
-from launcher.checkpoint.header import Header, read_header
+from launcher.checkpoint.into import load_into
+from launcher.checkpoint.mindspore.crypt import MODES, Mode, check_key
+from launcher.checkpoint.rank_source import SUFFIXES, RankSource, open_source
 
-OPEN = 64  # files mapped at once
 Prefixes = str | list[str] | tuple[str, ...] | None
 
 
 class Segments(Mapping[str, Blob]):
-    """Tensors by name; bytes are read when they are looked at."""
+    """Tensors by name; bytes are read when they are looked at. ``texts`` are the strings saved among them."""
 
-    def __init__(self, headers: Mapping[Path, Header], where: Mapping[str, Path]) -> None:
-        self._headers, self._where = headers, where
-        self._map = lru_cache(maxsize=OPEN)(mapped)
+    def __init__(self, where: Mapping[str, RankSource], texts: Mapping[str, str]) -> None:
+        self._where, self.texts = where, texts
 
     def __getitem__(self, name: str) -> Blob:
-        path = self._where[name]
-        return blob_at(self._map(path), self._headers[path], name)
+        source = self._where[name]
+        spec = source.specs[name]
+        chunks = [*source.chunks(name)]
+        return Blob.of(spec.dtype, spec.shape, chunks[0] if len(chunks) == 1 else b"".join(chunks))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)
@@ -42,54 +42,64 @@ def load_segmented_checkpoints(
     dec_mode: str = "AES-GCM",
     specify_prefix: Prefixes = None,
     choice_func: Callable[[str], bool] | None = None,
-) -> Mapping[str, Blob]:
-    """The tensors of every ``*.safetensors`` in the folder, by name.
+) -> Segments:
+    """The tensors of every ``*.safetensors``, or every ``*.ckpt``, in the folder, by name.
 
     Left out are names that start with one of ``filter_prefix``, with none of ``specify_prefix``, or that
-    ``choice_func`` says False to. ``net``, ``strict_load`` and the decryption are not available: this package has no
-    networks. Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder that is missing, empty,
-    of files that cannot be read, or with a name in two of them.
+    ``choice_func`` says False to. ``net``, a ``torch.nn.Module`` on the CPU, takes what it has a place for; with
+    ``strict_load`` its names must be those in the files. ``dec_key`` opens ``.ckpt`` files encrypted in ``dec_mode``.
+    Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder that is missing, empty, of two
+    formats, of files that cannot be read, or with a name in two of them.
     """
     if not isinstance(ckpt_file_dir, str):
         raise TypeError(f"ckpt_file_dir: expected str, got {type(ckpt_file_dir).__name__}")
-    _check_available(net, strict_load, dec_key)
+    if net is not None and not (hasattr(net, "state_dict") and hasattr(net, "load_state_dict")):
+        raise TypeError(f"net: expected a torch.nn.Module, got {type(net).__name__}")
+    mode = _mode(dec_key, dec_mode)
     drop, keep = _prefixes("filter_prefix", filter_prefix), _prefixes("specify_prefix", specify_prefix)
-    headers = {path: read_header(path) for path in _files(Path(ckpt_file_dir))}
-    where: dict[str, Path] = {}
-    for path, header in headers.items():
-        for name in header.entries:
+    where: dict[str, RankSource] = {}
+    texts: dict[str, str] = {}
+    for source in (open_source(path, dec_key, mode) for path in _files(Path(ckpt_file_dir), dec_key)):
+        for name in source.specs:
             if name in where:
-                raise ValueError(f"{path}: {name} is in {where[name].name} too; one file of each tensor can count")
-            where[name] = path
-    chosen = {n: p for n, p in where.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
+                told = f"{name} is in {where[name].path.name} too; one file of each tensor can count"
+                raise ValueError(f"{source.path}: {told}")
+            where[name] = source
+        texts |= source.texts
+    chosen = {n: s for n, s in where.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
     if choice_func is not None:
-        chosen = {n: p for n, p in chosen.items() if _choice(choice_func, n)}
+        chosen = {n: s for n, s in chosen.items() if _choice(choice_func, n)}
     if not chosen:
         raise ValueError(
             f"{ckpt_file_dir}: no tensor of {len(where)} is left by filter_prefix, specify_prefix and choice_func"
         )
-    return Segments(headers, chosen)
+    found = Segments(chosen, texts)
+    if net is not None:
+        load_into(net, found, strict=strict_load)
+    return found
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path, key: bytes | None) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"ckpt_file_dir: {folder} is not a folder")
-    files = sorted(folder.glob("*.safetensors"))
-    if foreign := sorted(folder.glob("*.ckpt")):
-        mixed = "two formats in one folder" if files else ".ckpt files are not available yet"
-        raise ValueError(f"{foreign[0]}: {mixed}; give a folder of .safetensors files")
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
     if not files:
-        raise ValueError(f"ckpt_file_dir: {folder} has no .safetensors file")
+        raise ValueError(f"ckpt_file_dir: {folder} has no .safetensors or .ckpt file")
+    if other := [path for path in files if path.suffix != files[0].suffix]:
+        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
+    if key is not None and files[0].suffix != ".ckpt":
+        raise ValueError(f"dec_key: {files[0]} is no .ckpt file; leave out dec_key")
     return files
 
 
-def _check_available(net: Any, strict_load: bool, dec_key: bytes | None) -> None:
-    if net is not None or strict_load:
-        raise ValueError(
-            "net, strict_load: not available: this package has no networks; load the mapping that is returned"
-        )
-    if dec_key is not None:
-        raise ValueError("dec_key: encrypted files are not available yet")
+def _mode(key: bytes | None, mode: str) -> Mode:
+    if mode not in MODES:
+        raise ValueError(f"dec_mode: {mode!r} is not known; give {', '.join(MODES)}")
+    if key is not None and not isinstance(key, bytes):
+        raise TypeError(f"dec_key: expected bytes, got {type(key).__name__}")
+    if key is not None:
+        check_key(key, mode)
+    return mode
 
 
 def _prefixes(key: str, value: Prefixes) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,33 +67,6 @@ def merge(parts: Sequence[Part]) -> Strategy:
     for part in parts:
         _check_listed(part, strategy, origin)
     return strategy
-
-
-def merge_pipeline_strategies(
-    src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]
-) -> None:
-    """Join the strategy files of all pipeline stages, found in the folder ``src_strategy_dirs``, into one file.
-
-    Raises ``NotADirectoryError`` when it is no folder, ``ValueError`` when it holds no strategy file, two formats, or
-    files that do not belong together.
-    """
-    for key, value in (("src_strategy_dirs", src_strategy_dirs), ("dst_strategy_file", dst_strategy_file)):
-        if not isinstance(value, str | os.PathLike):
-            raise TypeError(f"{key}: expected a path, got {type(value).__name__}")
-    folder, path = Path(src_strategy_dirs), Path(dst_strategy_file)
-    if not folder.is_dir():
-        raise NotADirectoryError(f"src_strategy_dirs: {folder} is not a folder")
-    if foreign := sorted(folder.glob("*.ckpt")):
-        mixed = "two formats in one folder" if any(folder.glob("*.json")) else "not available yet"
-        raise ValueError(
-            f"src_strategy_dirs: {foreign[0]} is a protobuf strategy file: {mixed}; give a folder of .json files"
-        )
-    strategy = load(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, text(strategy, tuple(range(strategy.stages))))
-
-
-merge_pipeline_strategys = merge_pipeline_strategies  # the name as MindSpore spells it
 
 
 def text(strategy: Strategy, of: tuple[int, ...]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint import merge_pipeline_strategies
 from launcher.checkpoint.export import export
-from launcher.checkpoint.strategy_file import merge_pipeline_strategies
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Sample, Transform

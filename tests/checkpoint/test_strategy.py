@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Entry, Strategy, merge_pipeline_strategies, merge_pipeline_strategys, single
+from launcher.checkpoint.mindspore import read_strategy
 from launcher.checkpoint.strategy import match
 from launcher.checkpoint.strategy_file import dump, load
 from launcher.plan.grid import Grid
@@ -103,17 +105,36 @@ def test_merging_needs_paths(tmp_path: Path) -> None:
 
 def test_an_empty_folder_is_not_merged(tmp_path: Path) -> None:
     text = merge_refusal(ValueError, tmp_path, tmp_path / "out.json")
-    assert text == f"{tmp_path}: no strategy files (*.json) in this folder"
+    assert text == f"src_strategy_dirs: {tmp_path} has no strategy files (.json or .ckpt)"
     assert not (tmp_path / "out.json").exists()
 
 
-def test_two_formats_are_not_merged(tmp_path: Path) -> None:
-    (tmp_path / "a.ckpt").write_bytes(b"")
-    text = f"src_strategy_dirs: {tmp_path / 'a.ckpt'} is a protobuf strategy file: "
-    cure = "; give a folder of .json files"
-    assert merge_refusal(ValueError, tmp_path, tmp_path / "out") == f"{text}not available yet{cure}"
+REAL = Path(__file__).parent / "mindspore" / "fixtures" / "real_strategy"
+
+
+def test_stages_that_mindspore_wrote_are_merged_as_it_does(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for rank in (0, 2):
+        shutil.copy(REAL / f"pp2_strategy_rank{rank}.ckpt", tmp_path / "in")
+    merge_pipeline_strategies(tmp_path / "in", tmp_path / "out.ckpt")
+    got, theirs = read_strategy(tmp_path / "out.ckpt"), read_strategy(REAL / "pp2_merged.ckpt")
+    assert (got.stages(), got.merged) == (theirs.stages(), True)
+    text = merge_refusal(ValueError, tmp_path / "in", tmp_path / "out.json")
+    told = "the files are protobuf; give a name that ends in .ckpt"
+    assert text == f"dst_strategy_file: {tmp_path / 'out.json'}: {told}"
+
+
+def test_two_forms_are_not_merged(tmp_path: Path) -> None:
     dump(small(), tmp_path)
-    assert merge_refusal(ValueError, tmp_path, tmp_path / "out") == f"{text}two formats in one folder{cure}"
+    shutil.copy(REAL / "pp2_strategy_rank0.ckpt", tmp_path / "a.ckpt")
+    ours, other = tmp_path / "stage0.json", tmp_path / "a.ckpt"
+    text = f"two forms in one merge: {ours} is ours, {other} is MindSpore's; merge files of one form"
+    assert merge_refusal(ValueError, tmp_path, tmp_path / "out.json") == text
+    for path in tmp_path.glob("stage*.json"):
+        path.unlink()
+    shutil.copy(REAL / "json_tp4_strategy_rank0.json", tmp_path / "b.json")
+    text = f"two forms in one merge: {other} is protobuf, {tmp_path / 'b.json'} is json; merge files of one form"
+    assert merge_refusal(ValueError, tmp_path, tmp_path / "out.json") == text
 
 
 def load_refusal(path: Path) -> str:
