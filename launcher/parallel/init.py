@@ -41,8 +41,10 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def fill(parts: list[Part], plan: Plan, rank: int, device: torch.device, whole: Whole) -> None:
     """Allocate this rank's pieces and fill them. A tensor is never whole in memory for longer than its own making."""
+    made: dict[str, torch.Tensor] = {}
     for part in parts:
         _allocate(part.module, device)
+        _share(part, plan, made)
         kept = {n for p in plan.params for n in p.names if p.buffer}
         for placed, _, t in part.named(plan.params):
             box = placed.layout.box(rank)
@@ -51,6 +53,16 @@ def fill(parts: list[Part], plan: Plan, rank: int, device: torch.device, whole: 
         for name, b in part.module.named_buffers(remove_duplicate=False):
             if name not in kept:
                 b.copy_(whole(name))
+
+
+def _share(part: Part, plan: Plan, made: dict[str, torch.Tensor]) -> None:
+    """A whole parameter of several stages of this rank is one tensor, that of the first."""
+    named = tensors(part.module)
+    for placed, name, t in part.named(plan.params):
+        if not placed.sharded and not placed.buffer and made.setdefault(placed.name, t) is not t:
+            for other in (n for n in placed.names if named.get(n) is named[name]):
+                owner, _, attr = other.rpartition(".")
+                part.module.get_submodule(owner)._parameters[attr] = made[placed.name]  # type: ignore[assignment]
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:

@@ -45,17 +45,12 @@ def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
     else:
         dp = mesh.get_group(replicas[0]) if replicas else None
     ties = {}
-    for places in dict.fromkeys(row(t, grid) for t in tied):
+    for places in dict.fromkeys(t.ranks for t in tied):
         if len(places) > 1:
             rows = (tuple(grid.rank(**grid.coords(r) | {"pp": p}) for p in places) for r in range(grid.size))
             if (group := _mine(rank, rows)) is not None:
                 ties[places] = group
     return Meshes(rank, grid, mesh, mesh.get_group("pp"), dp, ties)
-
-
-def row(tie: Tie, grid: Grid) -> tuple[int, ...]:
-    """The pipeline ranks that hold copies of a tied tensor."""
-    return tuple(sorted({s % grid["pp"] for s in tie.stages}))
 
 
 def _mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:

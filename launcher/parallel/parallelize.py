@@ -38,13 +38,13 @@ class Parallel:
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Every copy of every trainable parameter, for the optimizer; a second copy's name ends in ``@stage``."""
-        seen: set[str] = set()
+        seen: dict[str, torch.Tensor] = {}
         out = []
         for part in self.parts:
             for p, _, t in part.named(self.plan.params):
-                if p.trainable and isinstance(t, nn.Parameter):
+                if p.trainable and isinstance(t, nn.Parameter) and seen.get(p.name) is not t:
                     out.append((p.name if p.name not in seen else f"{p.name}@{part.stage.index}", t))
-                    seen.add(p.name)
+                    seen.setdefault(p.name, t)
         return out
 
     def reduce(self) -> None:

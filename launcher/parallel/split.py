@@ -48,7 +48,7 @@ def split(model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...])
         return [Part(held[0], model)]
     tracer = follow(model, frozenset(plan.leaves), meta(inputs))
     parts = [Part(stage, _build(tracer, model, stage, plan)) for stage in held]
-    _separate(parts)
+    _separate(parts, plan)
     return parts
 
 
@@ -109,14 +109,15 @@ def boundary(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
-def _separate(parts: list[Part]) -> None:
-    """A tensor held by two stages of one rank becomes two, one each; ``tie`` keeps them equal."""
+def _separate(parts: list[Part], plan: Plan) -> None:
+    """A tensor held by two stages of one rank becomes two where it is sharded, one each; ``tie`` keeps them equal."""
+    sharded = {n for p in plan.params if p.sharded for n in p.names}
     taken: set[int] = set()
     for part in parts:
         swap: dict[int, nn.Parameter] = {}
-        for module in part.module.modules():
+        for path, module in part.module.named_modules():
             for name, p in module._parameters.items():
-                if p is not None and id(p) in taken:
+                if p is not None and id(p) in taken and f"{path}.{name}".lstrip(".") in sharded:
                     swap.setdefault(id(p), nn.Parameter(torch.empty_like(p), p.requires_grad))
                     module._parameters[name] = swap[id(p)]
         taken |= {id(p) for p in part.module.parameters()}

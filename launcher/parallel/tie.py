@@ -9,14 +9,14 @@ import torch.distributed as dist
 
 from launcher.parallel.fuse import total
 from launcher.parallel.local import local
-from launcher.parallel.mesh import Meshes, row
+from launcher.parallel.mesh import Meshes
 from launcher.parallel.split import Part
 from launcher.plan.plan import Plan
 
 
 @dataclass(frozen=True)
 class Tied:
-    """One rank's copies (one a stage it holds) of the tied tensors that live on the same pipeline ranks."""
+    """One rank's copies of tied tensors on the same pipeline ranks: of a sharded one, one a stage that it holds."""
 
     names: tuple[str, ...]
     copies: tuple[tuple[torch.Tensor, ...], ...]
@@ -52,12 +52,13 @@ def tie(parts: list[Part], plan: Plan, meshes: Meshes) -> list[Tied]:
     copies: dict[str, list[torch.Tensor]] = {}
     for part in parts:
         for placed, _, t in part.named(plan.params):
-            copies.setdefault(placed.name, []).append(t)
+            if all(t is not other for other in copies.setdefault(placed.name, [])):
+                copies[placed.name].append(t)
     rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
     dtypes = {p.name: p.spec.dtype for p in plan.params}
     for tied in plan.ties:
         if tied.name in copies:
-            rows.setdefault((row(tied, plan.sizes.grid), dtypes[tied.name]), []).append(tied.name)
+            rows.setdefault((tied.ranks, dtypes[tied.name]), []).append(tied.name)
     return [
         Tied(tuple(names), tuple(tuple(copies[n]) for n in names), meshes.ties.get(pp))
         for (pp, _), names in rows.items()

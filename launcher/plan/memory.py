@@ -48,8 +48,9 @@ def memory(
     """One row a rank. ``copies``: optimizer tensors a parameter; ``activations``: peak bytes of each pipeline rank."""
     out = []
     for pp in range(sizes.grid["pp"]):
-        mine = [p for p in params for s in p.stages if s % sizes.grid["pp"] == pp]  # a tensor once for each copy held
-        gathered = _gathered([g.nbytes for g in groups if g.stage % sizes.grid["pp"] == pp], hsdp)
+        here = sizes.held(pp)
+        mine = [p for p in params for _ in p.copies(here)]
+        gathered = _gathered([g.nbytes for g in groups if g.stage in here], hsdp)
         for rank in sizes.grid.ranks(pp=pp):
             held = [(p.trainable, _local(p, rank)) for p in mine]
             trained = sum(n for trainable, n in held if trainable)

@@ -29,10 +29,12 @@ def depth_first(ranks: int, chunks: int, micros: int) -> Schedule:
     return tuple(_row(r, ranks, chunks, groups, lead * (ranks - 1 - r) + first) for r in range(ranks))
 
 
-def forwards(ranks: int, chunks: int, micros: int) -> Schedule:
-    """No backward: groups of micro batches go through chunk after chunk."""
+def forwards(places: tuple[int, ...], micros: int) -> Schedule:
+    """No backward: groups of micro batches go through one stage of a rank after the other, on any placement."""
+    ranks = max(places) + 1
+    held = [[s for s, rank in enumerate(places) if rank == r] for r in range(ranks)]
     groups = grouped(ranks, micros)
-    return tuple(_across(r, ranks, range(chunks), groups, "F") for r in range(ranks))
+    return tuple(tuple(Action(s, "F", m) for group in groups for s in mine for m in group) for mine in held)
 
 
 def grouped(ranks: int, micros: int) -> Groups:

@@ -28,13 +28,25 @@ class Placed:
     def sharded(self) -> bool:
         return bool(self.layout.axes)
 
+    def copies(self, here: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a rank's virtual stages, those that keep a copy of their own: stages of one rank share a whole tensor.
+
+        FSDP2 lets no two of its roots share one, so of a sharded tensor every stage has its own.
+        """
+        mine = tuple(s for s in here if s in self.stages)
+        return mine if self.sharded or self.buffer else mine[:1]
+
 
 @dataclass(frozen=True)
 class Tie:
-    """A trainable tensor with a copy on several stages: gradients are summed over them, the first copy is saved."""
+    """A trainable tensor of several stages: gradients are summed over its copies, the first of which is saved.
+
+    ``ranks`` are the pipeline ranks of the stages, ascending.
+    """
 
     name: str
     stages: tuple[int, ...]
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -70,7 +82,7 @@ def _placed(ps: list[Param], stages: tuple[Stage, ...], sizes: Sizes, hsdp: Hsdp
     spec = ps[0].spec
     first = ("dp_shard",) if _shards(ps[0], sizes, hsdp) else ()
     split = (first, *((),) * (len(spec.shape) - 1)) if spec.shape else ()
-    coords = tuple(sorted({s % sizes.grid["pp"] for s in held}))
+    coords = tuple(sorted({sizes.places[s] for s in held}))
     layout = Layout(sizes.grid, spec.shape, split, (("pp", coords),))
     return Placed(names[0], names, spec, layout, held, ps[0].trainable, ps[0].buffer)
 
@@ -84,7 +96,7 @@ def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None) -> bool:
 
 def ties(params: tuple[Placed, ...]) -> tuple[Tie, ...]:
     """Trainable tensors that several stages hold."""
-    return tuple(Tie(p.name, p.stages) for p in params if len(p.stages) > 1 and p.trainable)
+    return tuple(Tie(p.name, p.stages, dict(p.layout.at)["pp"]) for p in params if len(p.stages) > 1 and p.trainable)
 
 
 def groups(
@@ -123,7 +135,7 @@ def buckets(
     for stage in stages:
         open_at: dict[str, int] = {}
         for p in params:
-            if p.sharded or not p.trainable or stage.index not in p.stages:
+            if p.sharded or not p.trainable or stage.index not in p.copies(sizes.held(sizes.places[stage.index])):
                 continue
             at = open_at.get(p.spec.dtype)
             if at is None or out[at].nbytes + p.spec.nbytes > limit:

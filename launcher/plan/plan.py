@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.errors import Problem, RequestError
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan import fit, naming, phases, schedules, settings, stages
+from launcher.plan import fit, legal, naming, phases, schedules, settings, stages
 from launcher.plan.actions import Schedule
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.memory import Memory, copies, memory
@@ -57,7 +57,7 @@ class Plan:
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
-        return tuple(s for s in self.stages if s.index % self.sizes.grid["pp"] == pp)
+        return tuple(self.stages[s] for s in self.sizes.held(pp))
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,9 @@ def ask(job: Job, found: list[Problem] | None = None) -> Asked:
     """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once."""
     found = list(found or ())
     found += settings.refused(job)
-    if refusal := schedules.refusal(job.parallel.pipeline.scheduler):
-        found.append(Problem("parallel.pipeline.scheduler", refusal, "parallel.pipeline.scheduler=1f1b"))
     got, wrong = sizes(job)
     found += wrong
+    found += legal.illegal(job, got)
     found += phases.check(job.steps)
     found += fit.unfit(job, got)
     if found or got is None:
@@ -118,7 +117,7 @@ def plan(
     group = groups(params, cut, skeleton, graph)
     pp = sz.grid["pp"]
     schedule = schedules.build(par.pipeline.scheduler, pp, sz.chunks, sz.micros)
-    timeline = simulate(schedule, schedules.placement(pp, sz.chunks), _cost(cut, graph))
+    timeline = simulate(schedule, sz.places, _cost(cut, graph))
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -135,7 +134,7 @@ def plan(
         groups=group,
         buckets=buckets(params, cut, sz),
         schedule=schedule,
-        evaluation=schedules.forward_only(pp, sz.chunks, sz.micros),
+        evaluation=schedules.forward_only(sz.places, sz.micros),
         timeline=timeline,
         memory=memory(params, group, sz, par.hsdp, copies(job.optim), timeline.peak),
         phases=phases.phases(job.steps),

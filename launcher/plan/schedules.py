@@ -4,44 +4,69 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from launcher.plan import orders
+from launcher.plan import orders, split_orders
 from launcher.plan.actions import Schedule
 
 Order = Callable[[int, int, int], Schedule]
 """(ranks, chunks, micros) -> schedule."""
 
-ORDERS: Final[Mapping[str, Order]] = {"gpipe": orders.breadth_first, "1f1b": orders.depth_first}
-AVAILABLE: Final = tuple(ORDERS)
+
+@dataclass(frozen=True)
+class Rule:
+    """A scheduler: its order, and what it asks of the rest.
+
+    ``v``: exactly two virtual stages a rank, placed there and back. ``single``: one stage a rank. ``split``: backwards
+    are cut into input and weight gradients. ``full``: at least as many micro batches as virtual stages.
+    """
+
+    order: Order
+    v: bool = False
+    single: bool = False
+    split: bool = False
+    full: bool = False
+
+
+RULES: Final[Mapping[str, Rule]] = {
+    "gpipe": Rule(orders.breadth_first),
+    "1f1b": Rule(orders.depth_first),
+    "zero_bubble_h1": Rule(split_orders.zero_bubble_h1, single=True, split=True),
+    "zero_bubble_v": Rule(split_orders.zero_bubble_v, v=True, split=True),
+    "dualpipe_v": Rule(split_orders.dualpipe_v, v=True, split=True, full=True),
+}
+AVAILABLE: Final = tuple(RULES)
 
 
 def refusal(scheduler: str) -> str | None:
     """Why ``scheduler`` cannot run today, or ``None``."""
-    if scheduler in ORDERS:
+    if scheduler in RULES:
         return None
-    return (
-        f"{scheduler} is not available yet; today there are {', '.join(AVAILABLE)}, each with interleave=true or false"
-    )
+    return f"{scheduler} is not available yet; today there are {', '.join(AVAILABLE)}"
 
 
-def placement(ranks: int, chunks: int) -> tuple[int, ...]:
-    """The rank of each virtual stage: stage s lies on rank s % ranks.
+def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
+    """The rank of each virtual stage: round after round, or there and back.
 
-    >>> placement(2, 2)
-    (0, 1, 0, 1)
+    >>> placement(2, 2), placement(2, 2, v=True)
+    ((0, 1, 0, 1), (0, 1, 1, 0))
     """
-    return tuple(s % ranks for s in range(ranks * chunks))
+    return tuple(ranks - 1 - s % ranks if v and s // ranks % 2 else s % ranks for s in range(ranks * chunks))
 
 
 def build(scheduler: str, ranks: int, chunks: int, micros: int) -> Schedule:
-    """The order of an available ``scheduler``; ``chunks`` (virtual stages a rank) above 1 is its interleaved form."""
-    return ORDERS[scheduler](ranks, chunks, micros)
+    """The order of an available ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
+
+    On one rank there is nothing to fill: one micro batch after the other, or all forwards first for gpipe.
+    """
+    known = RULES[scheduler] if ranks > 1 else RULES["gpipe" if scheduler == "gpipe" else "1f1b"]
+    return known.order(ranks, chunks, micros)
 
 
-def forward_only(ranks: int, chunks: int, micros: int) -> Schedule:
+def forward_only(places: tuple[int, ...], micros: int) -> Schedule:
     """For evaluation: every forward once, no backward."""
-    return orders.forwards(ranks, chunks, micros)
+    return orders.forwards(places, micros)
 
 
 def validate(schedule: Schedule, place: tuple[int, ...], micros: int) -> list[str]:

@@ -48,7 +48,8 @@ def _pipeline(plan: Plan) -> Rows:
     if sz.grid["pp"] == 1:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return
-    chunks = f" interleaved, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
+    shape = "there and back" if sz.v else "interleaved"
+    chunks = f" {shape}, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
     held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
     sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
     yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
@@ -71,7 +72,7 @@ def _stages(plan: Plan) -> Rows:
     for s in plan.stages:
         own = {first[n].name: first[n] for n in s.params}
         size = sum(prod(p.spec.shape) for p in own.values() if not p.buffer)
-        ranks = plan.sizes.grid.ranks(pp=s.index % plan.sizes.grid["pp"])
+        ranks = plan.sizes.grid.ranks(pp=plan.sizes.places[s.index])
         names = listed(s.modules) if any(s.modules) else "the whole model" if plan.leaves is None else "no module"
         cost = f"{_count(size)} parameters, {_count(s.flops, 'FLOP')} forward a micro batch"
         yield "stages", f"{s.index} on {_on(ranks)}: {names}; {cost}"
@@ -94,10 +95,12 @@ def _crossings(crossing: tuple[Crossing, ...]) -> str:
 
 
 def _ties(plan: Plan) -> Rows:
-    names = {p.name: p.names for p in plan.params}
+    params = {p.name: p for p in plan.params}
     for t in plan.ties:
-        at = ", ".join(map(str, t.stages))
-        yield "tied", f"{' = '.join(names[t.name])} on stages {at}: gradients summed, counted and saved once"
+        p, at = params[t.name], ", ".join(map(str, t.stages))
+        one = len(t.ranks) == 1 and not p.sharded
+        what = f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else "gradients summed"
+        yield "tied", f"{' = '.join(p.names)} on stages {at}: {what}, counted and saved once"
 
 
 def _hsdp(plan: Plan) -> Rows:

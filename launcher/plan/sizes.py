@@ -9,6 +9,7 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.schema import Job
 from launcher.plan.grid import Grid
+from launcher.plan.schedules import RULES, placement
 from launcher.plan.words import many
 
 MICROS = "parallel.pipeline.micro_batch_num"
@@ -27,7 +28,10 @@ class Note:
 
 @dataclass(frozen=True)
 class Sizes:
-    """``virtual`` stages lie ``chunks`` to a rank. Batches are samples; ``local_batch`` is a data-parallel rank's."""
+    """``virtual`` stages lie ``chunks`` to a rank, round after round or (``v``) there and back.
+
+    Batches are samples; ``local_batch`` is a data-parallel rank's.
+    """
 
     grid: Grid
     chunks: int
@@ -37,6 +41,16 @@ class Sizes:
     micro_batch: int
     steps: int
     notes: tuple[Note, ...]
+    v: bool = False
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The pipeline rank of each virtual stage."""
+        return placement(self.grid["pp"], self.chunks, self.v)
+
+    def held(self, pp: int) -> tuple[int, ...]:
+        """The virtual stages of a pipeline rank, in order."""
+        return tuple(s for s, rank in enumerate(self.places) if rank == pp)
 
     @property
     def virtual(self) -> int:
@@ -66,19 +80,29 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
         parts = f"{many(pieces // micros, 'data-parallel rank')} x {many(micros, 'micro batch')}"
         text = f"{batch}: these samples cannot be cut evenly into {parts}"
         found.append(Problem("train.batch_size", text, f"train.batch_size={-(-batch // pieces) * pieces}"))
-    chunks = pipe.chunks if pipe.interleave and pipe.stages > 1 else 1
-    return Sizes(grid, chunks, micros, batch, batch * micros // pieces, batch // pieces, steps, tuple(notes)), found
+    rule = RULES.get(pipe.scheduler)
+    v = rule is not None and rule.v and pipe.stages > 1
+    chunks = 1 if pipe.stages == 1 else 2 if v else pipe.chunks if pipe.interleave else 1
+    local, micro = batch * micros // pieces, batch // pieces
+    return Sizes(grid, chunks, micros, batch, local, micro, steps, tuple(notes), v), found
 
 
 def _micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
     """As many as are asked for, but enough to go on with when they are too few."""
     asked, stages = job.parallel.pipeline.micro_batch_num, job.parallel.pipeline.stages
+    least, why = stages, "as many as stages"
+    rule = RULES.get(job.parallel.pipeline.scheduler)
+    if rule is not None and rule.v and stages > 1 and rule.full:
+        least, why = 2 * stages, f"as many as virtual stages, which {job.parallel.pipeline.scheduler} needs"
     if asked is None:
-        notes.append(Note(MICROS, f"null -> {stages}: as many as stages"))
+        notes.append(Note(MICROS, f"null -> {least}: {why}"))
     elif asked < stages:
         text = f"{asked}: too few to fill {stages} stages; at least as many are needed"
-        found.append(Problem(MICROS, text, f"{MICROS}={stages}"))
-    return max(asked or 0, stages)
+        found.append(Problem(MICROS, text, f"{MICROS}={least}"))
+    elif asked < least:
+        text = f"{asked}: too few; {job.parallel.pipeline.scheduler} needs as many as virtual stages, {least}"
+        found.append(Problem(MICROS, text, f"{MICROS}={least}"))
+    return max(asked or 0, least)
 
 
 def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:

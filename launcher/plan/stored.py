@@ -12,7 +12,11 @@ from launcher.plan.plan import VERSION, Plan
 from launcher.plan.simulate import Timeline
 from launcher.plan.sizes import Sizes
 
-DERIVED: dict[type, tuple[str, ...]] = {Memory: ("total",), Timeline: ("bubble",), Sizes: ("replicas", "virtual")}
+DERIVED: dict[type, tuple[str, ...]] = {
+    Memory: ("total",),
+    Timeline: ("bubble",),
+    Sizes: ("replicas", "virtual", "places"),
+}
 LEFT_OUT: dict[type, tuple[str, ...]] = {Timeline: ("events",), Placed: ("layout",), Sizes: ("notes",)}
 """When each action starts is in ``timeline.json``; the grid of a layout is that of the plan, as are the notes."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage
 
 from launcher.errors import RunError
@@ -17,7 +17,7 @@ from launcher.runtime.torch_parts import verify
 
 verify()  # here, before an import below fails with less to say
 
-from torch.distributed.pipelining._backward import stage_backward  # noqa: E402
+from torch.distributed.pipelining._backward import stage_backward, stage_backward_weight  # noqa: E402
 from torch.distributed.pipelining.schedules import (  # noqa: E402
     _Action,
     _add_send_recv,
@@ -59,14 +59,46 @@ class Stage(PipelineStage):
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
         module = self.submod
-        if not (self.each and isinstance(module, FSDPModule)):
+        if backward_type == "weight":
+            return self._weights(bwd_kwargs["param_groups"])
+        if backward_type == "input" or not (self.each and isinstance(module, FSDPModule)):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        assert backward_type == "full", f"{backward_type}: split backwards do not reduce each micro batch"
         module.set_is_last_backward(True)
         module.set_reshard_after_backward(self.again)
         module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
         given = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
         return stage_backward(*given), None
+
+    def _weights(self, param_groups: Any) -> tuple[tuple[()], None]:
+        """The weight gradients of a micro batch whose input gradients are done.
+
+        torch would keep the very tensor that autograd returns and add to it in place. It may be another parameter's
+        gradient too (``x + a + b``), or one that is still being sent.
+        """
+        params = list(self.submod.parameters())
+        before = [p.grad for p in params]
+        for p in params:
+            p.grad = None
+        stage_backward_weight(iter(params), param_groups)
+        for p, old in zip(params, before, strict=True):
+            if old is not None:
+                p.grad = old if p.grad is None else old.add_(p.grad)
+            elif p.grad is not None:
+                p.grad = p.grad.clone(memory_format=torch.contiguous_format)
+        if self.each and isinstance(self.submod, FSDPModule):
+            self._reduce(self.submod)
+        return (), None
+
+    def _reduce(self, module: FSDPModule) -> None:
+        """Reduce what a split backward has added up, which runs none of FSDP2's hooks. The weights stay whole."""
+        module.set_is_last_backward(True)
+        module.set_reshard_after_backward(False)
+        module.set_requires_gradient_sync(True)
+        root = fully_shard.state(module)  # type: ignore[attr-defined]
+        for state in root._state_ctx.all_states:
+            for group in state._fsdp_param_groups:
+                group.post_backward()
+        root._root_post_backward_final_callback()
 
     def _post_metadata_inference_cleanup(self) -> None:
         """Static metadata leave nothing to clean up; torch would drop the gradients, also before an evaluation."""
@@ -85,7 +117,10 @@ class Forward(_PipelineScheduleRuntime):
 
     def _prepare_schedule_with_comms(self, actions: Any, format: str = "compute_only") -> None:
         gathered = {r: _add_unshard_reshard(row) for r, row in actions.items()}
-        to_rank = self.stage_index_to_group_rank  # torch's default is the plan's: stage % ranks
+        to_rank = {a.stage_index: r for r, row in actions.items() for a in row}
+        self.stage_index_to_group_rank = to_rank
+        for part in self._stages:
+            part.stage_index_to_group_rank = to_rank
         self.pipeline_order_with_comms = _add_send_recv(gathered, lambda s: to_rank[s], self._num_stages)
 
 

@@ -185,3 +185,24 @@ class TooLong(NanoGPT):
     def __init__(self) -> None:
         super().__init__()
         self.block_size = 2
+
+
+class Added(nn.Module):
+    """On each stage two parameters have one gradient, the very tensor that is sent back; a third's has stride 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b = nn.Linear(6, 6), Offsets(), Offsets()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(self.first(x)).tanh()))
+
+
+class Offsets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.total = (nn.Parameter(torch.randn(2, 6)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.one + self.two + self.total.sum()

@@ -57,7 +57,7 @@ def test_levels_differ_in_when_weights_and_gradients_are_whole(level):
 
 def rank_groups(world) -> list[list[int]]:
     grid = Grid.of(pp=2, dp_replicate=2, dp_shard=2, tp=1)
-    found = mesh.build(grid, "cpu", [Tie("a", (0, 1)), Tie("b", (0, 1))])
+    found = mesh.build(grid, "cpu", [Tie("a", (0, 1), (0, 1)), Tie("b", (0, 1), (0, 1))])
     assert found.shard.size() == 4
     groups = (found.pp, found.dp, *found.ties.values())
     return [torch.distributed.get_process_group_ranks(g) for g in groups]

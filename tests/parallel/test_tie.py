@@ -22,6 +22,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "2 stages x shard 2": {"pipeline": {"stages": 2}, "hsdp": {"shard_size": 2, "threshold": 0}},
     "2 stages x shard 2, whole": {"pipeline": {"stages": 2}, "hsdp": {"shard_size": 2}},
     "interleaved": {"pipeline": {"stages": 2, "interleave": True}},
+    "there and back, one copy": {"pipeline": {"stages": 2, "scheduler": "zero_bubble_v"}},
+    "there and back x shard 2": {
+        "pipeline": {"stages": 2, "scheduler": "zero_bubble_v"},
+        "hsdp": {"shard_size": 2, "threshold": 0},
+    },
 }
 THRICE = {"embed": 0, "a": 0, "b": 1, "again": 2, "c": 3, "head": 3}
 """Interleaved over two ranks, the first has two copies and the second one."""

@@ -46,12 +46,14 @@ def test_level1_keeps_every_gradient_whole_level3_only_what_is_in_use() -> None:
     assert [gathered(f"level{n}") for n in (1, 2, 3)] == [2 * 4096, 4096 + 2048, 3 * 2048]
 
 
-def test_a_copy_on_each_of_two_virtual_stages_counts_twice() -> None:
+@pytest.mark.parametrize(("hsdp", "first"), [(None, 1024), (Hsdp(threshold=1), 2 * 512)], ids=["whole", "sharded"])
+def test_two_virtual_stages_of_one_rank_share_a_whole_tensor_and_have_each_a_copy_of_a_sharded_one(hsdp, first) -> None:
     model = skeleton({f"{m}.weight": (256,) for m in "abcd"}, same={"c.weight": "a.weight"})
-    sz = sizes(shard=1, chunks=2)
+    sz = sizes(shard=2 if hsdp else 1, chunks=2)
     told = dict(zip("abcd", range(4), strict=True))
-    params, _ = laid(model, chain(*"abcd"), told, sz, None)
-    assert [m.params for m in memory(params, (), sz, None, 0, (0, 0))] == [2048, 2048]
+    params, _ = laid(model, chain(*"abcd"), told, sz, hsdp)
+    found = [m.params for m in memory(params, (), sz, hsdp, 0, (0, 0))]
+    assert found == ([first] * 2 + [1024] * 2 if hsdp else [first, 2048])
 
 
 def test_the_total_is_the_sum() -> None:

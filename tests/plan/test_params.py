@@ -68,7 +68,7 @@ TIED = skeleton({"a.weight": KB, "b.weight": KB}, same={"b.weight": "a.weight"})
 def test_a_tied_tensor_is_there_once_on_all_its_stages() -> None:
     (a,) = two(TIED)
     assert (a.name, a.names, a.stages, a.layout.at) == ("a.weight", ("a.weight", "b.weight"), (0, 1), (("pp", (0, 1)),))
-    assert ties((a,)) == (Tie("a.weight", (0, 1)),)
+    assert ties((a,)) == (Tie("a.weight", (0, 1), (0, 1)),)
 
 
 def test_a_frozen_tensor_on_two_stages_needs_no_tie() -> None:

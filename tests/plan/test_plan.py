@@ -153,7 +153,7 @@ def test_an_output_that_no_loss_can_take_is_refused() -> None:
 
 
 def test_a_scheduler_that_is_not_there_yet_is_refused_before_the_model_is_read() -> None:
-    error = refusal("parallel.pipeline.scheduler=dualpipe_v")
+    error = refusal("parallel.pipeline.scheduler=seqpipe")
     assert [p.key for p in error.problems] == ["parallel.pipeline.scheduler"]
 
 

@@ -28,6 +28,15 @@ def test_an_action_prints_as_torch_writes_it() -> None:
 
 
 ORDERS = {
+    ("zero_bubble_h1", 2, 1, 3): ["0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2", "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2"],
+    ("zero_bubble_v", 2, 2, 3): [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2",
+        "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2",
+    ],
+    ("dualpipe_v", 2, 2, 4): [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3F2 0B0 3B2 3F3 0B1 3B3 0I2 0W2 0I3 0W3",
+        "1F0 2F0 1F1 2F1 1F2 2B0 2F2 1B0 1F3 2B1 2F3 1B1 2B2 1B2 2I3 1I3 2W3 1W3",
+    ],
     ("gpipe", 2, 1, 3): ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"],
     ("gpipe", 2, 2, 2): ["0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1", "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1"],
     ("1f1b", 1, 1, 2): ["0F0 0B0 0F1 0B1"],
@@ -50,18 +59,20 @@ def test_orders_of_small_pipelines(shape: tuple[str, int, int, int]) -> None:
 
 
 def test_evaluation_goes_forward_in_groups_as_large_as_the_pipeline() -> None:
-    assert lines(schedules.forward_only(2, 2, 4)) == [
+    assert lines(schedules.forward_only((0, 1, 0, 1), 4)) == [
         "0F0 0F1 2F0 2F1 0F2 0F3 2F2 2F3",
         "1F0 1F1 3F0 3F1 1F2 1F3 3F2 3F3",
     ]
+    assert lines(schedules.forward_only((0, 1, 1, 0), 2)) == ["0F0 0F1 3F0 3F1", "1F0 1F1 2F0 2F1"]
 
 
 @pytest.mark.parametrize("scheduler", schedules.AVAILABLE)
 @settings(deadline=None)
 @given(shapes)
 def test_every_action_runs_once_and_nothing_deadlocks(scheduler: str, shape: tuple[int, int, int]) -> None:
+    shape = fitted(scheduler, *shape)
     ranks, chunks, micros = shape
-    schedule, place = schedules.build(scheduler, *shape), schedules.placement(ranks, chunks)
+    schedule, place = schedules.build(scheduler, *shape), placed(scheduler, ranks, chunks)
     assert schedules.validate(schedule, place, micros) == []
     ran = simulate(schedule, place, flat(ranks * chunks))
     assert sorted(e.action for e in ran.events) == sorted(a for row in schedule for a in row)
@@ -71,7 +82,9 @@ def test_every_action_runs_once_and_nothing_deadlocks(scheduler: str, shape: tup
 @given(shapes)
 def test_evaluation_runs_every_forward_once_and_never_deadlocks(shape: tuple[int, int, int]) -> None:
     ranks, chunks, micros = shape
-    ran = simulate(schedules.forward_only(*shape), schedules.placement(ranks, chunks), flat(ranks * chunks))
+    for v in (False, True):
+        place = schedules.placement(ranks, chunks, v)
+        ran = simulate(schedules.forward_only(place, micros), place, flat(ranks * chunks))
     wanted = [Action(stage, "F", m) for stage in range(ranks * chunks) for m in range(micros)]
     assert sorted(e.action for e in ran.events) == wanted
 
@@ -79,7 +92,19 @@ def test_evaluation_runs_every_forward_once_and_never_deadlocks(shape: tuple[int
 @pytest.mark.parametrize("micros", [1, 2, 3])
 @pytest.mark.parametrize("scheduler", schedules.AVAILABLE)
 def test_too_few_micro_batches_only_leave_ranks_idle(scheduler: str, micros: int) -> None:
-    simulate(schedules.build(scheduler, 4, 2, micros), schedules.placement(4, 2), flat(8))
+    ranks, chunks, micros = fitted(scheduler, 4, 2, micros)
+    simulate(schedules.build(scheduler, ranks, chunks, micros), placed(scheduler, ranks, chunks), flat(ranks * chunks))
+
+
+def fitted(scheduler: str, ranks: int, chunks: int, micros: int) -> tuple[int, int, int]:
+    """The nearest shape that the scheduler can have."""
+    rule = schedules.RULES[scheduler]
+    chunks = 1 if ranks == 1 or rule.single else 2 if rule.v else chunks
+    return ranks, chunks, max(micros, ranks * chunks) if rule.full else micros
+
+
+def placed(scheduler: str, ranks: int, chunks: int) -> tuple[int, ...]:
+    return schedules.placement(ranks, chunks, schedules.RULES[scheduler].v and ranks > 1)
 
 
 def flat(stages: int) -> Cost:
@@ -88,8 +113,8 @@ def flat(stages: int) -> Cost:
 
 @pytest.mark.parametrize("scheduler", get_args(Scheduler))
 def test_what_cannot_run_yet_is_refused_and_what_can_is_not(scheduler: str) -> None:
-    text = f"{scheduler} is not available yet; today there are gpipe, 1f1b, each with interleave=true or false"
-    assert schedules.refusal(scheduler) == (None if scheduler in ("gpipe", "1f1b") else text)
+    text = f"{scheduler} is not available yet; today there are gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, dualpipe_v"
+    assert schedules.refusal(scheduler) == (None if scheduler in schedules.RULES else text)
 
 
 COMPLAINTS = {

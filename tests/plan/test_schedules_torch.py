@@ -13,9 +13,12 @@ from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
 )
 from torch.distributed.pipelining.schedules import (
     RECV_B,
@@ -82,23 +85,27 @@ def as_run(scheduler: str, ranks: int, rank: int, micros: int) -> Row:
     return tuple(stage.row)
 
 
-def stages(ranks: int, chunks: int, group: dist.ProcessGroup) -> list[Noted]:
-    return [Noted(c * ranks, ranks * chunks, group) for c in range(chunks)]
+def stages(places: tuple[int, ...], group: dist.ProcessGroup) -> list[Noted]:
+    return [Noted(s, len(places), group) for s, rank in enumerate(places) if rank == 0]
 
 
-def of_torch(kind: type, ranks: int, chunks: int, micros: int) -> Schedule:
-    """Every rank's order, as torch works it out; its waits left out."""
+def of_torch(kind: type, ranks: int, chunks: int, micros: int, v: bool = False) -> Schedule:
+    """Every rank's order, as torch works it out; its waits left out, and what it overlaps one after the other."""
     with one_of(ranks) as group:
-        order = kind(stages(ranks, chunks, group), micros, loss_fn=nn.functional.mse_loss).pipeline_order
+        parts = stages(schedules.placement(ranks, chunks, v), group)
+        order = kind(parts, micros, loss_fn=nn.functional.mse_loss).pipeline_order
     return tuple(
-        tuple(Action(a.stage_index, a.computation_type.value, a.microbatch_index) for a in order[r] if a is not None)
+        tuple(
+            Action(a.stage_index, a.computation_type.value, a.microbatch_index)
+            for whole in order[r] if whole is not None for a in whole.sub_actions or (whole,)
+        )
         for r in range(ranks)
-    )
+    )  # fmt: skip
 
 
-def simulated(schedule: Schedule, ranks: int, chunks: int) -> Timeline:
+def simulated(schedule: Schedule, ranks: int, chunks: int, v: bool = False) -> Timeline:
     n = ranks * chunks
-    return simulate(schedule, schedules.placement(ranks, chunks), Cost((1,) * n, (2,) * n, (1,) * n))
+    return simulate(schedule, schedules.placement(ranks, chunks, v), Cost((1,) * n, (2,) * n, (1,) * n))
 
 
 @pytest.mark.parametrize(("ranks", "micros"), SHAPES)
@@ -134,31 +141,57 @@ def test_looped_bfs_takes_the_time_and_memory_of_torchs(ranks: int, chunks: int,
     assert (a.makespan, a.peak, a.busy, a.messages) == (b.makespan, b.peak, b.busy, b.messages)
 
 
+SPLIT = {
+    "zero_bubble_h1": (ScheduleInterleavedZeroBubble, 1, False, [(2, 2), (2, 4), (3, 3), (4, 4), (4, 12)]),
+    "zero_bubble_v": (
+        ScheduleZBVZeroBubble,
+        2,
+        True,
+        [(2, 1), (2, 7), (3, 3), (3, 5), (4, 2), (4, 9), (5, 20)],
+    ),
+    "dualpipe_v": (ScheduleDualPipeV, 2, True, [(2, 4), (2, 7), (3, 6), (3, 8), (4, 8), (5, 13), (6, 12)]),
+}
+
+
+@pytest.mark.parametrize("scheduler", SPLIT)
+def test_orders_with_a_split_backward_are_torchs_action_for_action(scheduler: str) -> None:
+    kind, chunks, v, shapes = SPLIT[scheduler]
+    for ranks, micros in shapes:
+        assert schedules.build(scheduler, ranks, chunks, micros) == of_torch(kind, ranks, chunks, micros, v)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("scheduler", [*schedules.AVAILABLE, "forward only"])
+@pytest.mark.parametrize("scheduler", [*schedules.AVAILABLE, "forward only", "forward only there and back"])
 def test_torchs_runtime_takes_ours_and_finds_no_deadlock(scheduler: str, chunks: int, ranks: int) -> None:
+    rule = schedules.RULES.get(scheduler)
+    v = ranks > 1 and (scheduler == "forward only there and back" or (rule is not None and rule.v))
+    if rule is not None and ranks > 1:
+        chunks = 1 if rule.single else 2 if rule.v else chunks
+    elif rule is not None and (rule.single or rule.v):
+        chunks = 1
+    places = schedules.placement(ranks, chunks, v)
     with one_of(ranks) as group:
-        parts: list[Any] = list(stages(ranks, chunks, group))  # lowering looks at their numbers only
-        for micros in range(ranks, 2 * ranks + 4):
-            if scheduler == "forward only":
-                ours = schedules.forward_only(ranks, chunks, micros)
+        parts: list[Any] = list(stages(places, group))  # lowering looks at their numbers only
+        for micros in range(len(places) if rule is not None and rule.full else ranks, 2 * ranks + 4):
+            if rule is None:
+                ours = schedules.forward_only(places, micros)
             else:
                 ours = schedules.build(scheduler, ranks, chunks, micros)
             run = torch_pipeline.runtime(parts, ours, micros, nn.functional.mse_loss)
             order = run.pipeline_order_with_comms
-            assert as_lowered(order, ranks, chunks) == ours
+            assert as_lowered(order, places, ranks) == ours
             for way in (SEND_F, SEND_B), (RECV_F, RECV_B):
                 messages = sum(a.computation_type in way for row in order.values() for a in row)
-                assert messages == simulated(ours, ranks, chunks).messages
+                assert messages == simulated(ours, ranks, chunks, v).messages
 
 
-def as_lowered(order: dict[int, list[_Action]], ranks: int, chunks: int) -> Schedule:
+def as_lowered(order: dict[int, list[_Action]], places: tuple[int, ...], ranks: int) -> Schedule:
     """What is left of torch's sends, receives and actions once its own check has run them."""
     known = {
         r: [a for a in row if a.computation_type not in (UNSHARD, RESHARD, REDUCE_GRAD)] for r, row in order.items()
     }
-    ran = _simulate_comms_compute(known, lambda stage: stage % ranks, ranks * chunks)
+    ran = _simulate_comms_compute(known, lambda stage: places[stage], len(places))
     return tuple(
         tuple(
             Action(a.stage_index, a.computation_type.value, a.microbatch_index)

@@ -49,9 +49,9 @@ REFUSED = {
     "train.precision=fp16": "train.precision: fp16 is not available yet (try: train.precision=fp32)",
     "checkpoint.async=true": "checkpoint.async: true is not available yet (try: checkpoint.async=false)",
     "checkpoint.encrypt=aes-gcm": "checkpoint.encrypt: encryption is not available yet (try: checkpoint.encrypt=null)",
-    f"{PIPE}.scheduler=zero_bubble_h1":
-        f"{PIPE}.scheduler: zero_bubble_h1 is not available yet; today there are gpipe, 1f1b, each with "
-        f"interleave=true or false (try: {PIPE}.scheduler=1f1b)",
+    f"{PIPE}.scheduler=seqpipe":
+        f"{PIPE}.scheduler: seqpipe is not available yet; today there are gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, "
+        f"dualpipe_v (try: {PIPE}.scheduler=1f1b)",
 }  # fmt: skip
 
 

@@ -141,13 +141,13 @@ def test_the_json_has_a_version_and_what_the_text_says() -> None:
     sizes = stored["sizes"]
     assert sizes["grid"]["axes"] == [["pp", 4], ["dp_replicate", 2], ["dp_shard", 8], ["tp", 1]]
     assert (sizes["replicas"], sizes["micros"], sizes["micro_batch"], sizes["steps"]) == (16, 8, 4, 200)
-    assert stored["scheduler"] == "1f1b"
+    assert (stored["scheduler"], sizes["places"]) == ("1f1b", [0, 1, 2, 3])
     assert stored["schedule"][3][:4] == ["3F0", "3B0", "3F1", "3B1"]
     assert f"{stored['timeline']['bubble']:.1%}" in HUNDRED
     assert (stored["timeline"]["messages"], stored["timeline"]["in_flight"]) == (48, [4, 3, 2, 1])
     assert [s["modules"][0] for s in stored["stages"]] == ["embed", "layers.24", "layers.50", "layers.76"]
     assert stored["boundaries"][0][0]["specs"] == [{"shape": [2, 4], "dtype": "float32"}]
-    assert stored["ties"] == [{"name": "embed.weight", "stages": [0, 3]}]
+    assert stored["ties"] == [{"name": "embed.weight", "stages": [0, 3], "ranks": [0, 3]}]
     assert stored["params"][0]["names"] == ["embed.weight", "head.weight"]
     assert (stored["params"][0]["split"], stored["params"][0]["at"]) == ([["dp_shard"], []], [["pp", [0, 3]]])
     assert stored["hsdp"] == {"shard_size": 8, "threshold": 1, "optimizer_level": "level2"}

@@ -1,0 +1,47 @@
+"""Which scheduler goes with which other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.plan import schedules
+from launcher.plan.schedules import RULES, Rule
+from launcher.plan.sizes import Sizes
+
+PIPE = "parallel.pipeline"
+LEVEL = "parallel.hsdp.optimizer_level"
+
+
+def illegal(job: Job, sizes: Sizes | None) -> list[Problem]:
+    """Every reason why the scheduler asked for cannot run this job."""
+    pipe = job.parallel.pipeline
+    if refusal := schedules.refusal(pipe.scheduler):
+        return [Problem(f"{PIPE}.scheduler", refusal, f"{PIPE}.scheduler=1f1b")]
+    if pipe.stages == 1:
+        return []
+    return list(_illegal(job, sizes, RULES[pipe.scheduler]))
+
+
+def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
+    pipe, hsdp = job.parallel.pipeline, job.parallel.hsdp
+    if rule.single and pipe.interleave:
+        text = f"true: {pipe.scheduler} has one stage a rank"
+        yield Problem(f"{PIPE}.interleave", text, f"{PIPE}.interleave=false")
+    if rule.v and pipe.interleave and pipe.chunks != 2:
+        text = f"{pipe.chunks}: {pipe.scheduler} has exactly two virtual stages a rank"
+        yield Problem(f"{PIPE}.chunks", text, f"{PIPE}.chunks=2")
+    if rule.split and hsdp is not None and hsdp.optimizer_level == "level3" and (sizes is None or sharing(sizes)):
+        yield Problem(LEVEL, f"level3: {DROPPED.format(pipe.scheduler)}", f"{LEVEL}=level2")
+
+
+DROPPED = (
+    "drops the weights after each forward, and {} computes weight gradients after the weights were dropped again: "
+    "FSDP2 would lose them without a word"
+)
+
+
+def sharing(sizes: Sizes) -> bool:
+    """Whether weights are sharded at all."""
+    return sizes.grid["dp_shard"] > 1

@@ -1,0 +1,61 @@
+"""Schedulers beside settings that they cannot go with."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.plan.plan import ask
+from tests.plan.made import job, refusal, words
+
+PIPE = "parallel.pipeline"
+TWO = (f"{PIPE}.stages=2", "launch.nproc=2")
+LEVEL3 = ("parallel.hsdp.optimizer_level=level3", "parallel.hsdp.shard_size=2", "launch.nproc=4")
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    **{f"{name} over level3": ((f"{PIPE}.scheduler={name}", *TWO, *LEVEL3), (
+        f"parallel.hsdp.optimizer_level: level3: drops the weights after each forward, and {name} computes weight "
+        "gradients after the weights were dropped again: FSDP2 would lose them without a word "
+        "(try: parallel.hsdp.optimizer_level=level2)"
+    )) for name in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")},
+    "zero_bubble_h1, interleaved": ((f"{PIPE}.scheduler=zero_bubble_h1", *TWO, f"{PIPE}.interleave=true"), (
+        f"{PIPE}.interleave: true: zero_bubble_h1 has one stage a rank (try: {PIPE}.interleave=false)"
+    )),
+    "zero_bubble_v of 3 chunks": (
+        (f"{PIPE}.scheduler=zero_bubble_v", *TWO, f"{PIPE}.interleave=true", f"{PIPE}.chunks=3"),
+        f"{PIPE}.chunks: 3: zero_bubble_v has exactly two virtual stages a rank (try: {PIPE}.chunks=2)",
+    ),
+    "dualpipe_v of 3 micro batches": (
+        (f"{PIPE}.scheduler=dualpipe_v", *TWO, f"{PIPE}.micro_batch_num=3", "train.batch_size=12"),
+        f"{PIPE}.micro_batch_num: 3: too few; dualpipe_v needs as many as virtual stages, 4 "
+        f"(try: {PIPE}.micro_batch_num=4)",
+    ),
+    "dualpipe_v of 1 micro batch": (
+        (f"{PIPE}.scheduler=dualpipe_v", *TWO, f"{PIPE}.micro_batch_num=1", "train.batch_size=12"),
+        f"{PIPE}.micro_batch_num: 1: too few to fill 2 stages; at least as many are needed "
+        f"(try: {PIPE}.micro_batch_num=4)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_scheduler_cannot_do_is_refused_and_the_cure_accepted(case: str) -> None:
+    overrides, text = REFUSED[case]
+    error = refusal(*overrides)
+    assert str(error) == text
+    ask(job(*overrides, *words(error)))
+
+
+def test_one_stage_has_no_bubble_to_fill_whatever_the_scheduler() -> None:
+    for name in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v"):
+        asked = ask(job(f"{PIPE}.scheduler={name}", f"{PIPE}.interleave=true", f"{PIPE}.chunks=5"))
+        assert (asked.sizes.places, asked.sizes.micros) == ((0,), 1)
+
+
+def test_level3_that_shards_nothing_loses_nothing() -> None:
+    ask(job(f"{PIPE}.scheduler=zero_bubble_v", *TWO, "parallel.hsdp.optimizer_level=level3"))
+
+
+@pytest.mark.parametrize(("scheduler", "micros"), [("zero_bubble_v", 2), ("dualpipe_v", 4)])
+def test_a_v_has_two_virtual_stages_a_rank_there_and_back(scheduler: str, micros: int) -> None:
+    sizes = ask(job(f"{PIPE}.scheduler={scheduler}", *TWO)).sizes
+    assert (sizes.places, sizes.micros, sizes.held(0), sizes.held(1)) == ((0, 1, 1, 0), micros, (0, 3), (1, 2))
