@@ -37,6 +37,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "zero_bubble_h1": {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4},
     "zero_bubble_v": {"stages": 2, "scheduler": "zero_bubble_v", "micro_batch_num": 4},
     "dualpipe_v": {"stages": 2, "scheduler": "dualpipe_v"},
+    "less memory": {"stages": 2, "interleave": True, "less_memory": True, "micro_batch_num": 4},
 }
 
 

@@ -19,6 +19,7 @@ class Pipeline(Settings):
     scheduler: Scheduler = "1f1b"
     interleave: bool = False
     chunks: Count = Field(2, description="virtual stages a rank when interleave is on")
+    less_memory: bool = Field(False, description="interleaved 1f1b that runs ahead by one forward a rank, not two")
     micro_batch_num: Count | None = Field(None, description="null: as many as stages")
     loss_reduction: Literal["mean", "sum"] = "mean"
     seq_chunks: Count = 1

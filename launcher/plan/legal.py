@@ -21,7 +21,38 @@ def illegal(job: Job, sizes: Sizes | None) -> list[Problem]:
         return [Problem(f"{PIPE}.scheduler", refusal, f"{PIPE}.scheduler=1f1b")]
     if pipe.stages == 1:
         return []
-    return list(_illegal(job, sizes, RULES[pipe.scheduler]))
+    found = list(_less_memory(job))
+    if pipe.scheduler != "auto":
+        found += _illegal(job, sizes, RULES[pipe.scheduler])
+    return found
+
+
+def _less_memory(job: Job) -> Iterator[Problem]:
+    pipe, key = job.parallel.pipeline, f"{PIPE}.less_memory"
+    if pipe.less_memory and pipe.scheduler != "1f1b":
+        yield Problem(key, f"true: is a form of interleaved 1f1b, not of {pipe.scheduler}", f"{key}=false")
+    elif pipe.less_memory and not (pipe.interleave and pipe.chunks > 1):
+        text = "true: has no effect without several virtual stages a rank"
+        yield Problem(key, text, f"{PIPE}.interleave=true {PIPE}.chunks={max(pipe.chunks, 2)}")
+
+
+def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
+    """The schedulers that ``auto`` may take: what is legal for this job with as many virtual stages a rank."""
+    pipe = job.parallel.pipeline
+    if pipe.stages == 1:
+        return ("1f1b",)
+    out = []
+    for name, rule in RULES.items():
+        asked = job.model_copy(
+            update={
+                "parallel": job.parallel.model_copy(update={"pipeline": pipe.model_copy(update={"scheduler": name})})
+            }
+        )
+        fits = sizes.chunks == 2 if rule.v else sizes.chunks == 1 if rule.single else True
+        enough = not rule.full or sizes.micros >= sizes.virtual
+        if fits and enough and not any(_illegal(asked, sizes, rule)):
+            out.append(name)
+    return tuple(out)
 
 
 def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:

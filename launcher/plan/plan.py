@@ -9,6 +9,7 @@ from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
 from launcher.plan import fit, legal, naming, phases, schedules, settings, stages
 from launcher.plan.actions import Schedule
+from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.params import Bucket, Group, Placed, Tie, buckets, groups, placed, ties
@@ -104,26 +105,28 @@ def plan(
     notes: list[Note],
 ) -> Plan:
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
-    sz, par = asked.sizes, job.parallel
+    par = job.parallel
     told, balanced = _told(asked, skeleton, graph, whole)
-    at, found = stages.place(graph, told, sz.virtual - 1)
+    at, found = stages.place(graph, told, asked.sizes.virtual - 1)
     cut: tuple[Stage, ...] = ()
     if not found:
-        cut, found = stages.cut(graph, at, sz.virtual, skeleton)
+        cut, found = stages.cut(graph, at, asked.sizes.virtual, skeleton)
     found += _output(graph)
     if found:
         raise RequestError(tuple(found))
+    cost = _cost(cut, graph)
+    scheduler, sz, chosen = choose(job, asked.sizes, cost)
     params = placed(skeleton, cut, sz, par.hsdp)
     group = groups(params, cut, skeleton, graph)
     pp = sz.grid["pp"]
-    schedule = schedules.build(par.pipeline.scheduler, pp, sz.chunks, sz.micros)
-    timeline = simulate(schedule, sz.places, _cost(cut, graph))
+    schedule = schedules.build(scheduler, pp, sz.chunks, sz.micros, par.pipeline.less_memory and pp > 1)
+    timeline = simulate(schedule, sz.places, cost)
     return Plan(
         name=job.name,
         seed=job.seed,
         precision=job.train.precision,
         sizes=sz,
-        scheduler=par.pipeline.scheduler,
+        scheduler=scheduler,
         hsdp=par.hsdp if sz.grid["dp_shard"] > 1 else None,
         leaves=whole,
         stages=cut,
@@ -143,6 +146,7 @@ def plan(
             *notes,
             *sz.notes,
             *balanced,
+            *chosen,
             *([deferred] if deferred else []),
             *_sharding_notes(params, sz, par.hsdp),
             *fit.idle(job, sz.steps),

@@ -40,8 +40,8 @@ AVAILABLE: Final = tuple(RULES)
 
 
 def refusal(scheduler: str) -> str | None:
-    """Why ``scheduler`` cannot run today, or ``None``."""
-    if scheduler in RULES:
+    """Why ``scheduler`` cannot run today, or ``None``; ``auto`` is for ``choose`` to replace by one that can."""
+    if scheduler in RULES or scheduler == "auto":
         return None
     return f"{scheduler} is not available yet; today there are {', '.join(AVAILABLE)}"
 
@@ -55,11 +55,14 @@ def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
     return tuple(ranks - 1 - s % ranks if v and s // ranks % 2 else s % ranks for s in range(ranks * chunks))
 
 
-def build(scheduler: str, ranks: int, chunks: int, micros: int) -> Schedule:
+def build(scheduler: str, ranks: int, chunks: int, micros: int, less_memory: bool = False) -> Schedule:
     """The order of an available ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
 
     On one rank there is nothing to fill: one micro batch after the other, or all forwards first for gpipe.
+    ``less_memory`` is for interleaved 1f1b.
     """
+    if less_memory:
+        return orders.less_memory(ranks, chunks, micros)
     known = RULES[scheduler] if ranks > 1 else RULES["gpipe" if scheduler == "gpipe" else "1f1b"]
     return known.order(ranks, chunks, micros)
 

@@ -92,6 +92,12 @@ def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
             yield Setting(key, "true", "applied", f"{sizes.chunks} virtual stages a rank")
         else:
             yield Setting(key, "true", "satisfied", _why_not_interleaved(par.pipeline))
+    if par.pipeline.less_memory:
+        key = "parallel.pipeline.less_memory"
+        if sizes.chunks > 1:
+            yield Setting(key, "true", "applied", "a rank runs ahead by one forward; each transfer is waited for")
+        else:
+            yield Setting(key, "true", "satisfied", _why_not_interleaved(par.pipeline))
     if par.pipeline.loss_reduction == "sum":
         key = "parallel.pipeline.loss_reduction"
         if sizes.micros > 1:

@@ -24,6 +24,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         (f"{PIPE}.scheduler=zero_bubble_v", *TWO, f"{PIPE}.interleave=true", f"{PIPE}.chunks=3"),
         f"{PIPE}.chunks: 3: zero_bubble_v has exactly two virtual stages a rank (try: {PIPE}.chunks=2)",
     ),
+    "less_memory of gpipe": (
+        (f"{PIPE}.scheduler=gpipe", *TWO, f"{PIPE}.less_memory=true", f"{PIPE}.interleave=true"),
+        f"{PIPE}.less_memory: true: is a form of interleaved 1f1b, not of gpipe (try: {PIPE}.less_memory=false)",
+    ),
+    "less_memory, not interleaved": (
+        (*TWO, f"{PIPE}.less_memory=true"),
+        f"{PIPE}.less_memory: true: has no effect without several virtual stages a rank "
+        f"(try: {PIPE}.interleave=true {PIPE}.chunks=2)",
+    ),
     "dualpipe_v of 3 micro batches": (
         (f"{PIPE}.scheduler=dualpipe_v", *TWO, f"{PIPE}.micro_batch_num=3", "train.batch_size=12"),
         f"{PIPE}.micro_batch_num: 3: too few; dualpipe_v needs as many as virtual stages, 4 "

@@ -62,6 +62,22 @@ def test_interleaved_1f1b_holds_its_warm_up_plus_one(p: int, v: int, m: int) -> 
         assert t.peak[0] / v == p + (p - 1) / v
 
 
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 2, 8), (4, 4, 16), (8, 2, 32)])
+def test_less_memory_holds_one_micro_batch_a_rank_for_the_same_bubble_but_pays_for_transfers(
+    p: int, v: int, m: int
+) -> None:
+    """Peak p and bubble (p - 1) t / v at no latency; interleaved 1F1B hides transfers with what it holds more."""
+    place = schedules.placement(p, v)
+    t = simulate(schedules.build("1f1b", p, v, m, less_memory=True), place, flat(p * v))
+    assert t.makespan - m * v * 3 == (p - 1) * 3
+    assert t.peak == tuple(v * p - r for r in range(p))
+    slow = [
+        simulate(schedules.build("1f1b", p, v, m, less), place, flat(p * v, transfer=0.5)).makespan
+        for less in (True, False)
+    ]
+    assert slow[0] > slow[1]
+
+
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 32)])
 def test_a_split_backward_fills_the_bubble_with_weight_gradients(p: int, m: int) -> None:
     """ZB-H1 (arXiv 2401.10241), as long as W fits: (p - 1)(tf + ti - tw), no more memory than 1F1B's first rank."""
