@@ -49,7 +49,9 @@ def calls(module: str) -> Iterator[str]:
     home = importlib.import_module(module)
     for name in getattr(home, "__all__", ()):
         thing = getattr(home, name)
-        yield f"{module}.{name}" + ("" if thing in (Job, launcher.Plan) else str(inspect.signature(thing)))
+        plain = thing in (Job, launcher.Plan)
+        spelled = str(inspect.signature(thing)) if inspect.isroutine(thing) or inspect.isclass(thing) else f" = {thing}"
+        yield f"{module}.{name}" + ("" if plain else spelled)
 
 
 def text() -> str:
