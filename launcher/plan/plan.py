@@ -55,6 +55,7 @@ class Plan:
     deferred: bool
     gradients_mean: bool
     loss_reduction: str
+    output_broadcast: bool
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
@@ -154,6 +155,7 @@ def plan(
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
+        output_broadcast=par.pipeline.output_broadcast and pp > 1,
     )
 
 

@@ -37,8 +37,6 @@ def _later(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "parallel.mode", par.mode, "parallel.mode=semi_auto"
     if pipe.seq_chunks > 1:
         yield "parallel.pipeline.seq_chunks", f"{pipe.seq_chunks}: cutting sequences", "parallel.pipeline.seq_chunks=1"
-    if pipe.output_broadcast:
-        yield "parallel.pipeline.output_broadcast", "true", "parallel.pipeline.output_broadcast=false"
     if par.comm_fusion != CommFusion():
         yield "parallel.comm_fusion", "anything but the default", "~parallel.comm_fusion"
     if par.operators:
@@ -86,6 +84,9 @@ def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
     par, kind, n = job.parallel, job.train.precision, sizes.replicas
     if job.deterministic:
         yield Setting("deterministic", "true", "applied", "torch picks deterministic kernels or fails")
+    if par.pipeline.stages == 1 and par.pipeline.scheduler not in ("1f1b", "gpipe", "auto"):
+        why = "one stage has no bubble to fill: as 1f1b"
+        yield Setting("parallel.pipeline.scheduler", par.pipeline.scheduler, "satisfied", why)
     if par.pipeline.interleave:
         key = "parallel.pipeline.interleave"
         if sizes.chunks > 1:
@@ -98,6 +99,13 @@ def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
             yield Setting(key, "true", "applied", "a rank runs ahead by one forward; each transfer is waited for")
         else:
             yield Setting(key, "true", "satisfied", _why_not_interleaved(par.pipeline))
+    if par.pipeline.output_broadcast:
+        key = "parallel.pipeline.output_broadcast"
+        if par.pipeline.stages > 1:
+            why = "evaluation sends what the last stage makes to every stage, one broadcast a batch"
+            yield Setting(key, "true", "applied", why)
+        else:
+            yield Setting(key, "true", "satisfied", "one stage")
     if par.pipeline.loss_reduction == "sum":
         key = "parallel.pipeline.loss_reduction"
         if sizes.micros > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as dist
 
 from launcher.parallel.mode import evaluating
 from launcher.parallel.parallelize import Parallel
@@ -34,6 +35,8 @@ class Pipeline:
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []
         self.raw: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
+        self.keep = False
         self._train = torch_pipeline.runtime(
             _stages(model, inputs, device), plan.schedule, plan.sizes.micros, self._training_loss
         )
@@ -54,9 +57,27 @@ class Pipeline:
     @torch.no_grad()
     def evaluate(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int) -> torch.Tensor:
         """Sum of the losses of the first ``valid`` samples of this rank's part; the rest is padding. No gradients."""
+        self._forward(inputs, targets, valid, self.model.plan.output_broadcast)
+        return self._sum()
+
+    @torch.no_grad()
+    def predict(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """What the model makes of this rank's part of a batch, in evaluation mode.
+
+        On the last stage's ranks; with ``output_broadcast`` on those of every stage, else ``None`` there.
+        """
+        self._forward(inputs, None, None, True)
+        return torch.cat(self.outputs) if self.outputs else None
+
+    def _forward(
+        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool
+    ) -> None:
+        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the micro batches, in order."""
+        self.keep = keep
         with evaluating(p.module for p in self.model.parts):
             self._run(self._evaluate, inputs, targets, valid)
-        return self._sum()
+        if self.model.plan.output_broadcast:
+            self.outputs = broadcast(self.outputs, self.model)
 
     def _run(
         self,
@@ -68,7 +89,7 @@ class Pipeline:
         size, micros = self.model.plan.sizes.micro_batch, self.model.plan.sizes.micros
         sizes = {len(t) for t in (*(inputs if self.first else ()), *([] if targets is None else [targets]))}
         assert sizes <= {size * micros}, f"{sizes} samples, planned {size * micros}: torch would not notice"
-        self.raw = []
+        self.raw, self.outputs, self.targets = [], [], []
         if targets is not None:
             self.targets = list(targets.split(size))
             limit = len(targets) if valid is None else valid
@@ -82,6 +103,10 @@ class Pipeline:
         return loss * self.scale
 
     def _evaluation_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        if self.keep:
+            self.outputs.append(output)
+        if not self.targets:
+            return torch.zeros(())
         n = self.valid[int(number)]
         loss = self.loss(output[:n], self.targets[int(number)][:n]) * n if n else output.new_zeros(())
         self.raw.append(loss)
@@ -89,6 +114,19 @@ class Pipeline:
 
     def _sum(self) -> torch.Tensor:
         return torch.stack([r.double() for r in self.raw]).sum() if self.raw else torch.zeros((), dtype=torch.float64)
+
+
+def broadcast(outputs: list[torch.Tensor], model: Parallel) -> list[torch.Tensor]:
+    """The last stage's ``outputs`` of every micro batch, on all its pipeline's ranks: one collective."""
+    plan = model.plan
+    (spec,) = plan.output
+    if outputs:
+        flat = torch.stack(outputs)
+    else:
+        shape = (plan.sizes.micros, *spec.shape)
+        flat = torch.empty(shape, dtype=dtype_of(spec.dtype), device=model.meshes.mesh.device_type)
+    dist.broadcast(flat.view(torch.uint8), group_src=plan.sizes.places[-1], group=model.meshes.pp)  # gloo: few dtypes
+    return list(flat.unbind())
 
 
 def _stages(model: Parallel, inputs: Sequence[TensorSpec], device: torch.device) -> list[torch_pipeline.Stage]:

@@ -16,8 +16,6 @@ REFUSED = {
         f"{P}.mode: recursive_programming is not available yet (try: {P}.mode=semi_auto)",
     f"{PIPE}.seq_chunks=2":
         f"{PIPE}.seq_chunks: 2: cutting sequences is not available yet (try: {PIPE}.seq_chunks=1)",
-    f"{PIPE}.output_broadcast=true":
-        f"{PIPE}.output_broadcast: true is not available yet (try: {PIPE}.output_broadcast=false)",
     f"{P}.comm_fusion.openstate=false":
         f"{P}.comm_fusion: anything but the default is not available yet (try: '~{P}.comm_fusion')",
     f"{P}.comm_fusion.allreduce={{mode: size, config: 32}}":
@@ -82,6 +80,17 @@ BECOMES = {
     f"{PIPE}.interleave=true": [f"{PIPE}.interleave=true: satisfied, one stage has no bubble to shrink"],
     f"{PIPE}.interleave=true {PIPE}.chunks=1 launch.nproc=2 {PIPE}.stages=2":
         [f"{PIPE}.interleave=true: satisfied, one chunk a rank"],
+    f"{PIPE}.scheduler=zero_bubble_v":
+        [f"{PIPE}.scheduler=zero_bubble_v: satisfied, one stage has no bubble to fill: as 1f1b"],
+    f"{PIPE}.interleave=true {PIPE}.less_memory=true launch.nproc=2 {PIPE}.stages=2": [
+        f"{PIPE}.interleave=true: applied, 2 virtual stages a rank",
+        f"{PIPE}.less_memory=true: applied, a rank runs ahead by one forward; each transfer is waited for",
+    ],
+    f"{PIPE}.output_broadcast=true launch.nproc=2 {PIPE}.stages=2": [
+        f"{PIPE}.output_broadcast=true: applied, evaluation sends what the last stage makes to every stage, "
+        "one broadcast a batch",
+    ],
+    f"{PIPE}.output_broadcast=true": [f"{PIPE}.output_broadcast=true: satisfied, one stage"],
     f"{PIPE}.loss_reduction=sum {PIPE}.micro_batch_num=4":
         [f"{PIPE}.loss_reduction=sum: applied, loss and gradients are summed over 4 micro batches"],
     f"{PIPE}.loss_reduction=sum": [f"{PIPE}.loss_reduction=sum: satisfied, one micro batch"],

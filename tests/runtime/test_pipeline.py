@@ -144,3 +144,44 @@ def rank_wrong_size(world, j, plan) -> str:
 def test_a_batch_of_another_size_is_noticed():
     j = job()
     assert on_ranks(1, rank_wrong_size, j, plan_job(j)) == ["{4} samples, planned 8: torch would not notice"]
+
+
+def rank_predict(world, j, plan) -> Any:
+    par, pipe = build(world, j, plan)
+    step(j, par, pipe)
+    xs, y = batch(j, plan)
+    n, at = plan.sizes.local_batch, place(plan, par.meshes)
+    mine = slice(at * n, (at + 1) * n)
+    out = pipe.predict(tuple(x[mine] for x in xs))
+    pipe.evaluate(tuple(x[mine] for x in xs), y[mine], n)
+    return at, out, torch.cat(pipe.outputs) if pipe.outputs else None
+
+
+BROADCAST: dict[str, dict[str, Any]] = {
+    "2 stages": {"pipeline": {"stages": 2}},
+    "there and back": {"pipeline": {"stages": 2, "scheduler": "zero_bubble_v"}},
+    "interleaved x shard 2": {"pipeline": {"stages": 2, "interleave": True}, "hsdp": HSDP},
+}
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("parallel", list(BROADCAST.values()), ids=list(BROADCAST))
+def test_output_broadcast_brings_the_last_stages_result_to_every_stage(parallel, everywhere):
+    pipeline = parallel["pipeline"] | {"output_broadcast": everywhere}
+    j = images(parallel | {"pipeline": pipeline})
+    plan = plan_job(j)
+    ranks = on_ranks(plan.sizes.grid.size, rank_predict, j, plan)
+    model = plain(j, plan)
+    (x,), _ = batch(j, plan)
+    parts = plan.sizes.micros * plan.sizes.replicas
+    with torch.no_grad():
+        for a in x.chunk(parts)[: plan.sizes.micros]:  # BatchNorm counts; the first data-parallel rank's count is kept
+            model(a)
+        want = model.eval()(x).chunk(plan.sizes.replicas)
+    last = plan.sizes.places[-1]
+    for rank, (at, out, evaluated) in enumerate(ranks):
+        if everywhere or plan.sizes.grid.coords(rank)["pp"] == last:
+            assert error(out, want[at]) <= 1e-12
+        else:
+            assert out is None
+        assert evaluated is None if not everywhere else torch.equal(evaluated, out)
