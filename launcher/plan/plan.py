@@ -107,14 +107,7 @@ def plan(
 ) -> Plan:
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
-    told, balanced = _told(asked, skeleton, graph, whole)
-    at, found = stages.place(graph, told, asked.sizes.virtual - 1)
-    cut: tuple[Stage, ...] = ()
-    if not found:
-        cut, found = stages.cut(graph, at, asked.sizes.virtual, skeleton)
-    found += _output(graph)
-    if found:
-        raise RequestError(tuple(found))
+    cut, balanced = _cut(asked, skeleton, graph, whole)
     cost = _cost(cut, graph)
     scheduler, sz, chosen = choose(job, asked.sizes, cost)
     params = placed(skeleton, cut, sz, par.hsdp)
@@ -157,6 +150,21 @@ def plan(
         loss_reduction=par.pipeline.loss_reduction,
         output_broadcast=par.pipeline.output_broadcast and pp > 1,
     )
+
+
+def _cut(
+    asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None
+) -> tuple[tuple[Stage, ...], list[Note]]:
+    """The stages, and how they came about."""
+    told, balanced = _told(asked, skeleton, graph, whole)
+    at, found = stages.place(graph, told, asked.sizes.virtual - 1)
+    cut: tuple[Stage, ...] = ()
+    if not found:
+        cut, found = stages.cut(graph, at, asked.sizes.virtual, skeleton)
+    found += _output(graph)
+    if found:
+        raise RequestError(tuple(found))
+    return cut, balanced
 
 
 def _told(
