@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
-from launcher.errors import Problem
+from launcher.errors import Problem, RequestError
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan.facts import DTYPE, TensorSpec
+from launcher.plan.facts import DTYPE, Skeleton, TensorSpec
+from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.sizes import Note
 
@@ -63,6 +64,8 @@ def plan_job(job: Job) -> Plan:
         skeleton = read.skeleton(model)
         whole = leaves(asked, skeleton)
         specs = inputs(job, asked.sizes.micro_batch)
+        lost = unknown(model, tape) if job.parallel.deferred_init else []
+        flow = _spread(job, asked, skeleton, model, whole, specs)
         graph = read.whole(model, specs) if whole is None else read.graph(model, frozenset(whole), specs)
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
     if fallback := resolve_data(job.data)[1]:
@@ -70,9 +73,31 @@ def plan_job(job: Job) -> Plan:
     if job.debug.onerank:
         notes.append(Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept"))
     note = None
-    if job.parallel.deferred_init and (lost := unknown(model, tape)):
+    if lost:
         text = (
             f"true -> false: {lost[0]} is made from data the planner cannot see; every rank builds the whole model once"
         )
         note = Note("parallel.deferred_init", text)
-    return plan(job, asked, skeleton, graph, whole, note, notes)
+    return plan(job, asked, skeleton, graph, whole, note, notes, flow)
+
+
+def _spread(
+    job: Job,
+    asked: Asked,
+    skeleton: Skeleton,
+    model: nn.Module,
+    whole: tuple[str, ...] | None,
+    specs: tuple[TensorSpec, ...],
+) -> Flow:
+    """Work out the operators, and leave ``model`` with one rank's pieces: what follows is read off those."""
+    from launcher.parallel import flow, spread
+    from launcher.parallel.region import Axis
+
+    grid = asked.sizes.grid
+    operators, found = resolve(job.parallel.operators, skeleton, grid)
+    if found := found or uncalled(operators, whole):
+        raise RequestError(tuple(found))
+    out = flow.follow(model, operators, grid["tp"], specs)
+    spread.cut(model, splits([s.operator for s in out.spreads]), Axis(grid["tp"]))
+    spread.install(model, out.spreads, Axis(grid["tp"]))
+    return out

@@ -96,6 +96,8 @@ def batch(j: Job, plan: Plan) -> tuple[tuple[Tensor, ...], Tensor]:
         for s in inputs(j, j.train.batch_size)
     )  # fmt: skip
     *shape, classes = plan.output[0].shape
+    if plan.operators.output is not None:
+        classes *= plan.sizes.grid["tp"]
     return xs, torch.randint(0, classes, (j.train.batch_size, *shape[1:]), generator=g)
 
 

@@ -23,7 +23,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(proj(x)) for proj in (self.q, self.k, self.v))
-        cos, sin = angles(x.shape[1], self.head, self.theta, x)
+        cos, sin = angles(q.shape[2], self.head, self.theta, x)  # not x's: a rank may hold a part of its time
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if self.group > 1:
             k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
+from torch.autograd.function import Function
 from torch.nn import functional as F
 
+IGNORED = -100
+"""A target that counts for nothing, as in torch."""
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+
+class Parts(Protocol):
+    """Ranks that each have a part of the classes, of equal size, in order."""
+
+    @property
+    def rank(self) -> int: ...
+    def sum(self, x: Tensor) -> Tensor: ...
+    def top(self, x: Tensor) -> Tensor: ...
+
+
+def cross_entropy(output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
     """Mean over all positions, in nats: logits (..., classes) against class numbers (...).
 
-    Worked out in float32 for half-precision logits, else in their own dtype.
+    Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has this
+    rank's classes only, and every rank gets the whole loss.
     """
     wide = torch.promote_types(output.dtype, torch.float32)
-    return F.cross_entropy(output.flatten(0, -2).to(wide), target.flatten())
+    flat, target = output.flatten(0, -2).to(wide), target.flatten()
+    if parts is None:
+        return F.cross_entropy(flat, target, ignore_index=IGNORED)
+    loss: Tensor = _OverParts.apply(flat, target, parts)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _OverParts(Function):
+    """The logits of one position are never all on one rank: only its largest, its sum and its target's travel."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, parts: Parts) -> Tensor:
+        low = parts.rank * logits.shape[-1]
+        here = (target >= low) & (target < low + logits.shape[-1])
+        column = torch.where(here, target - low, 0).unsqueeze(-1)
+        shifted = logits - parts.top(logits.amax(-1)).unsqueeze(-1)
+        powers = shifted.exp()
+        mine = torch.where(here, shifted.gather(-1, column).squeeze(-1), 0)
+        total, meant = parts.sum(torch.stack((powers.sum(-1), mine)))
+        counted = target != IGNORED
+        ctx.save_for_backward(powers / total.unsqueeze(-1), here, column, counted)
+        return torch.where(counted, total.log() - meant, 0).sum() / counted.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        share, here, column, counted = ctx.saved_tensors
+        share = share.scatter_add(-1, column, -here.to(share.dtype).unsqueeze(-1))
+        return share * (counted.unsqueeze(-1) * (grad / counted.sum())), None, None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from launcher.parallel.init import tensors
 from launcher.parallel.split import Part
@@ -38,9 +39,12 @@ def where(t: torch.Tensor) -> Box:
         return Box((0,) * t.dim(), tuple(t.shape))
     at = t.device_mesh.get_coordinate()
     assert at is not None
-    lo = [0] * t.dim()
-    for axis, place in enumerate(t.placements):
-        if isinstance(place, Shard):
-            sizes = [len(c) for c in torch.arange(t.shape[place.dim]).chunk(t.device_mesh.size(axis))]
+    lo, size = [0] * t.dim(), list(t.shape)
+    strided = [isinstance(place, _StridedShard) for place in t.placements]
+    for axis in sorted(range(len(t.placements)), key=lambda a: strided[a]):  # FSDP2 cuts what tp has cut before
+        place = t.placements[axis]
+        if isinstance(place, Shard | _StridedShard):
+            sizes = [len(c) for c in torch.arange(size[place.dim]).chunk(t.device_mesh.size(axis))]
             lo[place.dim] += sum(sizes[: at[axis]])
+            size[place.dim] = sizes[at[axis]] if at[axis] < len(sizes) else 0
     return Box(tuple(lo), tuple(a + n for a, n in zip(lo, t.to_local().shape, strict=True)))

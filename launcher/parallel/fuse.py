@@ -25,6 +25,12 @@ class Bucketed:
         total(self.tensors, self.group)
 
 
+def sums(part: Part, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+    """What of ``part`` is added up over ``tp``: gradients of which each rank has a term."""
+    mine = {p.name: t for p, _, t in part.named(plan.params)}
+    return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in plan.sums if b.stage == part.stage.index]
+
+
 def fuse(part: Part, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     """The buckets of ``part``."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}

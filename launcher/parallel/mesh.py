@@ -14,12 +14,13 @@ from launcher.plan.params import Tie
 
 @dataclass(frozen=True)
 class Meshes:
-    """This rank's groups. ``ties`` has one a row of pipeline ranks, ``dp`` is ``None`` when there are no replicas."""
+    """This rank's groups. ``ties`` has one a row of pipeline ranks; ``dp`` and ``tp`` of one rank are ``None``."""
 
     rank: int
     grid: Grid
     mesh: DeviceMesh
     pp: dist.ProcessGroup
+    tp: dist.ProcessGroup | None
     dp: dist.ProcessGroup | None
     ties: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
 
@@ -50,7 +51,8 @@ def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
             rows = (tuple(grid.rank(**grid.coords(r) | {"pp": p}) for p in places) for r in range(grid.size))
             if (group := _mine(rank, rows)) is not None:
                 ties[places] = group
-    return Meshes(rank, grid, mesh, mesh.get_group("pp"), dp, ties)
+    tp = mesh.get_group("tp") if "tp" in sizes else None
+    return Meshes(rank, grid, mesh, mesh.get_group("pp"), tp, dp, ties)
 
 
 def _mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:

@@ -1,4 +1,4 @@
-"""The one place that makes a model obey its plan, in five visible calls."""
+"""The one place that makes a model obey its plan, in visible calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from torch import nn
 
 from launcher.parallel.buffers import Statistics, statistics
 from launcher.parallel.check import check
-from launcher.parallel.fuse import Bucketed, fuse
+from launcher.parallel.fuse import Bucketed, fuse, sums
 from launcher.parallel.init import Whole, fill
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.region import Axis
 from launcher.parallel.shard import shard
 from launcher.parallel.split import Part, split
+from launcher.parallel.spread import distribute, spread
 from launcher.parallel.tie import Tied, tie
 from launcher.plan.facts import TensorSpec
 from launcher.plan.params import Placed
@@ -26,6 +28,7 @@ class Parallel:
 
     plan: Plan
     meshes: Meshes
+    axis: Axis
     parts: list[Part]
     buckets: list[Bucketed]
     ties: list[Tied]
@@ -60,11 +63,13 @@ def parallelize(
     model: nn.Module, plan: Plan, meshes: Meshes, inputs: tuple[TensorSpec, ...], whole: Whole, device: torch.device
 ) -> Parallel:
     """Turn ``model`` (on the meta device) into this rank's stages, with its numbers in place."""
+    axis = spread(model, plan, meshes)
     parts = split(model, plan, meshes.coords["pp"], inputs)
+    distribute(parts, plan, meshes)
     for part in parts:
         shard(part, plan, meshes)
     fill(parts, plan, meshes.rank, device, whole)
-    buckets = [b for part in parts for b in fuse(part, plan, meshes)]
+    buckets = [b for part in parts for b in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
     ties = tie(parts, plan, meshes)
     check(parts, plan, meshes.rank)
-    return Parallel(plan, meshes, parts, buckets, ties, statistics(parts, plan, meshes))
+    return Parallel(plan, meshes, axis, parts, buckets, ties, statistics(parts, plan, meshes))

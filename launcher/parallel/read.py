@@ -18,6 +18,13 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
 
 
+ELEMENTWISE = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
+    nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
+)  # fmt: skip
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
 def dtype_of(name: str) -> torch.dtype:
     """``"float32"`` -> ``torch.float32``."""
     dtype = getattr(torch, name)
@@ -52,7 +59,17 @@ def skeleton(model: nn.Module) -> Skeleton:
             params.append(Param(name, spec(b), first.setdefault(id(b), name), trainable=False, buffer=True))
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
-    return Skeleton(modules, tuple(params), boxes)
+    named = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
+    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind))
+
+
+def _kind(module: nn.Module) -> str:
+    """What tensor parallelism knows how to cut, or "". A subclass with a forward of its own is something else."""
+    for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
+        if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
+            limited = isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
+            return "" if limited else kind
+    return "elementwise" if isinstance(module, ELEMENTWISE) else ""
 
 
 def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:

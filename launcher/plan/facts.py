@@ -43,12 +43,13 @@ class Skeleton:
     """A model before tracing: its modules in definition order, its parameters, and what each module is made of.
 
     ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
-    stages look inside them.
+    stages look inside them. ``kinds``: of modules that are linear, embedding, norm or elementwise, which.
     """
 
     modules: tuple[str, ...]
     params: tuple[Param, ...]
     containers: frozenset[str]
+    kinds: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

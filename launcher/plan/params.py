@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.job.parallel import Hsdp
@@ -26,7 +27,13 @@ class Placed:
 
     @property
     def sharded(self) -> bool:
-        return bool(self.layout.axes)
+        """Whether data-parallel ranks share one copy: it is gathered before it is used."""
+        return "dp_shard" in self.layout.axes
+
+    @property
+    def nbytes(self) -> int:
+        """Of what a rank uses: all of it, or its part of what ``tp`` cuts."""
+        return self.spec.nbytes // (self.layout.grid["tp"] if "tp" in self.layout.axes else 1)
 
     def copies(self, here: tuple[int, ...]) -> tuple[int, ...]:
         """Of a rank's virtual stages, those that keep a copy of their own: stages of one rank share a whole tensor.
@@ -68,20 +75,33 @@ class Bucket:
     nbytes: int
 
 
-def placed(skeleton: Skeleton, stages: tuple[Stage, ...], sizes: Sizes, hsdp: Hsdp | None) -> tuple[Placed, ...]:
-    """Every tensor once, in definition order."""
+def placed(
+    skeleton: Skeleton,
+    stages: tuple[Stage, ...],
+    sizes: Sizes,
+    hsdp: Hsdp | None,
+    splits: Mapping[str, tuple[tuple[str, ...], ...]] | None = None,
+) -> tuple[Placed, ...]:
+    """Every tensor once, in definition order. ``splits``: the axes that operators cut dims over, by any name."""
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
         same.setdefault(p.same_as, []).append(p)
-    return tuple(_placed(ps, stages, sizes, hsdp) for ps in same.values())
+    return tuple(_placed(ps, stages, sizes, hsdp, splits or {}) for ps in same.values())
 
 
-def _placed(ps: list[Param], stages: tuple[Stage, ...], sizes: Sizes, hsdp: Hsdp | None) -> Placed:
+def _placed(
+    ps: list[Param],
+    stages: tuple[Stage, ...],
+    sizes: Sizes,
+    hsdp: Hsdp | None,
+    splits: Mapping[str, tuple[tuple[str, ...], ...]],
+) -> Placed:
     names = tuple(p.name for p in ps)
     held = tuple(s.index for s in stages if not set(names).isdisjoint(s.params))
     spec = ps[0].spec
-    first = ("dp_shard",) if _shards(ps[0], sizes, hsdp) else ()
-    split = (first, *((),) * (len(spec.shape) - 1)) if spec.shape else ()
+    split = next((splits[n] for n in names if n in splits), ((),) * len(spec.shape))
+    if _shards(ps[0], sizes, hsdp):
+        split = ((*split[0], "dp_shard"), *split[1:])
     coords = tuple(sorted({sizes.places[s] for s in held}))
     layout = Layout(sizes.grid, spec.shape, split, (("pp", coords),))
     return Placed(names[0], names, spec, layout, held, ps[0].trainable, ps[0].buffer)
@@ -116,7 +136,7 @@ def groups(
                 homes.setdefault(next(iter(around)) if alone else "", []).append(p)
         for home in (*(u for u in pieces if u in homes), *([""] if "" in homes else [])):
             names = tuple(next(n for n in p.names if n in stage.params) for p in homes[home])
-            out.append(Group(stage.index, home, names, sum(p.spec.nbytes for p in homes[home])))
+            out.append(Group(stage.index, home, names, sum(p.nbytes for p in homes[home])))
     return tuple(out)
 
 
@@ -138,8 +158,26 @@ def buckets(
             if p.sharded or not p.trainable or stage.index not in p.copies(sizes.held(sizes.places[stage.index])):
                 continue
             at = open_at.get(p.spec.dtype)
-            if at is None or out[at].nbytes + p.spec.nbytes > limit:
+            if at is None or out[at].nbytes + p.nbytes > limit:
                 at = open_at[p.spec.dtype] = len(out)
                 out.append(Bucket(stage.index, (), 0))
-            out[at] = Bucket(stage.index, (*out[at].names, p.name), out[at].nbytes + p.spec.nbytes)
+            out[at] = Bucket(stage.index, (*out[at].names, p.name), out[at].nbytes + p.nbytes)
     return tuple(out)
+
+
+def sums(
+    params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, partial: frozenset[str]
+) -> tuple[Bucket, ...]:
+    """Parameters of whose gradient each rank of ``tp`` has a term: one all-reduce a stage and dtype."""
+    out: dict[tuple[int, str], list[Placed]] = {}
+    for stage in stages:
+        for p in params:
+            copies = p.copies(sizes.held(sizes.places[stage.index]))
+            if p.trainable and stage.index in copies and not partial.isdisjoint(p.names):
+                out.setdefault((stage.index, p.spec.dtype), []).append(p)
+    return tuple(Bucket(s, tuple(p.name for p in ps), sum(map(_kept, ps))) for (s, _), ps in out.items())
+
+
+def _kept(p: Placed) -> int:
+    """Bytes of a rank's own gradient."""
+    return p.nbytes // p.layout.grid["dp_shard"] if p.sharded else p.nbytes

@@ -12,7 +12,8 @@ from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.memory import Memory, copies, memory
-from launcher.plan.params import Bucket, Group, Placed, Tie, buckets, groups, placed, ties
+from launcher.plan.operators import WHOLE, Flow, splits
+from launcher.plan.params import Bucket, Group, Placed, Tie, buckets, groups, placed, sums, ties
 from launcher.plan.phases import Phase
 from launcher.plan.settings import Setting
 from launcher.plan.simulate import Cost, Timeline, simulate
@@ -28,6 +29,8 @@ class Plan:
     """Everything that will happen. ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1.
 
     ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it is.
+    ``operators``: how modules are spread over ``tp``; ``sums`` are the gradients to add up over it once a step.
+    ``output`` is what a rank has of the model's output.
     ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
     """
 
@@ -45,6 +48,8 @@ class Plan:
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]
     buckets: tuple[Bucket, ...]
+    operators: Flow
+    sums: tuple[Bucket, ...]
     schedule: Schedule
     evaluation: Schedule
     timeline: Timeline
@@ -104,13 +109,14 @@ def plan(
     whole: tuple[str, ...] | None,
     deferred: Note | None,
     notes: list[Note],
+    flow: Flow = WHOLE,
 ) -> Plan:
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
     cost = _cost(cut, graph)
     scheduler, sz, chosen = choose(job, asked.sizes, cost)
-    params = placed(skeleton, cut, sz, par.hsdp)
+    params = placed(skeleton, cut, sz, par.hsdp, splits([s.operator for s in flow.spreads]))
     group = groups(params, cut, skeleton, graph)
     pp = sz.grid["pp"]
     schedule = schedules.build(scheduler, pp, sz.chunks, sz.micros, par.pipeline.less_memory and pp > 1)
@@ -130,6 +136,8 @@ def plan(
         ties=ties(params),
         groups=group,
         buckets=buckets(params, cut, sz),
+        operators=flow,
+        sums=sums(params, cut, sz, frozenset(flow.partial)),
         schedule=schedule,
         evaluation=schedules.forward_only(sz.places, sz.micros),
         timeline=timeline,

@@ -39,10 +39,6 @@ def _later(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "parallel.pipeline.seq_chunks", f"{pipe.seq_chunks}: cutting sequences", "parallel.pipeline.seq_chunks=1"
     if par.comm_fusion != CommFusion():
         yield "parallel.comm_fusion", "anything but the default", "~parallel.comm_fusion"
-    if par.operators:
-        yield "parallel.operators", "tensor parallelism", "~parallel.operators"
-    if par.grid.tp not in (None, 1):
-        yield "parallel.grid.tp", f"{par.grid.tp}: tensor parallelism", "parallel.grid.tp=1"
     if par.dataset_strategy != "data_parallel":
         asked = str(par.dataset_strategy) if par.dataset_strategy == "full_batch" else "cutting inputs by hand"
         yield "parallel.dataset_strategy", asked, "parallel.dataset_strategy=data_parallel"

@@ -10,6 +10,7 @@ from launcher.errors import Problem
 from launcher.job.schema import Job
 from launcher.plan.grid import Grid
 from launcher.plan.schedules import RULES, placement
+from launcher.plan.strategy import degree
 from launcher.plan.words import many
 
 MICROS = "parallel.pipeline.micro_batch_num"
@@ -107,7 +108,7 @@ def _micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
 
 def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
     par = job.parallel
-    pp, tp = par.pipeline.stages, par.grid.tp or 1
+    pp, tp = par.pipeline.stages, _tp(job, notes, found)
     if par.grid.pp not in (None, pp):
         text = f"{par.grid.pp}: contradicts parallel.pipeline.stages={pp}"
         found.append(Problem("parallel.grid.pp", text, f"parallel.grid.pp={pp}"))
@@ -117,7 +118,7 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
         notes.append(Note("launch.nproc", f"null -> {need // job.launch.nnodes}: as many ranks as the layout needs"))
     world = need if job.launch.nproc is None else job.launch.nproc * job.launch.nnodes
     if world % (pp * tp):
-        found.append(_indivisible(job, world, pp * tp * (shard or 1)))
+        found.append(_indivisible(job, world, tp, pp * tp * (shard or 1)))
         return None
     dp = world // (pp * tp)
     shard = shard or dp
@@ -148,9 +149,28 @@ def _shard(job: Job, found: list[Problem]) -> int | None:
     return hsdp.shard_size if hsdp.shard_size > 0 else asked
 
 
-def _indivisible(job: Job, world: int, unit: int) -> Problem:
+def _tp(job: Job, notes: list[Note], found: list[Problem]) -> int:
+    """Ranks that share one operator: as asked, or as the slices of the operators say."""
+    key, asked, operators = "parallel.grid.tp", job.parallel.grid.tp, job.parallel.operators
+    said, clash = degree(operators)
+    if clash:
+        found.append(Problem("parallel.operators", f"cuts over tp into different numbers of slices: {clash}"))
+    elif operators and asked is None and said is None:
+        text = "null: parallel.operators names the axis tp, and nothing says how many ranks it has"
+        found.append(Problem(key, text, f"{key}=2"))
+    elif asked is not None and said not in (None, asked):
+        found.append(Problem(key, f"{asked}: parallel.operators cuts into {said} slices", f"{key}={said}"))
+    elif asked is None and said is not None:
+        notes.append(Note(key, f"null -> {said}: the slices of parallel.operators"))
+    elif (asked or 1) > 1 and not operators:
+        text = f"{asked}: nothing is cut over tp; parallel.operators says what is, operators=megatron for a lm"
+        found.append(Problem(key, text, f"{key}=1"))
+    return asked or said or 1
+
+
+def _indivisible(job: Job, world: int, tp: int, unit: int) -> Problem:
     """The cure is the next larger number of ranks a node that makes whole pipelines, and whole groups of shards."""
-    pp, tp, nodes = job.parallel.pipeline.stages, job.parallel.grid.tp or 1, job.launch.nnodes
+    pp, nodes = job.parallel.pipeline.stages, job.launch.nnodes
     step = unit // gcd(unit, nodes)
     what = many(pp, "pipeline stage") + (f" x {tp}-way tensor parallelism" if tp > 1 else "")
     ranks = "" if nodes == 1 else f"{many(world, 'rank')} on {nodes} nodes "

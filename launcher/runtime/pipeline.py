@@ -14,8 +14,8 @@ from launcher.plan.facts import TensorSpec
 from launcher.plan.plan import Plan
 from launcher.runtime import torch_pipeline
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(output, target) of one micro batch -> mean loss, 0-d."""
+Loss = Callable[..., torch.Tensor]
+"""(output, target) of one micro batch -> mean loss, 0-d; of an output whose classes are cut, (output, target, axis)."""
 
 
 class Pipeline:
@@ -28,6 +28,8 @@ class Pipeline:
     def __init__(self, model: Parallel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
         self.model, self.loss = model, loss
         plan = model.plan
+        self.parts = (model.axis,) if plan.operators.output is not None else ()
+        self.counts = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
         self.first = any(p.stage.index == 0 for p in model.parts)
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
         micros = plan.sizes.micros if plan.loss_reduction == "mean" else 1
@@ -48,7 +50,7 @@ class Pipeline:
         """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
 
         ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns the sum of the micro
-        batches' mean losses (0-d), 0 on ranks without the last stage.
+        batches' mean losses (0-d), 0 on ranks without the last stage and on all but the first of ``tp``.
         """
         self._run(self._train, inputs, targets, None)
         self.model.reduce()
@@ -98,7 +100,7 @@ class Pipeline:
         run.step(*(inputs if self.first else ()), target=numbers, return_outputs=False)
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        loss = self.loss(output, self.targets[int(number)])
+        loss = self.loss(output, self.targets[int(number)], *self.parts)
         self.raw.append(loss.detach())
         return loss * self.scale
 
@@ -108,12 +110,14 @@ class Pipeline:
         if not self.targets:
             return torch.zeros(())
         n = self.valid[int(number)]
-        loss = self.loss(output[:n], self.targets[int(number)][:n]) * n if n else output.new_zeros(())
+        loss = self.loss(output[:n], self.targets[int(number)][:n], *self.parts) * n if n else output.new_zeros(())
         self.raw.append(loss)
         return loss
 
     def _sum(self) -> torch.Tensor:
-        return torch.stack([r.double() for r in self.raw]).sum() if self.raw else torch.zeros((), dtype=torch.float64)
+        if not self.raw or not self.counts:
+            return torch.zeros((), dtype=torch.float64)
+        return torch.stack([r.double() for r in self.raw]).sum()
 
 
 def broadcast(outputs: list[torch.Tensor], model: Parallel) -> list[torch.Tensor]:

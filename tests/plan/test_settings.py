@@ -20,10 +20,6 @@ REFUSED = {
         f"{P}.comm_fusion: anything but the default is not available yet (try: '~{P}.comm_fusion')",
     f"{P}.comm_fusion.allreduce={{mode: size, config: 32}}":
         f"{P}.comm_fusion: anything but the default is not available yet (try: '~{P}.comm_fusion')",
-    f"{P}.operators.head={{in: [[1,2],[2,1]]}}":
-        f"{P}.operators: tensor parallelism is not available yet (try: '~{P}.operators')",
-    f"{P}.grid.tp=2 launch.nproc=2":
-        f"{P}.grid.tp: 2: tensor parallelism is not available yet (try: {P}.grid.tp=1)",
     f"{P}.dataset_strategy=full_batch":
         f"{P}.dataset_strategy: full_batch is not available yet (try: {P}.dataset_strategy=data_parallel)",
     f"{P}.dataset_strategy=[[8,1],[8]]":

@@ -1,0 +1,131 @@
+"""Law 6 with operators cut over ``tp``: loss, every gradient and the norm are those of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.parallel import region
+from tests.parity import assert_parity, error, job, rank_train, train_alone, whole
+from tests.ranks import on_ranks
+
+COLUMN: dict[str, Any] = {"weight": ["tp", None]}
+ROW: dict[str, Any] = {"weight": [None, "tp"]}
+TIME = ["dp", "tp", None]
+MEGATRON = {
+    "embed": COLUMN, "layers.*.attn.[qkv]": COLUMN, "layers.*.attn.o": ROW, "layers.*.mlp.gate": COLUMN,
+    "layers.*.mlp.up": COLUMN, "layers.*.mlp.down": ROW, "head": COLUMN,
+}  # fmt: skip
+SEQUENCE = MEGATRON | {
+    "embed": COLUMN | {"output": TIME},
+    "layers.*.attn.o": ROW | {"output": TIME},
+    "layers.*.mlp.down": ROW | {"output": TIME},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "q, k, v and o": {"layers.*.attn.[qkv]": COLUMN, "layers.*.attn.o": ROW},
+    "slices in MatMul's order": {
+        "layers.*.mlp.[gu]*": {"in": [[1, 1, 1], [1, 2]]}, "layers.*.mlp.down": {"in": [[1, 1, 2], [2, 1]]},
+    },
+    "a device matrix": {
+        "layers.*.mlp.[gu]*": {
+            "layout": {"device_matrix": [1, 2], "alias_name": ["dp", "mp"]},
+            "in": [["dp", "None", "None"], ["mp", "None"]], "out": [["dp", "None", "mp"]],
+        },
+        "layers.*.mlp.down": ROW,
+    },
+    "a column alone, gathered": {"layers.0.mlp.up": COLUMN | {"output": [None, None, None]}},
+    "a row alone, sliced": {"layers.0.mlp.down": ROW},
+    "vocabulary": {"embed": COLUMN},
+    "hidden": {"embed": ROW | {"output": [None, None, None]}},
+    "loss over the vocabulary": {"head": COLUMN},
+    "logits gathered": {"head": COLUMN | {"output": ["dp", None, None]}},
+    "norms on a part of the time": {
+        "layers.*.*_norm": {"input": TIME, "output": ["dp", None, None]}, "norm": {"input": TIME},
+        "head": {"output": ["dp", None, None]},
+    },
+    "a norm on a part of the samples": {"norm": {"input": [["dp", "tp"], None, None]}, "head": COLUMN},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize("operators", list(KINDS.values()), ids=list(KINDS))
+def test_each_kind_alone_equals_one_process(operators, precision):
+    grid = {"tp": 2}
+    assert_parity(job(parallel={"operators": operators, "grid": grid}, model__tied=False, train__precision=precision))
+
+
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp2": (2, {}),
+    "2 stages": (4, {"pipeline": {"stages": 2, "micro_batch_num": 4}}),
+    "interleaved": (4, {"pipeline": {"stages": 2, "interleave": True}}),
+    "zero_bubble_v": (4, {"pipeline": {"stages": 2, "scheduler": "zero_bubble_v"}}),
+    "zero_bubble_h1": (4, {"pipeline": {"stages": 2, "scheduler": "zero_bubble_h1"}}),
+    "replicate 2": (4, {"grid": {"tp": 2, "dp_replicate": 2}}),
+    **{f"shard 2, {level}": (4, {"hsdp": {"threshold": 0, "optimizer_level": level}}) for level in
+       ("level1", "level2", "level3")},
+    "shard 2, threshold": (4, {"hsdp": {"threshold": 3}}),
+    "2 x 2 x 2": (8, {"pipeline": {"stages": 2}, "hsdp": {"threshold": 0}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("operators", [MEGATRON, SEQUENCE], ids=["megatron", "sequence"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_language_model_in_every_layout_equals_one_process(layout, operators, tied):
+    ranks, rest = LAYOUTS[layout]
+    parallel = {"operators": operators, "grid": {"tp": 2}, **rest}
+    precision = "fp32" if tied else "fp64"
+    assert_parity(job(parallel=parallel, model__tied=tied, launch={"nproc": ranks}, train__precision=precision))
+
+
+def test_four_ways_with_fewer_key_heads_equal_one_process():
+    changes = {"model__heads": 8, "model__kv_heads": 4, "model__dim": 32}
+    assert_parity(job(parallel={"operators": SEQUENCE, "grid": {"tp": 4}}, **changes))
+
+
+def test_a_replicate_and_shard_grid_under_tp_equals_one_process():
+    parallel = {"operators": SEQUENCE, "grid": {"tp": 2, "dp_replicate": 2}, "hsdp": {"shard_size": 2, "threshold": 0}}
+    assert_parity(job(parallel=parallel, launch={"nproc": 8}))
+
+
+@pytest.mark.parametrize("hsdp", [None, {"threshold": 0}], ids=["whole", "sharded"])
+def test_layers_with_bias_equal_one_process(hsdp):
+    mlp = {"name": "mlp", "features": 12, "hidden": 8, "classes": 4}
+    operators = {"layer1": COLUMN, "layer2": ROW, "layer3": COLUMN}
+    parallel = {"operators": operators, "grid": {"tp": 2}, "hsdp": hsdp}
+    shapes = {"data": {"_target_": "tests.parallel.sources.Shapes", "shapes": [[12]]}, "security__allow": ("tests",)}
+    assert_parity(job(model=mlp, parallel=parallel, launch={"nproc": 4 if hsdp else 2}, **shapes))
+
+
+@pytest.mark.parametrize("operators", [MEGATRON, SEQUENCE], ids=["megatron", "sequence"])
+def test_weights_after_20_clipped_steps_equal_one_process(operators):
+    parallel = {"operators": operators, "grid": {"tp": 2}, "pipeline": {"stages": 2}, "hsdp": {"threshold": 3}}
+    j = job(parallel=parallel, launch={"nproc": 8}, optim={"name": "adamw", "lr": 1e-2})
+    plan = plan_job(j)
+    ranks = on_ranks(plan.sizes.grid.size, rank_train, j, plan, 20, 0.05)
+    got, want = whole(plan, [p for held in ranks for p in held]), train_alone(j, plan, 20, 0.05)
+    assert max(error(got[n], w) for n, w in want.items()) <= 1e-9
+
+
+def caught(text: str, operators: dict[str, Any] = SEQUENCE) -> None:
+    with pytest.raises(AssertionError, match=text):
+        assert_parity(job(parallel={"operators": operators, "grid": {"tp": 2}}))
+
+
+def test_a_gradient_that_is_not_summed_where_it_enters_is_caught(monkeypatch):
+    monkeypatch.setattr(region._Enter, "backward", staticmethod(lambda ctx, grad: (grad, None)))
+    caught(r"copies differ|over 1e-12", MEGATRON)
+
+
+def test_a_sum_that_is_also_summed_backward_is_caught(monkeypatch):
+    real = region._Leave.forward
+
+    def forward(ctx, x, axis):
+        ctx.axis = axis
+        return real(ctx, x, axis)
+
+    monkeypatch.setattr(region._Leave, "forward", staticmethod(forward))
+    monkeypatch.setattr(region._Leave, "backward", staticmethod(lambda ctx, grad: (ctx.axis.sum(grad), None)))
+    caught(r"over 1e-12", MEGATRON)
