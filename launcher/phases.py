@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.job.schema import Job
+from launcher.job.steps import Certify
 from launcher.launch import Start
 from launcher.plan.phases import Phase
 from launcher.plan.plan import Plan
+from launcher.plan.reduced import Copy, reduced
 from launcher.runtime.faults import log_file
 from launcher.steps import alone
 
@@ -55,10 +57,19 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
 
     work = partial(
         ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=run.resume,
-        before=latest(run.folder / "checkpoints"),
+        before=latest(run.folder / "checkpoints"), copies=_copies(run, phase),
     )  # fmt: skip
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, work, hear)
+
+
+def _copies(run: Run, phase: Phase) -> dict[str, tuple[Copy, Plan]]:
+    """What each ``certify`` of the phase trains."""
+    from launcher.decide import plan_job
+
+    steps = {name: run.job.steps[name] for name in phase.steps}
+    found = {name: reduced(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
+    return {name: (copy, plan_job(copy.job)) for name, copy in found.items()}
 
 
 def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,45 +13,22 @@ from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import init, mesh, norm
-from launcher.parallel.local import grad, local
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.parallelize import Parallel, parallelize
-from launcher.parallel.read import default_dtype, dtype_of
-from launcher.plan.facts import DTYPE
-from launcher.plan.layout import Box
+from launcher.parallel.read import dtype_of
 from launcher.plan.naming import flatten
 from launcher.plan.plan import Plan
 from launcher.runtime.pipeline import Pipeline
 from launcher.runtime.world import World
+from launcher.steps.pieces import Piece, error, pieces
+from launcher.steps.pieces import whole as joined
+from launcher.steps.reference import Outcome, accumulate, plain
 from tests.ranks import on_ranks
 
 LM = {"name": "lm", "vocab_size": 64, "dim": 16, "layers": 4, "heads": 2}
 TOKENS = {"name": "random_tokens", "vocab_size": 64, "seq_len": 8}
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-6}
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Mean loss of the global batch, whole gradients and buffers by first name, and the global gradient norm.
-
-    A parameter without a gradient is not in ``grads``; one behind an unused output may have zeros for it, for all that
-    crosses a stage boundary gets a gradient.
-    """
-
-    loss: float
-    norm: float
-    grads: Mapping[str, Tensor]
-    buffers: Mapping[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one rank holds of the gradient or buffer ``name``; a second copy of a tied tensor is a second piece."""
-
-    name: str
-    box: Box
-    value: Tensor
 
 
 def job(**changes: Any) -> Job:
@@ -124,18 +100,6 @@ def step(j: Job, par: Parallel, pipe: Pipeline) -> Tensor:
     return pipe.step(tuple(x[mine] for x in xs), y[mine])
 
 
-def pieces(par: Parallel, weights: bool = False) -> list[Piece]:
-    """Every gradient (or weight) and buffer that this rank holds, of every copy."""
-    out = []
-    for part in par.parts:
-        for p, _, t in part.named(par.plan.params):
-            value, box = (local(t) if p.buffer or weights else grad(t)), p.layout.box(par.meshes.rank)
-            if value is not None:
-                assert box is not None
-                out.append(Piece(p.name, box, value.detach().clone()))
-    return out
-
-
 def rank_step(world: World, j: Job, plan: Plan) -> tuple[float, float, list[Piece]]:
     """One forward and backward on one rank: mean loss, norm, and what it holds."""
     par, pipe = build(world, j, plan)
@@ -160,16 +124,9 @@ def rank_train(world: World, j: Job, plan: Plan, steps: int, clip: float = 1.0) 
 
 def whole(plan: Plan, found: list[Piece]) -> dict[str, Tensor]:
     """Full tensors. Pieces of the same elements must be bit-equal: replicas, and the copies of a tied tensor."""
-    out: dict[str, Tensor] = {}
-    done: dict[tuple[str, Box], Tensor] = {}
-    for p in plan.params:
-        for f in (f for f in found if f.name == p.name):
-            full = out.setdefault(p.name, torch.full(p.spec.shape, -1).to(f.value.dtype))
-            full[tuple(slice(a, b) for a, b in zip(f.box.lo, f.box.hi, strict=True))] = f.value
-            assert torch.equal(done.setdefault((p.name, f.box), f.value), f.value), f"{p.name}: copies differ"
-        held = p.layout.holders() if p.name in out else {}
-        assert all((p.name, box) in done for box in held), f"{p.name}: not every piece has a gradient"
-    return out
+    full = joined(plan, found)
+    assert not full.complaints, "; ".join(full.complaints)
+    return full.tensors
 
 
 def under_layout(j: Job) -> tuple[Plan, Outcome]:
@@ -182,18 +139,6 @@ def under_layout(j: Job) -> tuple[Plan, Outcome]:
         ranks[0][0], ranks[0][1],
         {n: t for n, t in full.items() if n not in buffers}, {n: t for n, t in full.items() if n in buffers},
     )  # fmt: skip
-
-
-@torch.no_grad()
-def plain(j: Job, plan: Plan) -> nn.Module:
-    """The plain model in this process, with nothing of ours but the numbers at step 0."""
-    with default_dtype(dtype_of(DTYPE[plan.precision])):
-        _, numbers = init.record(builder(j), plan)
-        model = builder(j)()
-    first = {n: p.name for p in plan.params for n in p.names}
-    for name, t in init.tensors(model).items():
-        t.copy_(numbers(first.get(name, name)))
-    return model
 
 
 def train_alone(j: Job, plan: Plan, steps: int, clip: float = 1.0) -> dict[str, Tensor]:
@@ -209,16 +154,6 @@ def train_alone(j: Job, plan: Plan, steps: int, clip: float = 1.0) -> dict[str, 
     return {p.name: mine[p.name].detach() for p in plan.params}
 
 
-def accumulate(model: nn.Module, xs: tuple[Tensor, ...], y: Tensor, parts: int) -> float:
-    """Mean loss of the batch and its gradients, in ``parts`` equal micro batches one after the other."""
-    total = 0.0
-    for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
-        loss = cross_entropy(model(*x), t) / parts
-        loss.backward()
-        total += loss.item()
-    return total
-
-
 def alone(j: Job, plan: Plan, parts: int = 1) -> Outcome:
     """The whole batch through the plain model, at once or in ``parts``."""
     model = plain(j, plan)
@@ -227,15 +162,6 @@ def alone(j: Job, plan: Plan, parts: int = 1) -> Outcome:
     grads = {p.name: g for p in plan.params if p.trainable and (g := mine[p.name].grad) is not None}
     square = torch.stack([g.double().square().sum() for g in grads.values()]).sum()
     return Outcome(loss, square.sqrt().item(), grads, {p.name: mine[p.name] for p in plan.params if p.buffer})
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    """Largest difference relative to the largest number of ``b``; 0 when both are all zero."""
-    a, b = a.double(), b.double()
-    if a.shape != b.shape:
-        return float("inf")
-    worst, size = (a - b).abs().max().item() if a.numel() else 0.0, b.abs().max().item() if b.numel() else 0.0
-    return worst / size if size else worst and float("inf")
 
 
 def assert_same(got: Outcome, want: Outcome, tolerance: float) -> None:

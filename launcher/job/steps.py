@@ -34,6 +34,15 @@ class Load(Settings):
     path: str = Field(description="a checkpoint folder (step-NNNNNN) of any layout")
 
 
+class Certify(Settings):
+    """A small copy of the run, under its layout and in one process. ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32."""
+
+    kind: Literal["certify"] = "certify"
+    steps: Count = 2
+    precision: Literal["fp64", "fp32"] = "fp64"
+    tolerance: float | None = Field(None, gt=0, description="largest error, relative to each tensor's largest number")
+
+
 class MergeStrategies(Settings):
     kind: Literal["merge_strategies"] = "merge_strategies"
 
@@ -73,6 +82,7 @@ Step = Annotated[
     | Annotated[SyncShared, Tag("sync_shared")]
     | Annotated[Save, Tag("save")]
     | Annotated[Load, Tag("load")]
+    | Annotated[Certify, Tag("certify")]
     | Annotated[MergeStrategies, Tag("merge_strategies")]
     | Annotated[Transform, Tag("transform")]
     | Annotated[Export, Tag("export")]

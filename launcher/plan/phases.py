@@ -23,7 +23,7 @@ class Phase:
 
 def where(step: Step) -> Where:
     """Where a step runs."""
-    if step.kind in ("train", "sync_shared", "save", "load"):
+    if step.kind in ("train", "sync_shared", "save", "load", "certify"):
         return "ranks"
     if isinstance(step, Evaluate):
         return "ranks" if step.of == "run" else "alone"

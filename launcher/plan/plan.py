@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.errors import Problem, RequestError
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan import fit, legal, naming, phases, schedules, settings, stages
+from launcher.plan import fit, legal, naming, phases, reduced, schedules, settings, stages
 from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
@@ -152,6 +152,7 @@ def plan(
             *([deferred] if deferred else []),
             *_sharding_notes(params, sz, par.hsdp),
             *fit.idle(job, sz.steps),
+            *reduced.notes(job, sz),
         ),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,

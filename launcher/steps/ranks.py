@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,41 @@ from launcher.checkpoint.store import latest
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Load
 from launcher.plan.plan import Plan
+from launcher.plan.reduced import Copy
 from launcher.runtime import state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World, deterministic
-from launcher.steps import evaluate, session, train
+from launcher.steps import certify, evaluate, session, train
 
 
 def work(
-    world: World, job: Job, plan: Plan, folder: Path, names: tuple[str, ...], resume: Path | None, before: Path | None
+    world: World,
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    names: tuple[str, ...],
+    resume: Path | None,
+    before: Path | None,
+    copies: Mapping[str, tuple[Copy, Plan]],
 ) -> dict[str, Any]:
     """Build the model, go on from ``resume`` if given, carry out ``names``. Returns the figures they left.
 
     ``before`` is the newest checkpoint that ``folder`` had at the start: a restarted attempt goes on from a newer one.
+    ``copies``: what each ``certify`` trains, which is done first, while there is no model yet.
     """
     if job.deterministic:
         deterministic()
+    for name in (n for n in names if n in copies):
+        verdict = certify.run(world, *copies[name], folder)
+        if world.rank == 0:
+            world.send({"text": f"{name}: {verdict}"})
+    left = tuple(n for n in names if n not in copies)
+    return _live(world, job, plan, folder, left, resume, before) if left else {}
+
+
+def _live(
+    world: World, job: Job, plan: Plan, folder: Path, names: tuple[str, ...], resume: Path | None, before: Path | None
+) -> dict[str, Any]:
     live = session.build(world, job, plan, folder)
     if world.attempt and (newer := latest(folder / "checkpoints")) != before:
         resume = newer

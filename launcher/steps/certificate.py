@@ -1,0 +1,113 @@
+"""What a comparison of a layout with one process came to, as a value and as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
+from typing import Any
+
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
+
+PARTS = ("weights", "loss", "gradient", "norm", "update", "buffer", "samples")
+_WORDS = {
+    "weights": "the weights at step 0", "loss": "the loss", "norm": "the global gradient norm",
+    "gradient": "the gradient", "update": "the weights after the update", "buffer": "the buffer",
+    "samples": "the samples of the next batch",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``; ``note`` says why."""
+
+    step: int
+    part: str
+    name: str
+    error: float
+    note: str = ""
+
+    def __str__(self) -> str:
+        what = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
+        at = f"step {self.step}: " if self.step else ""
+        return f"{at}{what}: {self.note or f'{self.error:.1e} from one process'}"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """``findings`` has one entry for everything that was compared, small errors too."""
+
+    findings: tuple[Finding, ...]
+    tolerance: float
+
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """Those over the tolerance: in the order of the training, the worst of each part first."""
+        found = [f for f in self.findings if not f.error <= self.tolerance]
+        return tuple(sorted(found, key=lambda f: (f.step, PARTS.index(f.part), -f.error)))
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.findings) and not self.wrong
+
+    def worst(self, part: str) -> Finding | None:
+        return max((f for f in self.findings if f.part == part), key=lambda f: f.error, default=None)
+
+    def verdict(self) -> str:
+        """One line: the largest error of all, or what does not hold, beginning with the earliest."""
+        if self.holds:
+            most = max(f.error for f in self.findings)
+            kinds = len({f.name for f in self.findings if f.part == "gradient"})
+            told = f"{kinds} parameters, {len(self.findings)} comparisons, largest error {most:.1e}"
+            return f"holds: {told}, allowed {self.tolerance:.0e}"
+        more = f" (and {len(self.wrong) - 1} more)" if len(self.wrong) > 1 else ""
+        return f"does not hold (allowed {self.tolerance:.0e}): {self.wrong[0]}{more}"
+
+
+def as_json(c: Certificate, job: Job, plan: Plan, changes: Mapping[str, str], device: str) -> str:
+    """The certificate with all that is needed to make it again."""
+    sizes = plan.sizes
+    said: dict[str, Any] = {
+        "holds": c.holds,
+        "verdict": c.verdict(),
+        "name": job.name,
+        "recipe": job.recipe,
+        "versions": {"python": platform.python_version()} | {n: _version(n) for n in ("launcher", "torch", "numpy")},
+        "device": device,
+        "layout": dict(sizes.grid.axes) | {
+            "scheduler": plan.scheduler, "chunks": sizes.chunks, "micro_batches": sizes.micros,
+            "stages": len(plan.stages), "tied": [t.name for t in plan.ties],
+        },
+        "settings": job.parallel.model_dump(mode="json", exclude_defaults=True),
+        "copy": dict(changes),
+        "precision": plan.precision,
+        "seed": plan.seed,
+        "tolerance": c.tolerance,
+        "largest": {part: _row(f) for part in PARTS if (f := c.worst(part)) is not None},
+        "wrong": [str(f) for f in c.wrong],
+        "errors": [_row(f) for f in c.findings],
+    }  # fmt: skip
+    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in said.items()]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed: run from a checkout"
+
+
+def _row(f: Finding) -> dict[str, Any]:
+    error = f.error if isfinite(f.error) else None  # JSON has no infinity
+    return {"step": f.step, "part": f.part, "name": f.name, "error": error} | ({"note": f.note} if f.note else {})
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(f"  {json.dumps(v)}" for v in value) + "\n ]"
+    return json.dumps(value)

@@ -1,0 +1,112 @@
+"""Whole tensors put together from what the ranks hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher.parallel.local import grad, local
+from launcher.parallel.parallelize import Parallel
+from launcher.plan.layout import Box
+from launcher.plan.params import Placed
+from launcher.plan.plan import Plan
+
+AT_ONCE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What ``rank`` holds of the tensor ``name``; a second copy of a tied tensor on that rank is a second piece."""
+
+    name: str
+    rank: int
+    box: Box
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Full tensors by first name; ``complaints``: copies that are not bit-equal, elements that no rank holds."""
+
+    tensors: dict[str, Tensor]
+    complaints: tuple[str, ...]
+
+
+def pieces(par: Parallel, weights: bool = False) -> list[Piece]:
+    """Every gradient (or weight) and buffer that this rank holds, of every copy, on the CPU."""
+    out = []
+    for part in par.parts:
+        for p, _, t in part.named(par.plan.params):
+            value, box = (local(t) if p.buffer or weights else grad(t)), p.layout.box(par.meshes.rank)
+            if value is not None:
+                assert box is not None
+                out.append(Piece(p.name, par.meshes.rank, box, value.detach().to("cpu", copy=True)))
+    return out
+
+
+def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
+    """The tensors that ``found``, the pieces of all ranks, make up. What has no piece at all is left out."""
+    by_name: dict[str, list[Piece]] = {}
+    for f in found:
+        by_name.setdefault(f.name, []).append(f)
+    full, complaints = {}, list[str]()
+    for p in plan.params:
+        if p.name in by_name:
+            full[p.name], wrong = _joined(p, by_name[p.name])
+            complaints += wrong
+    return Whole(full, tuple(complaints))
+
+
+def _joined(p: Placed, found: list[Piece]) -> tuple[Tensor, list[str]]:
+    full = torch.full(p.spec.shape, -1).to(found[0].value.dtype)
+    first: dict[Box, Piece] = {}
+    wrong = []
+    for f in found:
+        other = first.setdefault(f.box, f)
+        if not torch.equal(other.value, f.value):
+            wrong.append(f"{p.name}: copies differ on ranks {other.rank} and {f.rank}")
+        full[tuple(slice(a, b) for a, b in zip(f.box.lo, f.box.hi, strict=True))] = f.value
+    if gaps := [ranks for box, ranks in p.layout.holders().items() if box not in first]:
+        wrong.append(f"{p.name}: not every piece is there, none of rank {gaps[0][0]}")
+    return full, wrong
+
+
+def gathered(plan: Plan, mine: Sequence[Piece]) -> Whole | None:
+    """On rank 0 what the pieces of all ranks make up, on the others ``None``. Every rank calls this."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    full, complaints = dict[str, Tensor](), list[str]()
+    for names in _batches(plan):
+        every: list[list[Piece]] | None = [[] for _ in range(size)] if rank == 0 else None
+        dist.gather_object([f for f in mine if f.name in names], every)
+        if every is not None:
+            got = whole(plan, [f for found in every for f in found])
+            full |= got.tensors
+            complaints += got.complaints
+    return Whole(full, tuple(complaints)) if rank == 0 else None
+
+
+def _batches(plan: Plan) -> Iterator[frozenset[str]]:
+    """Names of a few tensors at a time: rank 0 never has more than these from every rank at once."""
+    names, total = set[str](), 0
+    for p in plan.params:
+        if names and total + p.spec.nbytes > AT_ONCE:
+            yield frozenset(names)
+            names, total = set[str](), 0
+        names.add(p.name)
+        total += p.spec.nbytes
+    if names:
+        yield frozenset(names)
+
+
+def error(a: Tensor, b: Tensor, rounding: float = 0.0) -> float:
+    """Largest difference, relative to the largest number of ``b`` or to ``rounding``, if that is larger."""
+    a, b = a.double(), b.double()
+    if a.shape != b.shape:
+        return float("inf")
+    worst, size = (a - b).abs().max().item() if a.numel() else 0.0, b.abs().max().item() if b.numel() else 0.0
+    size = max(size, rounding)
+    return worst / size if size else worst and float("inf")

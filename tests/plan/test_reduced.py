@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from launcher.job.steps import Certify
+from launcher.plan.reduced import notes, reduced
+from launcher.plan.sizes import Sizes, sizes
+from tests.plan.made import job
+
+LM = ("model=lm_tiny", "model.layers=6", "train.batch_size=64")
+
+
+def of(*words: str) -> tuple[Sizes, tuple[tuple[str, str], ...]]:
+    asked = job(*words)
+    found, wrong = sizes(asked)
+    assert found is not None, wrong
+    return found, reduced(asked, Certify(), found).changes
+
+
+def test_a_copy_has_a_layer_a_virtual_stage_and_two_samples_a_micro_batch() -> None:
+    found, changes = of(*LM, "parallel.pipeline.stages=2", "parallel.pipeline.micro_batch_num=4", "parallel.hsdp=null",
+                        "launch.nproc=4", "train.steps=50")  # fmt: skip
+    assert found.micro_batch == 8
+    assert dict(changes) == {
+        "model.layers": "6 -> 2", "train.batch_size": "64 -> 16", "train.steps": "50 -> 2",
+        "train.precision": "fp32 -> fp64",
+    }  # fmt: skip
+
+
+def test_layers_that_a_setting_names_one_by_one_all_stay() -> None:
+    _, changes = of(
+        *LM,
+        "parallel.pipeline.stages=2",
+        "launch.nproc=2",
+        "parallel.pipeline.stage_config={embed: 0, layers.0: 0, layers: 0, norm: 1, head: 1}",
+    )
+    assert "model.layers" not in dict(changes)
+
+
+def test_the_plan_says_what_a_certificate_is_made_of() -> None:
+    asked = job(*LM, "steps=[certify]", "parallel.pipeline.stages=3", "launch.nproc=3", "parallel.hsdp=null",
+                "parallel.pipeline.micro_batch_num=4", "train.steps=2")  # fmt: skip
+    found, _ = sizes(asked)
+    assert found is not None
+    assert [str(n) for n in notes(asked, found)] == [
+        "steps.certify trains a copy first: model.layers 6 -> 3, train.batch_size 64 -> 8, "
+        "train.precision fp32 -> fp64; errors up to 1e-12 are allowed"
+    ]
