@@ -158,7 +158,7 @@ def test_the_step_writes_a_certificate_with_all_that_is_needed_to_make_it_again(
     assert said["settings"]["pipeline"] == {"stages": 2, "micro_batch_num": 4}
     assert (said["layout"]["pp"], said["layout"]["dp_shard"], said["layout"]["tied"]) == (2, 2, ["embed.weight"])
     assert said["versions"]["torch"] == torch.__version__
-    assert re.search(r"certify: holds: 20 parameters, \d+ comparisons, largest error \de", capfd.readouterr().out)
+    assert re.search(r"certify: holds: \d+ parameters, \d+ comparisons, largest error \d\.\de", capfd.readouterr().out)
     assert [p.name for p in folder.glob("checkpoints/*")] == []
 
 
