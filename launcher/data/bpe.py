@@ -1,8 +1,9 @@
-"""Byte-level BPE trained on the text at hand."""
+"""Byte-level BPE, trained on the text at hand or read from a file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +23,26 @@ def train(text: str, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
+def load(path: Path) -> Tokenizer:
+    """A ``tokenizer.json``. Raises ``ValueError`` naming it when it is none."""
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more precise
+        raise ValueError(f"{path}: not a tokenizer: {error}") from error
+
+
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
     """Line by line, so that memory stays bounded and no token spans two lines."""
     lines = text.splitlines(keepends=True)
     parts = [
-        np.fromiter((i for row in tokenizer.encode_batch_fast(lines[at : at + LINES]) for i in row.ids), np.int32)
+        np.fromiter(
+            (
+                i
+                for row in tokenizer.encode_batch_fast(lines[at : at + LINES], add_special_tokens=False)
+                for i in row.ids
+            ),
+            np.int32,
+        )
         for at in range(0, len(lines), LINES)
     ]
     return np.concatenate(parts) if parts else np.zeros(0, np.int32)

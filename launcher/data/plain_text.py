@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from launcher.data import bpe, corpus
 from launcher.data.source import Dataset, entropy
@@ -14,7 +15,7 @@ from launcher.job.models import Text
 
 def open_text(settings: Text) -> Dataset:
     """Raises ``RequestError`` when BPE leaves too few tokens for one window, which only training it can tell."""
-    return _bytes(settings) if settings.tokenizer == "bytes" else _bpe(settings)
+    return _bytes(settings) if settings.tokenizer == "bytes" else _learned(settings)
 
 
 def _bytes(settings: Text) -> Dataset:
@@ -31,13 +32,16 @@ def decode_bytes(ids: Sequence[int]) -> str:
     return bytes(ids).decode("utf-8", errors="replace")
 
 
-def _bpe(settings: Text) -> Dataset:
+def _learned(settings: Text) -> Dataset:
     parts = [part.tobytes().decode() for part in corpus.split(settings)]
-    tokenizer = bpe.train(parts[0], settings.vocab_size)
+    if settings.tokenizer_file is None:
+        tokenizer = bpe.train(parts[0], settings.vocab_size)
+    else:
+        tokenizer = bpe.load(Path(settings.tokenizer_file))
     train, val = (Windows(bpe.encode(tokenizer, part), settings.seq_len) for part in parts)
     if not len(train):
         window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
-        text = f"{corpus.where(settings)}: {len(train.tokens)} tokens of BPE to train on are too few: {window}"
+        text = f"{corpus.where(settings)}: {len(train.tokens)} tokens to train on are too few: {window}"
         raise RequestError((Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256"),))
 
     def encode(text: str) -> list[int]:

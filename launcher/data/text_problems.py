@@ -24,8 +24,10 @@ def check_text(settings: Text) -> Iterator[Problem]:
         yield Problem("data.path", f"{file}: the file is empty", SHIPPED)
         return
     yield from _windows(settings, file)
-    if settings.tokenizer == "bpe":
-        yield from _utf8(file)
+    if settings.tokenizer != "bytes":
+        yield from _utf8(settings, file)
+    if settings.tokenizer_file is not None:
+        yield from _tokenizer(Path(settings.tokenizer_file), settings.vocab_size)
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
@@ -40,9 +42,25 @@ def _windows(settings: Text, file: Path) -> Iterator[Problem]:
         yield Problem("data.val_fraction", text, "data.val_fraction=0")
 
 
-def _utf8(file: Path) -> Iterator[Problem]:
+def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
+    if not path.is_file():
+        yield Problem("data.tokenizer_file", f"{path}: no such file", "data.tokenizer=bpe data.tokenizer_file=null")
+        return
+    from launcher.data import bpe
+
+    try:
+        size = bpe.load(path).get_vocab_size()
+    except ValueError as error:
+        yield Problem("data.tokenizer_file", str(error), "data.tokenizer=bpe data.tokenizer_file=null")
+        return
+    if size > vocab_size:
+        text = f"{vocab_size}: {path} has {size} tokens"
+        yield Problem("data.vocab_size", text, f"data.vocab_size={size}")
+
+
+def _utf8(settings: Text, file: Path) -> Iterator[Problem]:
     try:
         file.read_bytes().decode()
     except UnicodeDecodeError as error:
-        text = f"{file}: byte {error.start} is not UTF-8, which data.tokenizer=bpe needs"
+        text = f"{file}: byte {error.start} is not UTF-8, which data.tokenizer={settings.tokenizer} needs"
         yield Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256")

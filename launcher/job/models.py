@@ -78,7 +78,8 @@ class Text(Settings):
 
     name: Literal["text"]
     path: str | None = Field(None, description="null: the text that ships with the launcher")
-    tokenizer: Literal["bytes", "bpe"] = "bytes"
+    tokenizer: Literal["bytes", "bpe", "file"] = "bytes"
+    tokenizer_file: str | None = Field(None, description="of tokenizer=file: a tokenizer.json, as Hugging Face has it")
     vocab_size: Annotated[int, Field(ge=256)] = 256
     seq_len: Count = 128
     val_fraction: Fraction = 0.1
@@ -89,6 +90,8 @@ class Text(Settings):
             raise ValueError(
                 f"data.vocab_size={self.vocab_size}: the byte tokenizer has 256 tokens; use data.tokenizer=bpe"
             )
+        if (self.tokenizer == "file") != (self.tokenizer_file is not None):
+            raise ValueError("data.tokenizer=file and data.tokenizer_file go together: give both or neither")
         return self
 
 

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data import corpus
+from launcher.data import bpe, corpus
 from launcher.data.open import open_data
-from launcher.data.plain_text import decode_bytes, encode_bytes
+from launcher.data.plain_text import decode_bytes, encode_bytes, open_text
 from launcher.data.source import entropy
+from launcher.data.text_problems import check_text
 from launcher.data.tokens import Windows
 from launcher.errors import RequestError
 from launcher.job.models import RandomTokens, Text
@@ -88,7 +89,7 @@ def test_bpe_that_leaves_too_few_tokens_says_so(tmp_path):
     with pytest.raises(RequestError) as refused:
         open_data(settings, seed=0)
     assert str(refused.value) == (
-        f"data.path: {file}: 40 tokens of BPE to train on are too few: a window takes data.seq_len=50 tokens "
+        f"data.path: {file}: 40 tokens to train on are too few: a window takes data.seq_len=50 tokens "
         "and the next one (try: data.tokenizer=bytes data.vocab_size=256)"
     )
 
@@ -119,3 +120,38 @@ def test_random_tokens_are_uniform_and_differ_by_seed_and_split():
     first = np.arange(1)
     rows = {tuple(s.inputs(first)[0][0].tolist()) for s in (zero.train, zero.val, one.train, one.val)}
     assert len(rows) == 4
+
+
+def test_a_tokenizer_read_from_a_file_is_the_one_that_was_saved(tmp_path):
+    trained = bpe.train("to be or not to be\n" * 50, 270)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    settings = Text(
+        name="text", tokenizer="file", tokenizer_file=str(tmp_path / "tokenizer.json"), vocab_size=300, seq_len=32
+    )
+    data = open_text(settings)
+    assert data.encode is not None
+    assert data.decode is not None
+    assert data.encode("to be, or not") == [int(i) for i in bpe.encode(trained, "to be, or not")]
+    assert data.decode(data.encode("to be, or not")) == "to be, or not"
+
+
+def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
+    def said(path, vocab_size):
+        settings = Text(
+            name="text", tokenizer="file", tokenizer_file=str(path), vocab_size=vocab_size, seq_len=32, val_fraction=0
+        )
+        [problem] = check_text(settings)
+        return str(problem.key), problem.text, problem.cure
+
+    bpe.train("to be or not to be\n" * 50, 270).save(str(tmp_path / "tokenizer.json"))
+    other = "data.tokenizer=bpe data.tokenizer_file=null"
+    assert said(tmp_path / "no.json", 300) == ("data.tokenizer_file", f"{tmp_path / 'no.json'}: no such file", other)
+    assert said(tmp_path / "tokenizer.json", 256) == (
+        "data.vocab_size",
+        f"256: {tmp_path / 'tokenizer.json'} has 265 tokens",
+        "data.vocab_size=265",
+    )
+    (tmp_path / "bad.json").write_text("{}")
+    key, text, cure = said(tmp_path / "bad.json", 300)
+    assert (key, cure) == ("data.tokenizer_file", other)
+    assert text.startswith(f"{tmp_path / 'bad.json'}: not a tokenizer: ")
