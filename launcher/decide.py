@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from launcher.asked import fits, inlined
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
 from launcher.errors import Problem, RequestError
+from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
 from launcher.plan.facts import DTYPE, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
+from launcher.plan.reading import unlike
 from launcher.plan.sizes import Note
 
 if TYPE_CHECKING:
@@ -49,13 +52,31 @@ def settled(job: Job) -> Job:
 
 def before_torch(job: Job, found: list[Problem] | None = None) -> Asked:
     """Everything that can be refused without importing torch, all at once (``RequestError``)."""
-    return ask(settled(job), [*(found or ()), *check(job.data), *check_fit(job.model, job.data)])
+    job, wrong = inlined(settled(job))
+    return ask(
+        job, [*(found or ()), *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
+    )
+
+
+def _unlike(job: Job, own: bool) -> list[Problem]:
+    """Slices of the data set that are not those of its tensors; a class of the user's own must be opened to know."""
+    strategy = job.parallel.dataset_strategy
+    if isinstance(strategy, str) or isinstance(job.data, Target) is not own or not (strategy and all(strategy)):
+        return []
+    from launcher.data.spec import input_specs, target_spec
+
+    allow = job.security.allow
+    specs = (*input_specs(job.data, 1, allow), target_spec(job.data, 1, allow))
+    problem = unlike(strategy, tuple(len(s.shape) for s in specs))
+    return [problem] if problem else []
 
 
 def plan_job(job: Job) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model."""
-    job = settled(job)
     asked = before_torch(job)
+    job, _ = inlined(settled(job))
+    if found := _unlike(job, own=True):
+        raise RequestError(tuple(found))
     from launcher.parallel import read
     from launcher.parallel.tape import record, unknown
 
@@ -78,7 +99,9 @@ def plan_job(job: Job) -> Plan:
             f"true -> false: {lost[0]} is made from data the planner cannot see; every rank builds the whole model once"
         )
         note = Note("parallel.deferred_init", text)
-    return plan(job, asked, skeleton, graph, whole, note, notes, flow)
+    made = plan(job, asked, skeleton, graph, whole, note, notes, flow)
+    fits(job, made)
+    return made
 
 
 def _spread(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import launch, phases, record, resume
+from launcher import launch, outputs, phases, record, resume
 from launcher.console import gone, say
 from launcher.decide import before_torch, plan_job, settled
 from launcher.job.schema import Job
@@ -79,7 +79,10 @@ def _carry_out(
         job = job.model_copy(update={"run_dir": str(again)})
     key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
     writable = folder.check_writable(Path(where), key)
-    asked = before_torch(job, [*([writable] if writable else []), *launch.refused(job, outer), *resume.named(job)])
+    asked = before_torch(
+        job,
+        [*([writable] if writable else []), *launch.refused(job, outer), *resume.named(job), *outputs.unwritable(job)],
+    )
     start = launch.start(job, outer, asked.sizes.grid.size)
     launch.port_is_free(job, start)
     plan = plan_job(job)
@@ -92,6 +95,7 @@ def _carry_out(
             say(f"already done: {run}")
             return said.results
         this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
+        outputs.write(job, plan)
         record.write(run, plan, command, config, anew=not said.steps)
         said.say("running")
         say("\n".join([text(plan), *start.notes]))

@@ -33,6 +33,7 @@ LAYERS = {
     "launcher.models": "models",
     "launcher.data": "data",
     "launcher.optim": "optim",
+    "launcher.asked": "asked",
     "launcher.decide": "decide",
     "launcher.steps": "steps",
     "launcher": "wiring",
@@ -52,7 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": RECIPE_PARTS,
     "data": RECIPE_PARTS,
     "optim": RECIPE_PARTS,
-    "decide": {"plan", "parallel", "models", "data"} | RECIPE_PARTS,
+    "asked": {"errors", "schema", "plan", "facts", "checkpoint"},
+    "decide": {"asked", "plan", "parallel", "models", "data"} | RECIPE_PARTS,
     "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "decide"} | RECIPE_PARTS,
     "wiring": set(LAYERS.values()),
 }
@@ -72,6 +74,7 @@ MUST_NOT_TOUCH = {
     "models": DISTRIBUTED + HYDRA + FILES,
     "data": DISTRIBUTED + HYDRA,
     "optim": HYDRA + FILES,  # it may ask whether a parameter is a DTensor: they must not share a group with plain ones
+    "asked": TORCH + HYDRA,
     "decide": HYDRA + FILES,
     "steps": HYDRA,
     "wiring": HYDRA,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from launcher.errors import Problem, RequestError
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan import fit, legal, naming, phases, reduced, schedules, settings, stages
+from launcher.plan import fit, legal, naming, phases, reduced, schedules, settings, stages, switches
 from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
@@ -15,6 +15,7 @@ from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.operators import WHOLE, Flow, splits
 from launcher.plan.params import Bucket, Group, Placed, Tie, buckets, groups, placed, sums, ties
 from launcher.plan.phases import Phase
+from launcher.plan.reading import Hand, Reading, hands
 from launcher.plan.settings import Setting
 from launcher.plan.simulate import Cost, Timeline, simulate
 from launcher.plan.sizes import Note, Sizes, sizes
@@ -61,10 +62,16 @@ class Plan:
     gradients_mean: bool
     loss_reduction: str
     output_broadcast: bool
+    reading: Reading
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
         return tuple(self.stages[s] for s in self.sizes.held(pp))
+
+    def hands(self, rank: int) -> tuple[Hand, Hand]:
+        """What ``rank`` does with the inputs of a batch, which the first stage uses, and with the last's targets."""
+        home = {s.index: pp for pp in range(self.sizes.grid["pp"]) for s in self.held(pp)}
+        return hands(self.reading, self.sizes.grid, home[0], home[len(self.stages) - 1], rank)
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ def ask(job: Job, found: list[Problem] | None = None) -> Asked:
     found += legal.illegal(job, got)
     found += phases.check(job.steps)
     found += fit.unfit(job, got)
+    found += switches.refused(job, got)
     if found or got is None:
         raise RequestError(tuple(found))
     config = job.parallel.pipeline.stage_config
@@ -117,6 +125,8 @@ def plan(
     cost = _cost(cut, graph)
     scheduler, sz, chosen = choose(job, asked.sizes, cost)
     params = placed(skeleton, cut, sz, par.hsdp, splits([s.operator for s in flow.spreads]))
+    if found := list(switches.unshared(job, params)):
+        raise RequestError(tuple(found))
     group = groups(params, cut, skeleton, graph)
     pp = sz.grid["pp"]
     schedule = schedules.build(scheduler, pp, sz.chunks, sz.micros, par.pipeline.less_memory and pp > 1)
@@ -158,6 +168,7 @@ def plan(
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
         output_broadcast=par.pipeline.output_broadcast and pp > 1,
+        reading=switches.reading_of(job, sz),
     )
 
 

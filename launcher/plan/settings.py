@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from shlex import quote
-from typing import Literal
 
 from launcher.errors import Problem
-from launcher.job.parallel import CommFusion, LocalNorm, OperatorStrategy, ParamStrategy, Pipeline
+from launcher.job.parallel import CommFusion, OperatorStrategy, Pipeline
 from launcher.job.schema import Job
+from launcher.plan import switches
+from launcher.plan.setting import Setting as Setting
 from launcher.plan.sizes import Sizes
 
-Status = Literal["applied", "satisfied", "degraded"]
 LATER = "not available yet"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One setting that asks for something special, and what it gets."""
-
-    key: str
-    value: str
-    status: Status
-    why: str
 
 
 def refused(job: Job) -> list[Problem]:
@@ -39,23 +28,8 @@ def _later(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "parallel.pipeline.seq_chunks", f"{pipe.seq_chunks}: cutting sequences", "parallel.pipeline.seq_chunks=1"
     if par.comm_fusion != CommFusion():
         yield "parallel.comm_fusion", "anything but the default", "~parallel.comm_fusion"
-    if par.dataset_strategy != "data_parallel":
-        asked = str(par.dataset_strategy) if par.dataset_strategy == "full_batch" else "cutting inputs by hand"
-        yield "parallel.dataset_strategy", asked, "parallel.dataset_strategy=data_parallel"
-    if not par.loss_repeated_mean:
-        yield "parallel.loss_repeated_mean", "false", "parallel.loss_repeated_mean=true"
-    if par.local_norm != LocalNorm():
-        yield "parallel.local_norm", "printing or dumping local norms", "~parallel.local_norm"
-    if par.shared != "auto":
-        yield "parallel.shared", "a list (ties are found by identity)", "parallel.shared=auto"
-    if par.param_strategy != ParamStrategy():
-        yield "parallel.param_strategy", "saving or loading layouts by hand", "~parallel.param_strategy"
     if par.operator_strategy != OperatorStrategy():
         yield "parallel.operator_strategy", "saving or loading operator strategies", "~parallel.operator_strategy"
-    if par.group_file is not None:
-        yield "parallel.group_file", f"{par.group_file}: writing the groups", "parallel.group_file=null"
-    if par.transformer_opt is not None:
-        yield "parallel.transformer_opt", "a speed-up file", "parallel.transformer_opt=null"
     if job.train.precision in ("bf16", "fp16"):
         yield "train.precision", job.train.precision, "train.precision=fp32"
     if job.checkpoint.asynchronous:
@@ -126,6 +100,7 @@ def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
     if not par.gradient_fp32_sync:
         why = f"gradients are {kind} already; nothing to lower"
         yield Setting("parallel.gradient_fp32_sync", "false", "satisfied", why)
+    yield from switches.resolve(job, sizes)
 
 
 def _why_not_interleaved(pipe: Pipeline) -> str:

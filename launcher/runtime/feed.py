@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor
 
 from launcher.plan.plan import Plan
+from launcher.plan.reading import Hand
+from launcher.runtime.hand import deal
 
 Indices = npt.NDArray[np.int64]
 
@@ -35,24 +38,31 @@ class Batch:
 
 @dataclass(frozen=True)
 class Feed:
-    """``order(step, batch_size, n)``: global indices of one step. ``part``: this rank's data-parallel place."""
+    """``order(step, batch_size, n)``: global indices of one step. ``rank`` is handed what the plan says.
+
+    ``limit``: train on these first samples only.
+    """
 
     train: Samples
     val: Samples
     order: Callable[[int, int, int], Indices]
     plan: Plan
-    part: int
-    first: bool
-    last: bool
+    rank: int
     device: torch.device
     floating: torch.dtype
     limit: int | None = None
+
+    @cached_property
+    def part(self) -> int:
+        """This rank's data-parallel place."""
+        at = self.plan.sizes.grid.coords(self.rank)
+        return at["dp_replicate"] * self.plan.sizes.grid["dp_shard"] + at["dp_shard"]
 
     def batch(self, step: int) -> Batch:
         """This rank's samples of optimizer step ``step`` (0-based)."""
         n = len(self.train) if self.limit is None else min(self.limit, len(self.train))
         indices = self.order(step, self.plan.sizes.global_batch, n)
-        return self._read(self.train, self._mine(indices), self.plan.sizes.local_batch)
+        return self._read(self.train, indices, self.plan.sizes.local_batch)
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
         """Every held-out sample once, in order, in batches of the training shape; the last is padded by repetition."""
@@ -60,16 +70,28 @@ class Feed:
         count = -(-n // size) if batches is None else min(batches, -(-n // size))
         for b in range(count):
             indices = np.arange(b * size, (b + 1) * size)
-            mine = self._mine(indices)
-            yield self._read(self.val, np.minimum(mine, n - 1), int((mine < n).sum()))
+            valid = int((indices[self._mine] < n).sum())
+            yield self._read(self.val, np.minimum(indices, n - 1), valid)
 
-    def _mine(self, indices: Indices) -> Indices:
+    @property
+    def _mine(self) -> slice:
         n = self.plan.sizes.local_batch
-        return indices[self.part * n : (self.part + 1) * n]
+        return slice(self.part * n, (self.part + 1) * n)
 
     def _read(self, source: Samples, indices: Indices, valid: int) -> Batch:
-        inputs = tuple(map(self._move, source.inputs(indices))) if self.first else ()
-        return Batch(inputs, self._move(source.targets(indices)) if self.last else None, valid)
+        """``indices`` are the global batch's; a part of them is read, and of that a slice kept."""
+        sizes = self.plan.sizes
+        size = sizes.global_batch // self.plan.reading.parts
+        start = self._mine.start // size * size
+        read, keep = indices[start : start + size], slice(self._mine.start - start, self._mine.stop - start)
+        for_inputs, for_targets = self._hands
+        inputs = deal(for_inputs, lambda: tuple(t[keep] for t in source.inputs(read)))
+        targets = deal(for_targets, lambda: (source.targets(read)[keep],))
+        return Batch(tuple(map(self._move, inputs)), self._move(*targets) if targets else None, valid)
+
+    @cached_property
+    def _hands(self) -> tuple[Hand, Hand]:
+        return self.plan.hands(self.rank)
 
     def _move(self, t: Tensor) -> Tensor:
         return t.to(self.device, self.floating if t.is_floating_point() else t.dtype)

@@ -16,15 +16,15 @@ from launcher.errors import Problem, RequestError
 _log = logging.getLogger(__name__)
 
 
-def check_writable(root: Path, key: str = "runs") -> Problem | None:
-    """What would keep a run folder from being made below ``root``; writes nothing."""
+def check_writable(root: Path, key: str = "runs", what: str = "a run folder") -> Problem | None:
+    """What would keep a folder from being made at ``root`` or below; writes nothing."""
     there = root
     while not os.path.lexists(there):
         there = there.parent
     if not there.is_dir():
-        return _problem(key, root, f"{there} is not a folder")
+        return _problem(key, root, f"{there} is not a folder", what)
     if not os.access(there, os.W_OK | os.X_OK):
-        return _problem(key, root, f"{there} is not writable")
+        return _problem(key, root, f"{there} is not writable", what)
     return None
 
 
@@ -101,5 +101,5 @@ def _refused(key: str, path: Path) -> Iterator[None]:
         raise RequestError((_problem(key, path, f"{error.filename}: {error.strerror}"),)) from error
 
 
-def _problem(key: str, path: Path, why: str) -> Problem:
-    return Problem(key, f"a run folder cannot be made at {path}: {why}", f"{key}=/path/you/can/write")
+def _problem(key: str, path: Path, why: str, what: str = "a run folder") -> Problem:
+    return Problem(key, f"{what} cannot be made at {path}: {why}", f"{key}=/path/you/can/write")

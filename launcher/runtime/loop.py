@@ -39,7 +39,10 @@ def train(s: Session, loop: Loop) -> None:
         loss, norm = step(s, loop.clip)
         s.step += 1
         s.results["loss"] = loss
-        if s.world.rank == 0 and (s.step % loop.log_every == 0 or s.step == loop.until):
+        loud = s.step % loop.log_every == 0 or s.step == loop.until
+        if s.local_norm is not None:
+            s.local_norm.tell(s.step, loud)
+        if s.world.rank == 0 and loud:
             seconds = time.perf_counter() - began
             s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
                     f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
@@ -63,6 +66,8 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
     mean = both[0].item() / (s.plan.sizes.micros * s.plan.sizes.replicas)
     norm = math.sqrt(both[1].item()) if both[1].item() >= 0 else math.nan
     if not (math.isfinite(mean) and math.isfinite(norm)):
+        if s.local_norm is not None:  # which rank, which parameter
+            s.local_norm.tell(s.step + 1, loud=True)
         text = f"step {s.step + 1}: the loss is {mean} and the gradient norm {norm}; the weights were not touched"
         raise RunError(f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step")
     if clip is not None:

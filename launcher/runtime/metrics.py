@@ -42,7 +42,7 @@ class Metrics:
         if (at := _place(row)) <= self._last:
             os.truncate(self._path, _kept(self._path, at))
         self._last = at
-        self._file.write(json.dumps({k: _finite(v) for k, v in row.items()}, allow_nan=False) + "\n")
+        self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
         self._file.flush()
 
 
@@ -98,4 +98,6 @@ def _kept(path: Path, first: tuple[int, bool]) -> int:
 
 
 def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

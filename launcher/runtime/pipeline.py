@@ -39,6 +39,7 @@ class Pipeline:
         self.raw: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
         self.keep = False
+        self.before_reduce: Callable[[], None] | None = None
         self._train = torch_pipeline.runtime(
             _stages(model, inputs, device), plan.schedule, plan.sizes.micros, self._training_loss
         )
@@ -53,6 +54,8 @@ class Pipeline:
         batches' mean losses (0-d), 0 on ranks without the last stage and on all but the first of ``tp``.
         """
         self._run(self._train, inputs, targets, None)
+        if self.before_reduce is not None:
+            self.before_reduce()
         self.model.reduce()
         return self._sum()
 

@@ -13,6 +13,7 @@ from launcher.parallel.norm import Norm
 from launcher.parallel.parallelize import Parallel
 from launcher.plan.plan import Plan
 from launcher.runtime.feed import Feed
+from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
 from launcher.runtime.world import World
 
@@ -34,5 +35,6 @@ class Session:
     feed: Feed
     emit: Callable[[dict[str, Any]], None]
     baseline: float | None = None
+    local_norm: LocalNorm | None = None
     step: int = 0
     results: dict[str, float] = field(default_factory=dict)

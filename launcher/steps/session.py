@@ -15,11 +15,13 @@ from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import init, mesh, norm
-from launcher.parallel.parallelize import parallelize
+from launcher.parallel.own import watch
+from launcher.parallel.parallelize import Parallel, parallelize
 from launcher.parallel.read import dtype_of
 from launcher.plan.facts import DTYPE
 from launcher.plan.plan import Plan
 from launcher.runtime.feed import Feed
+from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
 from launcher.runtime.session import Session
 from launcher.runtime.world import World
@@ -33,14 +35,30 @@ def build(world: World, job: Job, plan: Plan, folder: Path) -> Session:
     specs = inputs(job, plan.sizes.micro_batch)
     model = parallelize(meta, plan, meshes, specs, whole, device)
     pipeline = Pipeline(model, specs, cross_entropy, device)
-    at = meshes.coords
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     feed = Feed(
-        data.train, data.val, partial(batch_indices, job.seed), plan,
-        at["dp_replicate"] * plan.sizes.grid["dp_shard"] + at["dp_shard"],
-        pipeline.first, pipeline.last, device, dtype_of(DTYPE[plan.precision]), job.debug.overfit,
+        data.train, data.val, partial(batch_indices, job.seed), plan, world.rank,
+        device, dtype_of(DTYPE[plan.precision]), job.debug.overfit,
     )  # fmt: skip
-    streams = np.random.SeedSequence(plan.seed, spawn_key=(at["pp"], feed.part))
+    streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
     optimizer = build_optimizer(job.optim, model.trainable(), job.security.allow)
-    return Session(world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy)
+    return Session(
+        world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
+        _local_norm(job, world, model, pipeline),
+    )  # fmt: skip
+
+
+def _local_norm(job: Job, world: World, model: Parallel, pipeline: Pipeline) -> LocalNorm | None:
+    """Nothing looks at a gradient unless it was asked for."""
+    asked = job.parallel.local_norm
+    if not asked.print and asked.dump is None:
+        return None
+    own = watch(model)
+    pipeline.before_reduce = own.see_whole
+    if world.rank == 0:
+        told = [*(["printed"] if asked.print else []), *([f"written to {asked.dump}"] if asked.dump else [])]
+        world.send({"text": f"local_norm is on: norms of each rank's own gradients are {' and '.join(told)}"})
+    scale = model.plan.sizes.replicas if model.plan.gradients_mean else 1
+    dump = None if asked.dump is None else Path(asked.dump)
+    return LocalNorm(own, world, world.send, asked.print, dump, asked.device, scale)

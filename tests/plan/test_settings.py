@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from launcher.plan import settings
@@ -20,25 +22,9 @@ REFUSED = {
         f"{P}.comm_fusion: anything but the default is not available yet (try: '~{P}.comm_fusion')",
     f"{P}.comm_fusion.allreduce={{mode: size, config: 32}}":
         f"{P}.comm_fusion: anything but the default is not available yet (try: '~{P}.comm_fusion')",
-    f"{P}.dataset_strategy=full_batch":
-        f"{P}.dataset_strategy: full_batch is not available yet (try: {P}.dataset_strategy=data_parallel)",
-    f"{P}.dataset_strategy=[[8,1],[8]]":
-        f"{P}.dataset_strategy: cutting inputs by hand is not available yet (try: {P}.dataset_strategy=data_parallel)",
-    f"{P}.loss_repeated_mean=false":
-        f"{P}.loss_repeated_mean: false is not available yet (try: {P}.loss_repeated_mean=true)",
-    f"{P}.local_norm.print=true":
-        f"{P}.local_norm: printing or dumping local norms is not available yet (try: '~{P}.local_norm')",
-    f"{P}.shared=[[embed.weight,head.weight]]":
-        f"{P}.shared: a list (ties are found by identity) is not available yet (try: {P}.shared=auto)",
-    f"{P}.param_strategy.save=p.json":
-        f"{P}.param_strategy: saving or loading layouts by hand is not available yet (try: '~{P}.param_strategy')",
     f"{P}.operator_strategy.load=o.json":
         f"{P}.operator_strategy: saving or loading operator strategies is not available yet "
         f"(try: '~{P}.operator_strategy')",
-    f"{P}.group_file=g.json":
-        f"{P}.group_file: g.json: writing the groups is not available yet (try: {P}.group_file=null)",
-    f"{P}.transformer_opt=speed.json":
-        f"{P}.transformer_opt: a speed-up file is not available yet (try: {P}.transformer_opt=null)",
     "train.precision=bf16": "train.precision: bf16 is not available yet (try: train.precision=fp32)",
     "train.precision=fp16": "train.precision: fp16 is not available yet (try: train.precision=fp32)",
     "checkpoint.async=true": "checkpoint.async: true is not available yet (try: checkpoint.async=false)",
@@ -47,6 +33,11 @@ REFUSED = {
         f"{PIPE}.scheduler: seqpipe is not available yet; today there are gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, "
         f"dualpipe_v (try: {PIPE}.scheduler=1f1b)",
 }  # fmt: skip
+
+
+def apart(text: str) -> list[str]:
+    """Overrides between spaces; those inside braces belong to a value."""
+    return re.findall(r"(?:[^\s{]|\{.*?\})+", text)
 
 
 def typed(text: str) -> list[str]:
@@ -104,11 +95,52 @@ BECOMES = {
         [f"{P}.fp32_communication=true: satisfied, gradients are fp32 already; they travel as they are"],
     f"{P}.gradient_fp32_sync=false train.precision=fp64":
         [f"{P}.gradient_fp32_sync=false: satisfied, gradients are fp64 already; nothing to lower"],
+    f"{P}.dataset_strategy=full_batch launch.nproc=4":
+        [f"{P}.dataset_strategy=full_batch: applied, each data-parallel rank reads the whole batch, 32 samples, and "
+         "keeps its slice of 8"],
+    f"{P}.dataset_strategy=full_batch":
+        [f"{P}.dataset_strategy=full_batch: satisfied, one data-parallel rank reads every sample"],
+    f"{P}.dataset_strategy=[[4,1],[4,1]] launch.nproc=4":
+        [f"{P}.dataset_strategy=[[4,1],[4,1]]: applied, each data-parallel rank reads its own part, as data_parallel"],
+    f"{P}.dataset_strategy=[[2,1],[2,1]] launch.nproc=4":
+        [f"{P}.dataset_strategy=[[2,1],[2,1]]: applied, each data-parallel rank reads one of 2 parts, 16 samples, and "
+         "keeps its slice of 8"],
+    f"{P}.loss_repeated_mean=false":
+        [f"{P}.loss_repeated_mean=false: satisfied, no rank repeats the loss of another"],
+    f"{P}.shared=[[embed.weight,head.weight]]":
+        [f"{P}.shared=embed.weight=head.weight: satisfied, the ties of the model are these"],
+    f"{P}.param_strategy.save=p.json":
+        [f"{P}.param_strategy.save=p.json: applied, layouts of trainable parameters are written before the first step"],
+    f"{P}.param_strategy.load=p.json {P}.param_strategy.only_trainable=false":
+        [f"{P}.param_strategy.load=p.json: satisfied, this plan gives all parameters and buffers the layouts of the "
+         "file"],
+    f"{P}.group_file=g.json":
+        [f"{P}.group_file=g.json: applied, which ranks share which group is written before the first step"],
+    f"{P}.local_norm.print=true":
+        [f"{P}.local_norm.print=true: applied, one a parameter, every step: of the gradients of a rank's own samples; "
+         "one data-parallel rank has all"],
+    f"{P}.local_norm={{dump: norms, device: true}} train.log_every=5 launch.nproc=2":
+        [f"{P}.local_norm.dump=norms: applied, one number a rank, every 5 steps, in rank<N>.jsonl: of the gradients "
+         "of a rank's own samples, before the sum over 2 data-parallel ranks"],
+    f"{P}.local_norm.print=true {HSDP} {P}.hsdp.optimizer_level=level2 {PIPE}.micro_batch_num=4":
+        [f"{P}.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch",
+         f"{P}.local_norm.print=true: degraded, one a parameter, every step: of the gradients of a rank's own samples, "
+         "before the sum over 2 data-parallel ranks; level2 reduces sharded gradients after each of 4 micro batches, "
+         "so of them it is the root of the summed squares, not the norm of their sum"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("overrides", BECOMES)
 def test_every_switch_says_what_became_of_it(overrides: str) -> None:
-    j = job(*overrides.split())
+    j = job(*apart(overrides))
     found = settings.resolve(j, ask(j).sizes)
     assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
+
+
+def test_norms_that_are_told_nowhere_are_refused() -> None:
+    error = refusal(f"{P}.local_norm.device=true")
+    assert str(error) == (
+        f"{P}.local_norm.device: true: says how norms are told, and they are told nowhere: print them, or dump them to "
+        f"a folder (try: {P}.local_norm.print=true)"
+    )
+    ask(job(f"{P}.local_norm.device=true", *words(error)))

@@ -34,7 +34,7 @@ def feed(j, par, pipe, samples: int = VAL) -> Feed:
     shapes = j.data.arguments["shapes"]
     return Feed(
         Shapes(shapes, "train"), Shapes(shapes, "val", samples), lambda step, size, n: np.arange(size), par.plan,
-        place(par.plan, par.meshes), pipe.first, pipe.last, torch.device("cpu"), torch.float64,
+        par.meshes.rank, torch.device("cpu"), torch.float64,
     )  # fmt: skip
 
 

@@ -1,0 +1,51 @@
+"""Files that a request wants written beside its run: layouts and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.strategy_file import text
+from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.plan.peers import as_json
+from launcher.plan.plan import Plan
+from launcher.runtime import folder
+
+
+def unwritable(job: Job) -> list[Problem]:
+    """What would keep them from being written; writes nothing."""
+    found = [_unwritable(key, Path(path)) for key, path in _named(job)]
+    if (dump := job.parallel.local_norm.dump) is not None:
+        found.append(folder.check_writable(Path(dump), "parallel.local_norm.dump", "the folder of norms"))
+    return [p for p in found if p is not None]
+
+
+def _unwritable(key: str, path: Path) -> Problem | None:
+    if path.is_dir():
+        return Problem(key, f"{path}: is a folder, not a file", f"{key}={path / 'NAME.json'}")
+    return folder.check_writable(path.parent, key, "the folder of this file")
+
+
+def _named(job: Job) -> Iterator[tuple[str, str]]:
+    par = job.parallel
+    for key, path in (("param_strategy.save", par.param_strategy.save), ("group_file", par.group_file)):
+        if path is not None:
+            yield f"parallel.{key}", path
+
+
+def write(job: Job, plan: Plan) -> None:
+    """Before the first step, each in one piece."""
+    par = job.parallel
+    if par.param_strategy.save is not None:
+        strategy = of_plan(plan, par.param_strategy.only_trainable)
+        _write(par.param_strategy.save, text(strategy, tuple(range(strategy.stages))))
+    if par.group_file is not None:
+        _write(par.group_file, as_json(plan))
+
+
+def _write(path: str, content: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    write_text(Path(path), content)

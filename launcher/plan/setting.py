@@ -1,0 +1,18 @@
+"""One setting and what it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["applied", "satisfied", "degraded"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting that asks for something special, and what it gets."""
+
+    key: str
+    value: str
+    status: Status
+    why: str

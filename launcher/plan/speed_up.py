@@ -1,0 +1,203 @@
+"""The switches of a ``parallel_speed_up.json``, and what becomes of each here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from shlex import quote
+from typing import Any, Literal
+
+from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.plan.sizes import Sizes
+
+KEY = "parallel.transformer_opt"
+BROADCAST = "dataset_broadcast_opt_level"
+FUSION = "enable_communication_fusion"
+STRICT = "strict"
+
+FLAG, LEVEL, NAMES = "true or false", "a whole number from 0 to 3", "true, false or the names of operators"
+SWITCHES = {
+    "recomputation_communication_overlap": NAMES,
+    "grad_matmul_communication_overlap": NAMES,
+    "grad_fa_allgather_overlap": FLAG,
+    FUSION: FLAG,
+    "grad_computation_allreduce_overlap": FLAG,
+    "computation_allgather_overlap": FLAG,
+    "computation_communication_fusion_level": LEVEL,
+    BROADCAST: LEVEL,
+    "allreduce_and_biasadd_swap": FLAG,
+    "enable_allreduce_slice_to_reducescatter": FLAG,
+    "enable_interleave_split_concat_branch": FLAG,
+    "enable_interleave_parallel_branch": FLAG,
+}
+"""The 12 that MindSpore documents, and what each may hold."""
+
+FORMER = {
+    "recompute_comm_overlap": "recomputation_communication_overlap",
+    "matmul_grad_comm_overlap": "grad_matmul_communication_overlap",
+    "recompute_allgather_overlap_fagrad": "grad_fa_allgather_overlap",
+    "enable_task_opt": FUSION,
+    "enable_grad_comm_opt": "grad_computation_allreduce_overlap",
+    "enable_opt_shard_comm_opt": "computation_allgather_overlap",
+    "compute_communicate_fusion_level": "computation_communication_fusion_level",
+    "bias_add_comm_swap": "allreduce_and_biasadd_swap",
+}
+"""Names that MindSpore has given up, and the new ones."""
+
+
+class FromFile(dict[str, Any]):
+    """Switches that a file has: no override reaches one of them."""
+
+
+Fate = Literal["applied", "satisfied", "degraded", "rejected"]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One switch that is on (or a level that is given), and what becomes of it."""
+
+    name: str
+    value: str
+    status: Fate
+    why: str
+
+
+def wrong(values: Mapping[str, Any], where: Callable[[str], str] = lambda _: "") -> Iterator[Problem]:
+    """Unknown names and values of the wrong type; ``where(name)`` is the file and line that has it, if a file does."""
+    for name, value in values.items():
+        place = where(name)
+        at = (lambda text, place=place: f"{place}: {text}") if place else (lambda text: text)
+        key = KEY if place else f"{KEY}.{name}"
+        said = f"{name} = {_written(value)}" if place else _written(value)
+        expected = FLAG if name == STRICT else SWITCHES.get(name)
+        if expected is None:
+            yield _unknown(name, value, key, at, place)
+        elif not _fits(expected, value):
+            cure = "" if place else quote(f"{key}={'false' if expected != LEVEL else 0}")
+            yield Problem(key, at(f"{said}: should be {expected}"), cure)
+
+
+def _unknown(name: str, value: Any, key: str, at: Callable[[str], str], place: str) -> Problem:
+    close = get_close_matches(name.lower(), [*SWITCHES, STRICT], 1)
+    meant = FORMER.get(name) or (close[0] if close else None)
+    text = f"unknown switch {name!r}" if place else "unknown switch"
+    text += f", did you mean {meant!r}?" if meant else f" (there are: {', '.join(SWITCHES)})"
+    cure = "" if place else " ".join([f"'~{key}'", *([f"{KEY}.{meant}={_written(value)}"] if meant else [])])
+    return Problem(key, at(text), cure)
+
+
+def _fits(expected: str, value: Any) -> bool:
+    if expected == LEVEL:
+        return type(value) is int and 0 <= value <= 3
+    return isinstance(value, bool) or (expected == NAMES and isinstance(value, str) and bool(value.strip()))
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def given(job: Job) -> Mapping[str, Any]:
+    """The switches of ``job``; those of a file have taken its place before."""
+    values = job.parallel.transformer_opt
+    return values if isinstance(values, Mapping) else {}
+
+
+def broadcast_level(job: Job) -> int:
+    """Where none is asked for, no sample is read twice by the ranks of one pipeline or tensor-parallel group."""
+    level = given(job).get(BROADCAST, 3)
+    assert isinstance(level, int)
+    return level
+
+
+def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """Switches that are wrong, that cannot be had here, or that ``strict`` does not want half done."""
+    found = list(wrong(given(job)))
+    yield from found
+    if found or sizes is None:
+        return
+    strict = given(job).get(STRICT) is True
+    for s in switches(job, sizes):
+        if s.status == "rejected" or (strict and s.status == "degraded"):
+            half = "" if s.status == "rejected" else "strict: "
+            cure = f"{KEY}.{s.name}={'0' if SWITCHES[s.name] == LEVEL else 'false'}"
+            if isinstance(given(job), FromFile):
+                yield Problem(KEY, f"{s.name} = {s.value}: {half}{s.why}", f"{KEY}=null")
+            else:
+                yield Problem(f"{KEY}.{s.name}", f"{s.value}: {half}{s.why}", cure)
+
+
+def switches(job: Job, sizes: Sizes) -> tuple[Switch, ...]:
+    """Every switch that is on, in MindSpore's order."""
+    values = given(job)
+    on = [(n, values[n]) for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
+    return tuple(Switch(n, _written(v), *_fate(n, v, job, sizes)) for n, v in on)
+
+
+def _fate(name: str, value: Any, job: Job, sizes: Sizes) -> tuple[Fate, str]:
+    if name == BROADCAST:
+        return _broadcast(value, sizes)
+    if name == "grad_computation_allreduce_overlap":
+        return _reducing(job, sizes)
+    if name == "computation_allgather_overlap":
+        return _gathering(job, sizes)
+    if name in TENSOR and sizes.grid["tp"] == 1:
+        return "satisfied", "no operator is cut: no such collective"
+    return ALWAYS[name]
+
+
+ALWAYS: dict[str, tuple[Fate, str]] = {
+    "recomputation_communication_overlap": (
+        "degraded", "nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
+        "collectives",
+    ),
+    "grad_matmul_communication_overlap": (
+        "degraded", "autograd computes both gradients of a matmul first, then starts the collective",
+    ),
+    "grad_fa_allgather_overlap": ("rejected", "attention gathers no keys or values here: nothing to overlap"),
+    FUSION: ("satisfied", "whole gradients travel in buckets of 64 MB, sharded ones a group at a time"),
+    "computation_communication_fusion_level": (
+        "rejected", "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
+    ),
+    "allreduce_and_biasadd_swap": ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
+    "enable_allreduce_slice_to_reducescatter": (
+        "satisfied", "DTensor makes a reduce-scatter of a sum of which each rank keeps a slice",
+    ),
+    "enable_interleave_split_concat_branch": ("degraded", "branches run one after the other, on one stream"),
+    "enable_interleave_parallel_branch": ("degraded", "branches run one after the other, on one stream"),
+}  # fmt: skip
+TENSOR = (
+    "grad_matmul_communication_overlap", "computation_communication_fusion_level", "allreduce_and_biasadd_swap",
+    "enable_allreduce_slice_to_reducescatter", "enable_interleave_split_concat_branch",
+)  # fmt: skip
+"""Those about the collectives of operators that are cut."""
+
+
+def _broadcast(level: int, sizes: Sizes) -> tuple[Fate, str]:
+    if sizes.grid["pp"] * sizes.grid["tp"] == 1:
+        return "satisfied", "a data-parallel rank is one rank, which reads for itself"
+    return "applied", {
+        0: "the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
+        1: "the first stage reads inputs and targets and sends the last stage its targets",
+        2: "the first stage reads inputs, the last targets, one rank for all of its tensor-parallel group",
+        3: "one rank of a pipeline and tensor-parallel group reads, and sends the others what they use",
+    }[level]
+
+
+def _reducing(job: Job, sizes: Sizes) -> tuple[Fate, str]:
+    if sizes.replicas == 1:
+        return "satisfied", "one data-parallel rank: no gradient travels"
+    if sizes.grid["dp_shard"] > 1 and job.parallel.hsdp and job.parallel.hsdp.optimizer_level != "level1":
+        if job.launch.device == "cuda":
+            return "satisfied", "FSDP2 reduces each group while backward goes on to the next"
+        return "degraded", "FSDP2 reduces each group beside backward on CUDA only; the CPU waits"
+    return "degraded", "gradients are reduced after the last backward of a step"
+
+
+def _gathering(job: Job, sizes: Sizes) -> tuple[Fate, str]:
+    if sizes.grid["dp_shard"] == 1:
+        return "satisfied", "no weight is sharded: nothing is gathered"
+    if job.launch.device == "cuda":
+        return "satisfied", "FSDP2 gathers the next group while this one computes"
+    return "degraded", "FSDP2 gathers the next group beside this one's computation on CUDA only; the CPU waits"

@@ -1,0 +1,63 @@
+"""What becomes of the switches that change no number: who reads, what is written beside the run, what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.plan import local_norm, reading, shared, speed_up
+from launcher.plan.params import Placed
+from launcher.plan.setting import Setting
+from launcher.plan.sizes import Sizes
+
+
+def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """What can be said of them before the model is read."""
+    yield from reading.check(job, sizes)
+    yield from speed_up.refused(job, sizes)
+    yield from local_norm.refused(job)
+
+
+def unshared(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
+    """Listed ties that the model does not have, or has and are not listed."""
+    if job.parallel.shared != "auto":
+        yield from shared.check(job.parallel.shared, params)
+
+
+def reading_of(job: Job, sizes: Sizes) -> reading.Reading:
+    """Who reads."""
+    return reading.reading(job, sizes, speed_up.broadcast_level(job))
+
+
+def resolve(job: Job, sizes: Sizes) -> Iterator[Setting]:
+    """Those that are not at their default."""
+    par = job.parallel
+    if not par.loss_repeated_mean:
+        yield Setting("parallel.loss_repeated_mean", "false", "satisfied", "no rank repeats the loss of another")
+    if par.dataset_strategy != "data_parallel":
+        fate = reading.fate(reading_of(job, sizes), sizes)
+        yield Setting(reading.KEY, reading.written(par.dataset_strategy), *fate)
+    yield from _files(job)
+    yield from local_norm.resolve(job, sizes)
+    for s in speed_up.switches(job, sizes):
+        assert s.status != "rejected", s
+        yield Setting(f"{speed_up.KEY}.{s.name}", s.value, s.status, s.why)
+
+
+def _files(job: Job) -> Iterator[Setting]:
+    """Ties, layouts and groups that are compared with what was planned, or written."""
+    par = job.parallel
+    which = "trainable parameters" if par.param_strategy.only_trainable else "all parameters and buffers"
+    if par.shared != "auto":
+        groups = ", ".join("=".join(names) for names in par.shared) or "none"
+        yield Setting("parallel.shared", groups, "satisfied", "the ties of the model are these")
+    if (path := par.param_strategy.save) is not None:
+        why = f"layouts of {which} are written before the first step"
+        yield Setting("parallel.param_strategy.save", path, "applied", why)
+    if (path := par.param_strategy.load) is not None:
+        why = f"this plan gives {which} the layouts of the file"
+        yield Setting("parallel.param_strategy.load", path, "satisfied", why)
+    if par.group_file is not None:
+        why = "which ranks share which group is written before the first step"
+        yield Setting("parallel.group_file", par.group_file, "applied", why)

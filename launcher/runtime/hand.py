@@ -1,0 +1,44 @@
+"""Hands what one rank has read to the ranks that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from launcher.parallel.read import dtype_of
+from launcher.plan.reading import Hand
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def deal(hand: Hand, read: Callable[[], Tensors]) -> Tensors:
+    """The tensors, on the CPU, on a rank that uses them; none on the others. Only a rank that is to ``read`` does.
+
+    They travel between pairs of ranks of the default group, in host memory: no group of the model is in use then.
+    """
+    if hand.takes is not None:
+        return _take(hand.takes)
+    if not hand.reads:
+        return ()
+    tensors = read()
+    for rank in hand.gives:
+        _give(tensors, rank)
+    return tensors if hand.uses else ()
+
+
+def _give(tensors: Tensors, rank: int) -> None:
+    """Shapes first: the other rank has opened no file and cannot know them."""
+    dist.send_object_list([[(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]], rank)
+    for t in tensors:
+        dist.send(t.contiguous(), rank)
+
+
+def _take(rank: int) -> Tensors:
+    said: list[list[tuple[tuple[int, ...], str]]] = [[]]
+    dist.recv_object_list(said, rank)
+    tensors = tuple(torch.empty(shape, dtype=dtype_of(dtype)) for shape, dtype in said[0])
+    for t in tensors:
+        dist.recv(t, rank)
+    return tensors

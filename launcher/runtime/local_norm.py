@@ -1,0 +1,76 @@
+"""Tells the norms of each rank's own gradients: to the console, to a folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from launcher.parallel.own import Own
+from launcher.runtime.metrics import Metrics
+from launcher.runtime.world import World
+
+FEW = 4
+
+
+@dataclass
+class LocalNorm:
+    """``device``: one number a rank instead of one a parameter. ``scale`` undoes the mean over data-parallel ranks."""
+
+    own: Own
+    world: World
+    emit: Callable[[dict[str, Any]], None]
+    print: bool
+    dump: Path | None
+    device: bool
+    scale: float
+    _file: Metrics | None = field(default=None, init=False)
+
+    def tell(self, step: int, loud: bool) -> None:
+        """After a step: every rank calls this. ``loud``: one of the steps that are told."""
+        norms = self.own.take(self.scale)
+        if not loud:
+            return
+        if self.device:
+            norms = {"": math.sqrt(sum(n * n for n in norms.values()))}
+        if self.dump is not None:
+            self._write(self.dump, step, norms)
+        if self.print:
+            every: list[Any] | None = [None] * self.world.size if self.world.rank == 0 else None
+            dist.gather_object(norms, every)
+            if every is not None:
+                self.emit({"text": "\n".join(lines(step, every))})
+
+    def _write(self, folder: Path, step: int, norms: Mapping[str, float]) -> None:
+        """``rank<N>.jsonl``; rows of this step and later ones, of a run before or an attempt that failed, go."""
+        if self._file is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)
+        self._file.write({"step": step, "norm": norms[""]} if self.device else {"step": step, "norms": dict(norms)})
+
+
+def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
+    """One line a parameter, in the order of the ranks that hold it.
+
+    >>> lines(3, [{"w": 0.5, "b": 1.0}, {"w": 0.25}])
+    ['local_norm, step 3: w 0.5 on rank 0, 0.25 on rank 1', 'local_norm, step 3: b 1 on rank 0']
+    """
+    names = list(dict.fromkeys(name for norms in every for name in norms))
+    return [f"local_norm, step {step}: {f'{n} ' if n else ''}{_spread(n, every)}" for n in names]
+
+
+def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:
+    """Each rank's number, or the ends of many.
+
+    >>> _spread("w", [{"w": float(n)} for n in range(6)])
+    '0 (rank 0) to 5 (rank 5) on 6 ranks'
+    """
+    found = [(norms[name], rank) for rank, norms in enumerate(every) if name in norms]
+    if len(found) <= FEW:
+        return ", ".join(f"{n:.4g} on rank {rank}" for n, rank in found)
+    (least, first), (most, last) = min(found), max(found)
+    return f"{least:.4g} (rank {first}) to {most:.4g} (rank {last}) on {len(found)} ranks"
