@@ -154,22 +154,19 @@ def plan(
         memory=memory(params, group, sz, par.hsdp, copies(job.optim), timeline.peak),
         phases=phases.phases(job.steps),
         settings=settings.resolve(job, sz),
-        notes=(
-            *notes,
-            *sz.notes,
-            *balanced,
-            *chosen,
-            *([deferred] if deferred else []),
-            *_sharding_notes(params, sz, par.hsdp),
-            *fit.idle(job, sz.steps),
-            *reduced.notes(job, sz),
-        ),
+        notes=(*notes, *sz.notes, *balanced, *chosen, *_late(job, sz, params, deferred)),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
         output_broadcast=par.pipeline.output_broadcast and pp > 1,
         reading=switches.reading_of(job, sz),
     )
+
+
+def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], deferred: Note | None) -> list[Note]:
+    """What the finished plan has to say."""
+    why = [deferred] if deferred else []
+    return [*why, *_sharding_notes(params, sz, job.parallel.hsdp), *fit.idle(job, sz.steps)]
 
 
 def _cut(
