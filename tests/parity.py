@@ -13,8 +13,8 @@ from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import init, mesh, norm
+from launcher.parallel.live import Parallel, parallelize
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.parallelize import Parallel, parallelize
 from launcher.parallel.read import dtype_of
 from launcher.plan.naming import flatten
 from launcher.plan.plan import Plan

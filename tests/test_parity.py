@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.decide import plan_job
-from launcher.parallel import fuse, norm, parallelize, tie
+from launcher.parallel import fuse, live, norm, tie
 from launcher.runtime import pipeline
 from tests.parity import (
     LM,
@@ -262,11 +262,11 @@ def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):
     def wrong(part, plan, meshes):
         return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
 
-    monkeypatch.setattr(parallelize, "fuse", wrong)
+    monkeypatch.setattr(live, "fuse", wrong)
     caught("copies differ")
 
 
 def test_statistics_that_are_not_shared_are_caught(monkeypatch):
-    monkeypatch.setattr(parallelize, "statistics", lambda *_: parallelize.Statistics((), None))
+    monkeypatch.setattr(live, "statistics", lambda *_: live.Statistics((), None))
     with pytest.raises(AssertionError, match="copies differ"):
         assert_parity(job(**RESNET, parallel__grid={"dp_replicate": 2}), parts=4)

@@ -42,24 +42,24 @@ def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     replicas = [axis for axis in ("dp_replicate", "dp_shard") if axis in sizes]
     if len(replicas) > 1:
-        dp = _mine(rank, (grid.peers(r, *replicas) for r in range(grid.size)))
+        dp = mine(rank, (grid.peers(r, *replicas) for r in range(grid.size)))
     else:
         dp = mesh.get_group(replicas[0]) if replicas else None
     ties = {}
     for places in dict.fromkeys(t.ranks for t in tied):
         if len(places) > 1:
             rows = (tuple(grid.rank(**grid.coords(r) | {"pp": p}) for p in places) for r in range(grid.size))
-            if (group := _mine(rank, rows)) is not None:
+            if (group := mine(rank, rows)) is not None:
                 ties[places] = group
     tp = mesh.get_group("tp") if "tp" in sizes else None
     return Meshes(rank, grid, mesh, mesh.get_group("pp"), tp, dp, ties)
 
 
-def _mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:
+def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:
     """One group a distinct row; the one that has ``rank`` in it."""
-    mine = None
+    own = None
     for ranks in dict.fromkeys(rows):
         group = dist.new_group(list(ranks))
         if rank in ranks:
-            mine = group
-    return mine
+            own = group
+    return own

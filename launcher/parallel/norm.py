@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from launcher.parallel.live import Parallel
 from launcher.parallel.local import grad, local
-from launcher.parallel.parallelize import Parallel
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from launcher.parallel.live import Parallel
 from launcher.parallel.local import local
-from launcher.parallel.parallelize import Parallel
 
 
 @dataclass(frozen=True)

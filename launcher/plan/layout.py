@@ -93,6 +93,11 @@ class Layout:
                 out[box] = (*out.get(box, ()), rank)
         return out
 
+    def twins(self, rank: int) -> tuple[int, ...]:
+        """Ranks of the same stage that hold the same elements as ``rank``, ascending, ``rank`` included."""
+        pinned = {axis for axis, _ in self.at}
+        return self.grid.peers(rank, *(a for a, _ in self.grid.axes if a not in pinned and a not in self.axes))
+
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes that cut this tensor, in dim order."""

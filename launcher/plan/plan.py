@@ -44,6 +44,7 @@ class Plan:
     leaves: tuple[str, ...] | None
     stages: tuple[Stage, ...]
     boundaries: tuple[tuple[Crossing, ...], ...]
+    inputs: tuple[TensorSpec, ...]
     output: tuple[TensorSpec, ...]
     params: tuple[Placed, ...]
     ties: tuple[Tie, ...]
@@ -141,6 +142,7 @@ def plan(
         leaves=whole,
         stages=cut,
         boundaries=tuple(stages.boundary(graph, s.sends) for s in cut),
+        inputs=tuple(t for n in graph.nodes if n.kind == "input" for t in n.out or ()),
         output=graph.nodes[-1].out or (),
         params=params,
         ties=ties(params),

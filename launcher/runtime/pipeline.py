@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from launcher.parallel.live import Parallel
 from launcher.parallel.mode import evaluating
-from launcher.parallel.parallelize import Parallel
 from launcher.parallel.read import dtype_of
 from launcher.plan.facts import TensorSpec
 from launcher.plan.plan import Plan

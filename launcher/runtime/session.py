@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from launcher.parallel.live import Parallel
 from launcher.parallel.norm import Norm
-from launcher.parallel.parallelize import Parallel
 from launcher.plan.plan import Plan
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm

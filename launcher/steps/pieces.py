@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from launcher.parallel.live import Parallel
 from launcher.parallel.local import grad, local
-from launcher.parallel.parallelize import Parallel
 from launcher.plan.layout import Box
 from launcher.plan.params import Placed
 from launcher.plan.plan import Plan

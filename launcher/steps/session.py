@@ -15,8 +15,8 @@ from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import init, mesh, norm
+from launcher.parallel.live import Parallel, parallelize
 from launcher.parallel.own import watch
-from launcher.parallel.parallelize import Parallel, parallelize
 from launcher.parallel.read import dtype_of
 from launcher.plan.facts import DTYPE
 from launcher.plan.plan import Plan

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from launcher.decide import plan_job
 from launcher.parallel.check import check, where
+from launcher.parallel.live import Parallel
 from launcher.parallel.local import cut, local
-from launcher.parallel.parallelize import Parallel
 from launcher.plan.layout import Layout
 from tests.parity import build, job, plain
 from tests.ranks import on_ranks

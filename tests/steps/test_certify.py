@@ -13,7 +13,7 @@ import torch
 from launcher.__main__ import main
 from launcher.decide import plan_job
 from launcher.job.steps import Certify
-from launcher.parallel import fuse, init, norm, parallelize, tie
+from launcher.parallel import fuse, init, live, norm, tie
 from launcher.plan.reduced import reduced
 from launcher.runtime import pipeline
 from launcher.runtime.world import World
@@ -96,7 +96,7 @@ def initialised_differently(patch: pytest.MonkeyPatch) -> None:
         at = plan.sizes.grid.coords(rank)["dp_replicate"]
         real(parts, plan, rank, device, lambda name: whole(name) * (1 + at))
 
-    patch.setattr(parallelize, "fill", wrong)
+    patch.setattr(live, "fill", wrong)
 
 
 def added_twice(patch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def last_skipped(patch: pytest.MonkeyPatch) -> None:
     def wrong(part: Any, plan: Any, meshes: Any) -> list[fuse.Bucketed]:
         return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
 
-    patch.setattr(parallelize, "fuse", wrong)
+    patch.setattr(live, "fuse", wrong)
 
 
 MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {

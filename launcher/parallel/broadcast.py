@@ -1,0 +1,135 @@
+"""Makes what replicas hold equal: each piece goes from its first holder to the ranks that should hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import Tensor, nn
+
+from launcher.errors import RunError
+from launcher.parallel.local import local
+from launcher.parallel.mesh import mine
+from launcher.parallel.net import Net
+from launcher.plan.layout import Layout
+
+AT_ONCE = 64 << 20
+"""Bytes of one collective; a larger tensor has one of its own."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one rank took part in."""
+
+    collectives: int
+    nbytes: int
+
+
+def parameter_broadcast(net: nn.Module, layout: Mapping[str, Layout], cur_rank: int = 0, initial_rank: int = 0) -> Sent:
+    """Give every replica the numbers of the first rank that holds them; stages keep to themselves.
+
+    ``layout`` is that of every parameter of the whole model, as ``{p.name: p.layout for p in plan.params}``. Every rank
+    calls this with its own ``cur_rank`` and the lowest rank of its stage, ``initial_rank``; anything else, or a
+    parameter that ``net`` lacks, is a ``ValueError``. Raises ``RunError`` if afterwards two replicas differ.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
+    rank = dist.get_rank()
+    if cur_rank != rank:
+        raise ValueError(f"cur_rank: {cur_rank} is not the rank of this process, {rank}")
+    if layout:
+        grid = next(iter(layout.values())).grid
+        first = grid.ranks(pp=grid.coords(rank)["pp"])[0]
+        if initial_rank != first:
+            raise ValueError(f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}, {first}")
+    held = _held(net)
+    for name, lay in layout.items():
+        if lay.holds(rank) and name not in held:
+            near = ", ".join(list(held)[:3])
+            raise ValueError(f"layout: {name} is not a parameter of net on rank {rank}, which has {near} ...")
+    return share({n: held[n] for n, lay in layout.items() if lay.holds(rank)}, layout)
+
+
+def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
+    """All copies on this rank of every parameter and buffer, by first name and by its own."""
+    own = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
+    out: dict[str, tuple[Tensor, ...]] = {n: (t,) for n, t in own.items()}
+    return out | (net.copies() if isinstance(net, Net) else {})
+
+
+@torch.no_grad()
+def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) -> Sent:
+    """``held``: this rank's copies of each tensor; ``layout`` is the same on all ranks, which all call this.
+
+    Raises ``RunError`` naming the tensors that are not bit-equal afterwards, and the ranks.
+    """
+    rank, collectives, nbytes, wrong = dist.get_rank(), 0, 0, list[str]()
+    for axes in sorted({_axes(lay) for lay in layout.values()}):
+        grid = next(iter(layout.values())).grid
+        group = mine(rank, (grid.peers(r, *axes) for r in range(grid.size)))
+        names = [n for n, lay in layout.items() if _axes(lay) == axes and n in held]
+        if group is None or dist.get_world_size(group) == 1:
+            continue
+        for batch in _batches({n: local(held[n][0]) for n in names}):
+            nbytes += _send(batch, group)
+            collectives += 1
+        for n in names:
+            for other in held[n][1:]:
+                local(other).copy_(local(held[n][0]))
+        wrong += _differing({n: local(held[n][0]) for n in names}, group)
+        dist.destroy_process_group(group)
+    if wrong:
+        raise RunError(f"after the broadcast {'; '.join(wrong)}")
+    return Sent(collectives, nbytes)
+
+
+def _axes(layout: Layout) -> tuple[str, ...]:
+    """Along which there are copies."""
+    pinned = {axis for axis, _ in layout.at}
+    return tuple(a for a, n in layout.grid.axes if n > 1 and a not in pinned and a not in layout.axes)
+
+
+def _batches(tensors: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
+    out: list[Tensor] = []
+    total = 0
+    for t in tensors.values():
+        if out and total + t.nbytes > AT_ONCE:
+            yield out
+            out, total = [], 0
+        out.append(t)
+        total += t.nbytes
+    if total:
+        yield out
+
+
+def _send(batch: list[Tensor], group: dist.ProcessGroup) -> int:
+    """One broadcast of the bytes of all: gloo knows few dtypes, and -0.0 stays what it is."""
+    flat = torch.cat([_bytes(t) for t in batch])
+    dist.broadcast(flat, group_src=0, group=group)
+    if dist.get_rank(group) > 0:
+        for t, piece in zip(batch, flat.split([t.nbytes for t in batch]), strict=True):
+            t.copy_(piece.clone().view(t.dtype).view(t.shape) if t.numel() else t)
+    return len(flat)
+
+
+def _bytes(t: Tensor) -> Tensor:
+    return t.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[str]:
+    """Names and ranks of what is not equal, by a 64-bit digest of each tensor."""
+    own = {n: xxhash.xxh3_64_hexdigest(_bytes(t).cpu().numpy().tobytes()) for n, t in tensors.items()}
+    every: list[dict[str, str]] = [{}] * dist.get_world_size(group)
+    dist.all_gather_object(every, own, group)
+    ranks = dist.get_process_group_ranks(group)
+    out = []
+    for name in own:
+        odd = [r for r, said in zip(ranks, every, strict=True) if said[name] != every[0][name]]
+        if odd:
+            out.append(
+                f"{name} on rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))} is not rank {ranks[0]}'s"
+            )
+    return out
