@@ -168,7 +168,8 @@ def plan(
 def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], deferred: Note | None) -> list[Note]:
     """What the finished plan has to say."""
     why = [deferred] if deferred else []
-    return [*why, *_sharding_notes(params, sz, job.parallel.hsdp), *fit.idle(job, sz.steps)]
+    sharded = _sharding_notes(params, sz, job.parallel.hsdp)
+    return [*why, *sharded, *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
 
 
 def _cut(
