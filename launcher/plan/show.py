@@ -8,6 +8,7 @@ from math import prod
 from textwrap import wrap
 from typing import TypeVar
 
+from launcher.plan import spread_text
 from launcher.plan.memory import bytes_text
 from launcher.plan.params import Group
 from launcher.plan.plan import Plan
@@ -23,7 +24,7 @@ K = TypeVar("K")
 
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
-    parts = (_head, _pipeline, _stages, _sends, _ties, _hsdp, _reduce, _memory, _steps, _settings, _notes)
+    parts = (_head, _pipeline, _stages, _sends, _operators, _ties, _hsdp, _reduce, _memory, _steps, _settings, _notes)
     out, last = [f"plan of {plan.name}"], ""
     for label, row in (r for part in parts for r in part(plan)):
         for line in wrap(row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
@@ -127,6 +128,11 @@ def _reduce(plan: Plan) -> Rows:
         stages = {b.stage for b in same}
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
         yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
+    yield from spread_text.sums(plan.sums)
+
+
+def _operators(plan: Plan) -> Rows:
+    return spread_text.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
 
 
 def _memory(plan: Plan) -> Rows:

@@ -7,6 +7,7 @@ from math import gcd, lcm
 from shlex import quote
 
 from launcher.errors import Problem
+from launcher.job.models import LanguageModel
 from launcher.job.schema import Job
 from launcher.plan.grid import Grid
 from launcher.plan.schedules import RULES, placement
@@ -163,8 +164,8 @@ def _tp(job: Job, notes: list[Note], found: list[Problem]) -> int:
     elif asked is None and said is not None:
         notes.append(Note(key, f"null -> {said}: the slices of parallel.operators"))
     elif (asked or 1) > 1 and not operators:
-        text = f"{asked}: nothing is cut over tp; parallel.operators says what is, operators=megatron for a lm"
-        found.append(Problem(key, text, f"{key}=1"))
+        cure = "operators=megatron" if isinstance(job.model, LanguageModel) else f"{key}=1"
+        found.append(Problem(key, f"{asked}: parallel.operators cuts nothing over tp", cure))
     return asked or said or 1
 
 

@@ -81,7 +81,7 @@ def validate(s: Session, batches: int | None) -> float:
     total, count = torch.zeros((), dtype=torch.float64), 0
     for batch in s.feed.held_out(batches):
         total += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
-        count += batch.valid if s.pipeline.last else 0
+        count += batch.valid if s.pipeline.last and s.pipeline.counts else 0
     both = torch.stack([total, torch.tensor(float(count), dtype=torch.float64)])
     dist.all_reduce(both)
     loss = both[0].item() / both[1].item()
