@@ -79,7 +79,7 @@ def documented() -> dict[str, str]:
         lines = path.read_text().splitlines()
         for parts, line in nodes(yaml.compose(path.read_text()), group):
             found.setdefault(".".join(parts), lines[line].partition("#")[2].strip())
-    return found
+    return {key: said for key, said in found.items() if not key.startswith("operators.")}  # names of modules
 
 
 def nodes(node: yaml.Node | None, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
