@@ -17,7 +17,7 @@ from launcher.plan.phases import Phase
 from launcher.plan.plan import Plan
 from launcher.plan.reduced import Copy, reduced
 from launcher.runtime.faults import log_file
-from launcher.steps import alone
+from launcher.steps import alone, importing
 
 if TYPE_CHECKING:
     from launcher.external import Others
@@ -48,7 +48,7 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
         return _on_ranks(run, phase, hear)
     if phase.where == "alone" and run.start.mode == "spawn":
         return _in_a_process(run, phase, results, hear)
-    return alone.run(phase.steps, run.job, run.folder, results, lambda line: hear(0, {"text": line}))
+    return alone.run(phase.steps, run.job, run.plan, run.folder, results, lambda line: hear(0, {"text": line}))
 
 
 def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     from launcher.steps import ranks  # imports all that a rank needs, once: forked ranks have it then
 
     work = partial(
-        ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=run.resume,
+        ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
         before=latest(run.folder / "checkpoints"), copies=_copies(run, phase),
     )  # fmt: skip
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
@@ -70,6 +70,13 @@ def _copies(run: Run, phase: Phase) -> dict[str, tuple[Copy, Plan]]:
     steps = {name: run.job.steps[name] for name in phase.steps}
     found = {name: reduced(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
     return {name: (copy, plan_job(copy.job)) for name, copy in found.items()}
+
+
+def _from(run: Run) -> Path | None:
+    """The checkpoint that the ranks go on from: what ``import`` has brought, unless they have gone on since."""
+    if run.resume is None and any(step.kind == "import" for step in run.job.steps.values()):
+        return importing.place(run.folder / "checkpoints")
+    return run.resume
 
 
 def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
@@ -137,12 +144,12 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
     from launcher.runtime.start import run_ranks
     from launcher.steps import sample, whole  # noqa: F401  imported here once
 
-    work = partial(_by_itself, names=phase.steps, job=run.job, folder=run.folder, results=dict(results))
+    work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))
     threads = run.job.launch.threads
     return run_ranks(work, 1, folder=run.folder, threads=threads, on_message=hear, alone=True)[0]
 
 
 def _by_itself(
-    world: World, names: tuple[str, ...], job: Job, folder: Path, results: Mapping[str, Any]
+    world: World, names: tuple[str, ...], job: Job, plan: Plan, folder: Path, results: Mapping[str, Any]
 ) -> dict[str, Any]:
-    return alone.run(names, job, folder, results, lambda line: world.send({"text": line}))
+    return alone.run(names, job, plan, folder, results, lambda line: world.send({"text": line}))

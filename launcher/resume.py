@@ -22,8 +22,8 @@ def named(job: Job) -> list[Problem]:
     found, loads = [], _loads(job)
     if job.checkpoint.resume not in ("auto", "never"):
         found += _closed(RESUME, job.checkpoint.resume, f"{RESUME}=auto")
-        if loads:
-            text = f"{job.checkpoint.resume}: the step {next(iter(loads))!r} says that the weights come from elsewhere"
+        if comes := [*loads, *(n for n, step in job.steps.items() if step.kind == "import")]:
+            text = f"{job.checkpoint.resume}: the step {comes[0]!r} says that the weights come from elsewhere"
             found.append(Problem(RESUME, text, f"{RESUME}=auto"))
     for name, path in loads.items():
         found += _closed(f"steps.{name}.path", path, "")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import launch, outputs, phases, record, resume
+from launcher import launch, outputs, phases, record, resume, sources
 from launcher.console import gone, say
 from launcher.decide import before_torch, plan_job, settled
 from launcher.job.schema import Job
-from launcher.plan.phases import Phase
+from launcher.plan.phases import Phase, alone
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
 from launcher.runtime import folder, log
@@ -32,8 +32,7 @@ DONE, STOPPED = 0, 128
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show is not None:
-        plan = plan_job(request.job)
-        say(drawn(plan.timeline) if request.job.show == "timeline" else text(plan))
+        say("\n".join(_shown(request.job)))
         return DONE
     from launcher.job.report import as_yaml
 
@@ -44,6 +43,16 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
         print(str(stop), file=sys.stderr)
         return STOPPED + stop.signum
     return DONE
+
+
+def _shown(job: Job) -> Iterator[str]:
+    """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
+    transforms = sources.previews(job)
+    if not (transforms and alone(job.steps)):
+        plan = plan_job(job)
+        yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
+    if job.show == "plan":
+        yield from transforms
 
 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -81,7 +90,13 @@ def _carry_out(
     writable = folder.check_writable(Path(where), key)
     asked = before_torch(
         job,
-        [*([writable] if writable else []), *launch.refused(job, outer), *resume.named(job), *outputs.unwritable(job)],
+        [
+            *([writable] if writable else []),
+            *launch.refused(job, outer),
+            *resume.named(job),
+            *sources.named(job),
+            *outputs.unwritable(job),
+        ],
     )
     start = launch.start(job, outer, asked.sizes.grid.size)
     launch.port_is_free(job, start)

@@ -11,7 +11,10 @@ import pytest
 from launcher.__main__ import main
 
 RECIPES = "lm_pp4_interleaved, lm_single, lm_tied_pp2_hsdp2, mlp_autoparallel, resnet50_cifar_pp2, tied_pp2_to_single"
-STEPS = "train, evaluate, sync_shared, save, load, merge_strategies, transform, export, sample"
+STEPS = (
+    "train, evaluate, sync_shared, save, load, certify, merge_strategies, transform, export, import, verify, inspect, "
+    "sample"
+)
 TOP = (
     "name, seed, deterministic, recipe, runs, run_dir, show, model, data, optim, schedule, train, parallel, launch, "
     "checkpoint, steps, logger, debug, security"
@@ -166,7 +169,8 @@ CASES = {
         ["steps=[trian,save]"],
         """
   steps: unknown step 'trian', did you mean 'train'? """
-        """(steps: evaluate, export, load, merge_strategies, sample, save, sync_shared, train, transform)
+        """(steps: certify, evaluate, export, import, inspect, load, merge_strategies, sample, save, sync_shared, train, """
+        """transform, verify)
     set by: steps=[trian,save] (command line)
     try:    'steps=[train,save]'
 """,

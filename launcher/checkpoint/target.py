@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from launcher.checkpoint.strategy import STAGE, Entry, Strategy, relaid, stages
-from launcher.errors import Problem, RequestError
+from launcher.errors import RequestError
+from launcher.plan import merging
 from launcher.plan.grid import Grid
 
 LARGE = 64 * 1024  # bytes; as parallel.hsdp.threshold
@@ -16,8 +17,8 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int) 
     tied tensor to each of its stages. Dim 0 is cut over ``shard_size`` ranks for the tensors that the source cut
     anywhere; if it cut none, for parameters and optimizer states of at least 64 KB. Raises ``RequestError``.
     """
-    if found := _problems(src, nproc, stages, shard_size):
-        raise RequestError(tuple(found))
+    if found := tuple(merging.refused("steps.transform", src.stages, nproc, stages, shard_size)):
+        raise RequestError(found)
     replicas = nproc // (stages * shard_size)
     grid = Grid.of(pp=stages, dp_replicate=replicas, dp_shard=shard_size, tp=1)
     cut = any(e.layout.axes for e in src.entries.values())
@@ -29,20 +30,3 @@ def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
     shards = grid["dp_shard"] > 1 and (bool(entry.layout.axes) if cut else large)
     at = tuple(sorted({s * grid[STAGE] // before for s in stages(entry.layout)}))
     return relaid(entry, grid, ("dp_shard",) if shards else (), ((STAGE, at),))
-
-
-def _problems(src: Strategy, nproc: int, stages: int, shard_size: int) -> list[Problem]:
-    key, found = "steps.transform", []
-    for name, n in (("nproc", nproc), ("stages", stages), ("shard_size", shard_size)):
-        if n < 1:
-            found.append(Problem(f"{key}.{name}", f"{n} is not at least 1", f"{key}.{name}=1"))
-    if found:
-        return found
-    if src.stages % stages:
-        fits = max(n for n in range(1, min(stages, src.stages) + 1) if src.stages % n == 0)
-        text = f"{stages} stages cannot be made of the checkpoint's {src.stages}: stages are merged, not cut"
-        found.append(Problem(f"{key}.stages", text, f"{key}.stages={fits}"))
-    if nproc % (stages * shard_size):
-        text = f"{nproc} ranks do not divide into {stages} stages x {shard_size} shards"
-        found.append(Problem(f"{key}.nproc", text, f"{key}.nproc={stages * shard_size}"))
-    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from math import prod
 from pathlib import Path
 
@@ -86,6 +87,16 @@ class TransformPlan:
         more = len(self.sources) - len(rows)
         rest = f"and {_counted(more, 'row')} more\n" if more else ""
         return head + table(["rank", "reads", "tensors", "bytes"], rows, right=[0, 2, 3]) + "\n" + rest
+
+    def detail(self, limit: int = 50) -> str:
+        """Tensor by tensor, the stretch of its file that each rank looks at; at most ``limit`` rows."""
+        every = ((rank, span) for rank in range(self.target.grid.size) for span in self.spans(rank))
+        rows = [
+            [str(rank), s.file, s.name, str(s.start), str(s.stop), str(s.nbytes)] for rank, s in islice(every, limit)
+        ]
+        rest = "and more\n" if next(every, None) is not None else ""
+        head = ["rank", "reads", "tensor", "from byte", "to", "bytes"]
+        return table(head, rows, right=[0, 3, 4, 5]) + "\n" + rest
 
 
 def plan_transform(src: Path, target: Strategy) -> TransformPlan:

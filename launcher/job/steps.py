@@ -44,29 +44,70 @@ class Certify(Settings):
 
 
 class MergeStrategies(Settings):
+    """``src`` is a folder with one file a stage, ours or MindSpore's; ``form`` is what is written."""
+
     kind: Literal["merge_strategies"] = "merge_strategies"
+    src: str | None = None
+    dst: str | None = None
+    form: Literal["same", "ours", "protobuf", "json"] = "same"
 
 
 class Transform(Settings):
-    """From the run's last checkpoint (or ``src``) to the layout given here, in the job's own words."""
+    """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or in the job's words."""
 
     kind: Literal["transform"] = "transform"
     src: str | None = None
     dst: str | None = None
+    strategy: str | None = None
     nproc: Count = 1
     stages: Count = 1
     shard_size: Count = 1
     overwrite: bool = False
 
 
+Names = Literal["llama"] | dict[str, str | None]
+
+
 class Export(Settings):
-    """One safetensors file with every tensor whole; ``check`` evaluates it in one process and compares with the run."""
+    """One safetensors file, or a Hugging Face folder, with every tensor whole.
+
+    ``check`` evaluates it in one process and compares with the run.
+    """
 
     kind: Literal["export"] = "export"
     src: str | None = None
     path: str | None = None
+    format: Literal["safetensors", "hf"] = "safetensors"
+    names: Names | None = Field(None, description="our names to theirs; null: as they are")
+    max_shard_size: str = "5GB"
+    beside: tuple[str, ...] = ()
+    overwrite: bool = False
     check: bool = True
     tolerance: float = Field(1e-5, gt=0)
+
+
+class Import(Settings):
+    """Somebody else's weights as the checkpoint of step 0 of this run, in its layout."""
+
+    kind: Literal["import"] = "import"
+    src: str = Field(description="a Hugging Face or torch DCP folder, MindSpore's rank folders, or one file")
+    strategy: str | None = None
+    names: Names | None = Field(None, description="their names to ours; null: as they are")
+    strict: bool = True
+
+
+class Verify(Settings):
+    """Digests, and that the pieces of every tensor are all there."""
+
+    kind: Literal["verify"] = "verify"
+    src: str | None = None
+
+
+class Inspect(Settings):
+    """Who holds what, as a table."""
+
+    kind: Literal["inspect"] = "inspect"
+    src: str | None = None
 
 
 class Sample(Settings):
@@ -86,6 +127,9 @@ Step = Annotated[
     | Annotated[MergeStrategies, Tag("merge_strategies")]
     | Annotated[Transform, Tag("transform")]
     | Annotated[Export, Tag("export")]
+    | Annotated[Import, Tag("import")]
+    | Annotated[Verify, Tag("verify")]
+    | Annotated[Inspect, Tag("inspect")]
     | Annotated[Sample, Tag("sample")],
     Discriminator(lambda v: v.get("kind") if isinstance(v, dict) else getattr(v, "kind", None)),
 ]

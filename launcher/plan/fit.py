@@ -9,6 +9,7 @@ from launcher.errors import Problem
 from launcher.job.models import Text
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Transform
+from launcher.plan import merging
 from launcher.plan.sizes import Note, Sizes
 from launcher.plan.words import many
 
@@ -38,22 +39,19 @@ def _held_out(job: Job) -> Iterator[Problem]:
 
 
 def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
-    """Layouts that ``transform`` cannot make: stages are merged, never cut, for cutting takes the model."""
+    """Layouts that ``transform`` cannot make, or that are asked for in two ways."""
     for name, step in job.steps.items():
         if not isinstance(step, Transform):
             continue
-        key, stages = f"steps.{name}", step.stages
-        if step.src is None and sizes is not None and sizes.grid["pp"] % stages:
-            source = sizes.grid["pp"]
-            stages = max(n for n in range(1, min(stages, source) + 1) if source % n == 0)
-            text = (
-                f"{step.stages}: cannot be made of the {many(source, 'stage')} of this run; stages are merged, not cut"
-            )
-            yield Problem(f"{key}.stages", text, f"{key}.stages={stages}")
-        unit = stages * step.shard_size
-        if step.nproc % unit:
-            text = f"{step.nproc}: does not divide into {many(stages, 'stage')} x {many(step.shard_size, 'shard')}"
-            yield Problem(f"{key}.nproc", text, f"{key}.nproc={-(-step.nproc // unit) * unit}")
+        key = f"steps.{name}"
+        source = sizes.grid["pp"] if step.src is None and sizes is not None else None
+        if step.strategy is None:
+            yield from merging.refused(key, source, step.nproc, step.stages, step.shard_size)
+            continue
+        for field in ("nproc", "stages", "shard_size"):
+            if (n := getattr(step, field)) != 1:
+                text = f"{n}: the layout is that of the strategy file {step.strategy}"
+                yield Problem(f"{key}.{field}", text, f"{key}.{field}=1")
 
 
 def idle(job: Job, steps: int) -> Iterator[Note]:

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Literal
 
 from launcher.errors import Problem
-from launcher.job.steps import Evaluate, Export, Save, Step, Transform
+from launcher.job.steps import Evaluate, Export, Inspect, MergeStrategies, Save, Step, Transform, Verify
 
 Where = Literal["ranks", "alone", "files"]
 
@@ -32,15 +32,23 @@ def where(step: Step) -> Where:
 
 def _needs(step: Step) -> tuple[str, str] | None:
     """What must exist before ``step``, and the step that makes it."""
-    if isinstance(step, Transform | Export) and step.src is not None:
-        return None
-    if step.kind in ("merge_strategies", "transform", "export"):
-        return "a checkpoint", "save"
+    if isinstance(step, Transform | Export | MergeStrategies | Verify | Inspect):
+        return ("a checkpoint", "save") if step.src is None else None
     if isinstance(step, Evaluate) and step.of == "transformed":
         return "a transformed checkpoint", "transform"
     if step.kind == "sample" or (isinstance(step, Evaluate) and step.of == "exported"):
         return "an exported model", "export"
     return None
+
+
+def _made(need: tuple[str, str], done: Collection[str]) -> bool:
+    """``import`` leaves a checkpoint as ``save`` does, but not of what is learned after it."""
+    return need[1] in done or (need[1] == "save" and "import" in done and "train" not in done)
+
+
+def alone(steps: Mapping[str, Step]) -> bool:
+    """Whether every step works on files that the request names: no model has a part in it."""
+    return all(where(s) == "files" and s.kind != "import" and _needs(s) is None for s in steps.values())
 
 
 def phases(steps: Mapping[str, Step]) -> tuple[Phase, ...]:
@@ -61,10 +69,11 @@ def check(steps: Mapping[str, Step]) -> list[Problem]:
     ended = ""
     for name, step in steps.items():
         done: set[str] = {steps[n].kind for n in before}
-        for text in (_lacks(name, step, steps, done), _forgets(step, done), _too_late(step, ended)):
+        live = any(where(steps[n]) == "ranks" for n in before)
+        for text in (_lacks(name, step, steps, done), _forgets(step, done, live), _too_late(step, ended)):
             if text:
                 found.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_righted(steps))}]")))
-        if where(step) != "ranks" and not ended and any(where(steps[n]) == "ranks" for n in before):
+        if where(step) != "ranks" and not ended and live:
             ended = name
         before.append(name)
     return found
@@ -72,16 +81,21 @@ def check(steps: Mapping[str, Step]) -> list[Problem]:
 
 def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> str:
     need = _needs(step)
-    if need is None or need[1] in done:
+    if need is None or _made(need, done):
         return ""
     thing, maker = need
-    comes = any(s.kind == maker for s in steps.values())
+    kinds = {s.kind for s in steps.values()}
+    if maker not in kinds and _made(need, kinds):
+        maker = "import"
+    comes = maker in kinds
     hint = f"it comes after {name!r}" if comes else f"no {maker!r} step is asked for"
     return f"needs {thing}, which {maker!r} makes, and {hint}"
 
 
-def _forgets(step: Step, done: set[str]) -> str:
-    return "would overwrite what 'train' has just learned" if step.kind == "load" and "train" in done else ""
+def _forgets(step: Step, done: set[str], live: bool) -> str:
+    if step.kind == "load" and "train" in done:
+        return "would overwrite what 'train' has just learned"
+    return "the ranks start from what it brings; put it before them" if step.kind == "import" and live else ""
 
 
 def _too_late(step: Step, ended: str) -> str:
@@ -93,7 +107,8 @@ def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
     """The names in the nearest order that works, with the steps that were missing."""
     left = dict(steps)
     for maker in (Transform(), Export(), Save()):  # the first two need the last
-        if maker.kind in {need[1] for s in left.values() if (need := _needs(s))} - {s.kind for s in left.values()}:
+        kinds = {s.kind for s in left.values()}
+        if any((need := _needs(s)) and need[1] == maker.kind and not _made(need, kinds) for s in left.values()):
             left[maker.kind] = maker
     out: list[str] = []
     done: set[str] = set()
@@ -106,8 +121,10 @@ def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
 
 def _may_be_next(step: Step, left: Collection[Step], done: set[str]) -> bool:
     need = _needs(step)
-    if need is not None and need[1] not in done:
+    if need is not None and not _made(need, done):
         return False
+    if step.kind == "import" or any(s.kind == "import" for s in left):
+        return step.kind == "import"
     if step.kind == "train":
         return all(s.kind != "load" for s in left)
     return where(step) == "ranks" or all(where(s) != "ranks" for s in left)

@@ -41,7 +41,12 @@ class Paths:
     def exported(self) -> Path:
         step = self._step("export")
         named = step.path if isinstance(step, Export) else None
-        return Path(named) if named else self.folder / "exports" / "model.safetensors"
+        hf = isinstance(step, Export) and step.format == "hf"
+        return Path(named) if named else self.folder / "exports" / ("hf" if hf else "model.safetensors")
+
+    def source(self, named: str | None) -> Path:
+        """The checkpoint ``named``, else the newest of this run."""
+        return self.last() if named is None else Path(named)
 
     def export_source(self, step: Export) -> Path:
         """What it names, else the transformed checkpoint if a transform comes before, else the run's own last one."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 
+from launcher.checkpoint.blob import Blob
 from launcher.data.open import open_data
 from launcher.job.models import Text
 from launcher.job.schema import Job
@@ -14,13 +15,13 @@ from launcher.steps import whole
 
 
 @torch.no_grad()
-def run(job: Job, step: Sample, export: Path) -> str:
+def run(job: Job, step: Sample, exported: Mapping[str, Blob]) -> str:
     """The prompt and what follows it. Draws from the job's seed, so the same model says the same."""
     assert isinstance(job.data, Text), "the planner lets only text be sampled"
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     assert data.encode is not None
     assert data.decode is not None
-    model = whole.from_export(job, export).eval()
+    model = whole.of(job, exported).eval()
     tokens = data.encode(step.prompt) or data.encode("\n")
     stream = torch.Generator().manual_seed(job.seed)
     for _ in range(step.tokens):

@@ -1,18 +1,34 @@
-"""``transform``: the run's checkpoint, in the layout that the step names, without torch."""
+"""``transform``: a checkpoint in the layout that the step names, without torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.checkpoint.follow import followed
+from launcher.checkpoint.given import given, of_whole, whole_specs
 from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.target import target_strategy
 from launcher.checkpoint.transform import Report, transform
+from launcher.checkpoint.transform_plan import plan_transform
 from launcher.job.steps import Transform
+
+
+def target(step: Transform, src: Strategy) -> Strategy:
+    """The layout asked for, by a strategy file or in the job's words."""
+    if step.strategy is None:
+        return target_strategy(src, nproc=step.nproc, stages=step.stages, shard_size=step.shard_size)
+    found = given("steps.transform.strategy", step.strategy)
+    assert found is not None
+    return followed(of_whole(found, whole_specs(src)), src)
 
 
 def run(step: Transform, src: Path, dst: Path) -> Report:
     """``src`` and ``dst`` are checkpoint folders; ``dst`` is complete on return or not there."""
-    target = target_strategy(
-        open_checkpoint(src).strategy, nproc=step.nproc, stages=step.stages, shard_size=step.shard_size
-    )
-    return transform(src, dst, target, overwrite=step.overwrite)
+    return transform(src, dst, target(step, open_checkpoint(src).strategy), overwrite=step.overwrite)
+
+
+def preview(step: Transform, src: Path) -> str:
+    """What ``run`` would read and write; nothing is written. Raises as it does."""
+    plan = plan_transform(src, target(step, open_checkpoint(src).strategy))
+    return f"{plan.text()}{plan.detail()}".removesuffix("\n")

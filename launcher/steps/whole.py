@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.export import read_full
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.checkpoint.strategy import single
 from launcher.decide import builder
@@ -19,19 +18,15 @@ from launcher.plan.facts import DTYPE
 from launcher.runtime.state import fill
 
 
-def from_export(job: Job, path: Path) -> torch.nn.Module:
-    """The model with every tensor of an exported file."""
-    return _filled(job, read_full(path))
-
-
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
     """The model with the weights and buffers of a checkpoint of any layout."""
     checkpoint = open_checkpoint(folder)
-    return _filled(job, read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer")))
+    return of(job, read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer")))
 
 
 @torch.no_grad()
-def _filled(job: Job, found: Mapping[str, Blob]) -> torch.nn.Module:
+def of(job: Job, found: Mapping[str, Blob]) -> torch.nn.Module:
+    """The model with the numbers of ``found``; a tied tensor may come under any of its names."""
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         model = builder(job)()
     mine = tensors(model)

@@ -31,9 +31,13 @@ def test_every_option_composes_and_validates(option):
     assert request.job.model.name is not None
 
 
+def needs(step):
+    return [f"steps.{step}.{key}=x" for key in {"load": ["path"], "import": ["src"]}.get(step, [])]
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_every_step_is_named_after_its_verb(step):
-    request = compose([f"steps=[{step}]", *(["steps.load.path=x"] if step == "load" else [])])
+    request = compose([f"steps=[{step}]", *needs(step)])
     assert [(name, s.kind) for name, s in request.job.steps.items()] == [(step, step)]
 
 
@@ -90,7 +94,7 @@ def test_config_and_the_plain_options_show_every_key_with_the_schemas_default():
     [o for o in OPTIONS if o.partition("=")[0] in CHOSEN] + [f"steps={s}" for s in STEPS],
 )
 def test_every_option_shows_every_key_of_its_kind(option):
-    request = compose([option, *NEEDS.get(option, []), *(["steps.load.path=x"] if option == "steps=load" else [])])
+    request = compose([option, *NEEDS.get(option, []), *needs(option.removeprefix("steps="))])
     group, _, name = option.partition("=")
     parts = (group, name) if group == "steps" else (group,)
     node = request.data[group][name] if group == "steps" else request.data[group]

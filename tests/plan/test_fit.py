@@ -24,12 +24,12 @@ REFUSED = {
     ),
     "more stages than there are": (
         [*PP4, TRANSFORM, "steps.transform.nproc=8", "steps.transform.stages=8"],
-        "steps.transform.stages: 8: cannot be made of the 4 stages of this run; stages are merged, not cut "
+        "steps.transform.stages: 8: cannot be made of 4 stages; stages are merged, not cut "
         "(try: steps.transform.stages=4)",
     ),
     "stages that do not merge": (
         [*PP4, TRANSFORM, "steps.transform.nproc=3", "steps.transform.stages=3"],
-        "steps.transform.stages: 3: cannot be made of the 4 stages of this run; stages are merged, not cut "
+        "steps.transform.stages: 3: cannot be made of 4 stages; stages are merged, not cut "
         "(try: steps.transform.stages=2)\n"
         "steps.transform.nproc: 3: does not divide into 2 stages x 1 shard (try: steps.transform.nproc=4)",
     ),
@@ -40,6 +40,10 @@ REFUSED = {
     "too few ranks for a checkpoint of elsewhere": (
         ["steps=[transform]", "steps.transform.src=there", "steps.transform.nproc=3", "steps.transform.stages=2"],
         "steps.transform.nproc: 3: does not divide into 2 stages x 1 shard (try: steps.transform.nproc=4)",
+    ),
+    "a layout asked for in two ways": (
+        [*PP4, TRANSFORM, "steps.transform.strategy=merged.json", "steps.transform.nproc=2"],
+        "steps.transform.nproc: 2: the layout is that of the strategy file merged.json (try: steps.transform.nproc=1)",
     ),
 }
 

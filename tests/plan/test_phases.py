@@ -27,6 +27,7 @@ def steps(text: str) -> dict[str, Step]:
     for word in text.split(","):
         kind, _, of = word.partition(":")
         more = {"path": "there"} if kind == "load" else {"src": of} if kind in ("transform", "export") and of else {}
+        more = {"src": "there"} if kind == "import" else more
         out[kind] = step(kind, **({"of": of} if kind == "evaluate" and of else more))
     return out
 
@@ -78,6 +79,19 @@ WRONG = {
     "train,save,evaluate:transformed":
         "steps.evaluate: needs a transformed checkpoint, which 'transform' makes, and no 'transform' step is asked for "
         "(try: 'steps=[train,save,transform,evaluate]')",
+    "import,train,export":
+        "steps.export: needs a checkpoint, which 'save' makes, and no 'save' step is asked for "
+        "(try: 'steps=[import,train,save,export]')",
+    "inspect,import":
+        "steps.inspect: needs a checkpoint, which 'import' makes, and it comes after 'inspect' "
+        "(try: 'steps=[import,inspect]')",
+    "verify":
+        "steps.verify: needs a checkpoint, which 'save' makes, and no 'save' step is asked for "
+        "(try: 'steps=[save,verify]')",
+    "train,import,save":
+        "steps.import: the ranks start from what it brings; put it before them (try: 'steps=[import,train,save]')\n"
+        "steps.save: needs the ranks, which have ended before 'import'; put it before 'import' "
+        "(try: 'steps=[import,train,save]')",
     "sample,train,save,export,sync_shared":
         "steps.sample: needs an exported model, which 'export' makes, and it comes after 'sample' "
         "(try: 'steps=[train,save,sync_shared,export,sample]')\n"
@@ -94,13 +108,15 @@ def test_an_order_that_cannot_work_is_refused_with_one_that_does(order: str) -> 
 @pytest.mark.parametrize("order", [
     "train", "save", "train,evaluate,save", "load,train,save", "load,evaluate", "transform:elsewhere,train",
     "transform:elsewhere", "export:elsewhere,sample", "train,save,transform,evaluate:transformed,export,sample",
-    "save,load", "train,save,evaluate,sync_shared",
+    "save,load", "import,train,save,verify,inspect", "import,evaluate,export,sample", "import,verify",
+    "train,save,evaluate,sync_shared",
 ])  # fmt: skip
 def test_an_order_that_works_is_left_alone(order: str) -> None:
     assert check(steps(order)) == []
 
 
-VERBS = ["train", "sync_shared", "save", "load", "merge_strategies", "transform", "export", "sample"]
+VERBS = ["train", "sync_shared", "save", "load", "import", "merge_strategies", "transform", "export", "sample",
+         "verify", "inspect"]  # fmt: skip
 orders = st.lists(st.sampled_from([*VERBS, "transform:there"]), min_size=1, unique_by=lambda v: v.partition(":")[0])
 
 

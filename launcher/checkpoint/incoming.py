@@ -1,0 +1,78 @@
+"""Other programs' checkpoints as whole tensors by name: Hugging Face and MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.files import write_stream
+from launcher.checkpoint.hf import INDEX, ONE, read_hf
+from launcher.checkpoint.names import Table
+from launcher.checkpoint.peer import transform_checkpoints
+from launcher.checkpoint.rank_source import open_source
+from launcher.checkpoint.transform import is_checkpoint
+
+Form = Literal["hf", "mindspore"]
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """``tensors`` by new name, read from disk when looked at; ``left`` are the old names that no row is about."""
+
+    tensors: Mapping[str, Blob]
+    left: tuple[str, ...]
+
+
+def form_of(path: Path) -> Form:
+    """Told by what is there. Raises ``ValueError`` naming ``path`` when it is nothing that can be imported."""
+    if path.is_file():
+        if path.suffix not in (".safetensors", ".ckpt"):
+            raise ValueError(f"{path}: neither a .safetensors nor a .ckpt file")
+        return "hf" if path.suffix == ".safetensors" else "mindspore"
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such file or folder")
+    if is_checkpoint(path):
+        raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
+    if (path / ONE).is_file() or (path / INDEX).is_file():
+        return "hf"
+    if any(path.glob("rank_*")):
+        return "mindspore"
+    raise ValueError(f"{path}: neither a Hugging Face folder ({ONE} or {INDEX}) nor one with rank_<k> folders")
+
+
+def read_incoming(
+    path: Path, scratch: Path, names: Table | None = None, *, strategy: Path | None = None, strict: bool = True
+) -> Incoming:
+    """The tensors of ``path``. What is cut or chunked there is put together in ``scratch``, an empty folder.
+
+    ``strategy`` is MindSpore's for rank folders. Raises ``ValueError`` naming the file.
+    """
+    form = form_of(path)
+    if strategy is not None and not (form == "mindspore" and path.is_dir()):
+        raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
+    if form == "mindspore":
+        path = _whole_folder(path, scratch, strategy) if path.is_dir() else _whole_file(path, scratch)
+    found = read_hf(path, names, strict=strict)
+    return Incoming(found, found.unmatched)
+
+
+def _whole_folder(path: Path, scratch: Path, strategy: Path | None) -> Path:
+    if strategy is None:
+        from launcher.checkpoint.rank_folders import rank_paths
+
+        files = rank_paths(path)
+        if [*files] != [0]:
+            told = f"ranks {', '.join(map(str, files))}"
+            raise ValueError(f"{path}: pieces of {told}; give the strategy file that they were saved with")
+        return _whole_file(files[0], scratch) if files[0].suffix == ".ckpt" else files[0]
+    transform_checkpoints(path, scratch / "whole", "whole", strategy)
+    return scratch / "whole" / "rank_0" / "whole0.safetensors"
+
+
+def _whole_file(path: Path, scratch: Path) -> Path:
+    source, out = open_source(path), scratch / ONE
+    write_stream(out, source.specs, lambda name: (memoryview(c) for c in source.chunks(name)), {})
+    return out

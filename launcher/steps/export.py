@@ -1,0 +1,75 @@
+"""``export``: a checkpoint with every tensor whole, as a file or a Hugging Face folder, tried out in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.export import export, read_full
+from launcher.checkpoint.hf import read_hf
+from launcher.checkpoint.hf_write import write_hf
+from launcher.checkpoint.names import renamed
+from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.tables import from_ours
+from launcher.checkpoint.transform import Report
+from launcher.errors import RunError
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate, Export
+from launcher.plan.memory import bytes_text
+from launcher.plan.words import many
+from launcher.steps.paths import Paths
+
+Say = Callable[[str], None]
+
+
+def run(step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: Say) -> dict[str, float]:
+    """``before`` are the figures of the steps before. Returns the loss of what was written, where it is checked."""
+    path = paths.exported()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = _write(step, paths.export_source(step), path)
+    files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
+    say(f"export: {path}, {bytes_text(done.bytes_written)}{files}")
+    if not step.check:
+        return {}
+    from launcher.steps import evaluate, whole
+
+    loss = evaluate.alone(whole.of(job, read(step, paths)), job, _batches(job))
+    if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
+        say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
+        return {"exported_loss": loss}
+    gap = abs(loss - before["val_loss"])
+    if not gap <= step.tolerance:
+        text = f"export: {path} has validation loss {loss:.8f}, the run had {before['val_loss']:.8f}"
+        raise RunError(f"{text}: {gap:.1e} apart, allowed {step.tolerance:.0e} (steps.export.tolerance)")
+    say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
+    return {"exported_loss": loss, "export_gap": gap}
+
+
+def read(step: Export, paths: Paths) -> Mapping[str, Blob]:
+    """What the step has written, by our names."""
+    if step.format == "safetensors":
+        return read_full(paths.exported())
+    ours = open_checkpoint(paths.export_source(step)).strategy.only("param", "buffer").entries
+    back = {theirs: name for name, theirs in renamed(ours, from_ours(step.names)).names.items()}
+    found = read_hf(paths.exported())
+    return {back[theirs]: found[theirs] for theirs in found}
+
+
+def _write(step: Export, src: Path, path: Path) -> Report:
+    if step.format == "safetensors":
+        return export(src, path)
+    own = step.path is None  # a folder of this run, which a second start may write again
+    return write_hf(
+        src,
+        path,
+        names=from_ours(step.names),
+        max_shard_size=step.max_shard_size,
+        overwrite=step.overwrite or own,
+        beside=tuple(map(Path, step.beside)),
+    )
+
+
+def _batches(job: Job) -> int | None:
+    """What the run's own last evaluation read."""
+    return next((s.batches for s in reversed(job.steps.values()) if isinstance(s, Evaluate) and s.of == "run"), None)

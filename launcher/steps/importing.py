@@ -1,0 +1,55 @@
+"""``import``: another program's weights as the checkpoint of step 0, in the layout of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.import_full import import_full
+from launcher.checkpoint.incoming import read_incoming
+from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.store import LATEST, latest, step_folder
+from launcher.checkpoint.tables import to_ours
+from launcher.job.steps import Import
+from launcher.plan.memory import bytes_text
+from launcher.plan.plan import Plan
+from launcher.plan.words import many
+
+
+def place(checkpoints: Path) -> Path:
+    """What ``run`` writes."""
+    return step_folder(checkpoints, 0)
+
+
+def run(step: Import, plan: Plan, checkpoints: Path, say: Callable[[str], None], *, anew: bool) -> dict[str, float]:
+    """Everything is checked before the checkpoint appears; it becomes the newest.
+
+    What the run has saved since an earlier start is kept: the ranks go on from that. ``anew``: not.
+    """
+    target, final = of_plan(plan), place(checkpoints)
+    if not anew and (newest := latest(checkpoints)) is not None and newest != final:
+        say(f"import: not again, for the run has gone on to {newest.name}")
+        return {}
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".import.", dir=checkpoints) as scratch:
+        strategy = Path(step.strategy) if step.strategy else None
+        found = read_incoming(
+            Path(step.src), Path(scratch), to_ours(step.names), strategy=strategy, strict=step.strict
+        )  # fmt: skip
+        tensors, left = found.tensors, [*found.left]
+        if not step.strict:
+            left += [n for n in tensors if n not in target.named]
+            tensors = {n: tensors[n] for n in tensors if n in target.named}
+        results = {"saved_step": 0}
+        state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
+                 "results": results}  # fmt: skip
+        done = import_full(tensors, final, target, state, overwrite=True)
+    write_text(checkpoints / LATEST, final.name + "\n")
+    ranks = many(target.grid.size, "rank")
+    say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, "
+        f"{bytes_text(done.bytes_written)}")  # fmt: skip
+    if left:
+        say(f"import: left out, for this model has no place for it: {', '.join(left)}")
+    return dict(results)

@@ -1,0 +1,38 @@
+"""``merge_strategies``: the strategy files of all stages as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.checkpoint import strategy_file
+from launcher.checkpoint.given import is_ours
+from launcher.checkpoint.merge_files import SUFFIX, merge_pipeline_strategies
+from launcher.checkpoint.mindspore import form_of, merged_file, read_stages, write_strategy
+from launcher.job.steps import MergeStrategies
+
+
+def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
+    """What ``step`` names, else a file in ``folder`` with the suffix of the form that comes out."""
+    if step.dst is not None:
+        return Path(step.dst)
+    same = "protobuf" if any(source.glob("*.ckpt")) else "json"
+    return folder / f"merged{SUFFIX.get(same if step.form == 'same' else step.form, '.json')}"
+
+
+def run(step: MergeStrategies, source: Path, merged: Path) -> int:
+    """How many files were merged. Raises as ``merge_pipeline_strategies``."""
+    files = sorted(p for p in source.glob("*") if p.suffix in SUFFIX.values()) if source.is_dir() else []
+    if step.form == "same" or not files or (step.form == "ours" and all(map(is_ours, files))):
+        merge_pipeline_strategies(source, merged)
+    elif step.form == "ours":
+        raise ValueError(
+            f"{files[0]}: MindSpore's files leave out dtypes, which ours need; give form: protobuf or json"
+        )
+    else:
+        if merged.suffix != SUFFIX[step.form]:
+            raise ValueError(f"{merged}: form {step.form} has names that end in {SUFFIX[step.form]}")
+        given = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]
+        merged.parent.mkdir(parents=True, exist_ok=True)
+        write_strategy(merged, given, step.form)
+        assert form_of(merged.read_bytes()) == step.form
+    return len(files)

@@ -1,0 +1,235 @@
+"""The steps on checkpoints, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.checkpoint import read_full, read_hf, strategy_file
+from launcher.checkpoint.mindspore import form_of, read_strategy
+from launcher.checkpoint.read import open_checkpoint
+from tests.run.launching import TINY, checkpoints, losses, run, shape, status, tensors
+
+BATCH = "steps.evaluate.batches=1"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps on four ranks, evaluated, saved and exported to a Hugging Face folder of several shards."""
+    home = tmp_path_factory.mktemp("trained")
+    (home / "config.json").write_text('{"model_type": "llama"}\n')
+    return run(
+        home / "run", "steps=[train,evaluate,save,export]", BATCH, "steps.export.format=hf", "steps.export.names=llama",
+        "steps.export.max_shard_size=4KB", f"steps.export.beside=[{home / 'config.json'}]", steps=2,
+    )  # fmt: skip
+
+
+def last(folder: Path) -> Path:
+    return folder / "checkpoints" / checkpoints(folder)[-1]
+
+
+def test_an_export_to_hugging_face_has_their_names_and_the_files_beside_it(trained: Path) -> None:
+    folder = trained / "exports" / "hf"
+    names = set(read_hf(folder))
+    assert {"model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "model.norm.weight"} <= names
+    assert not any(n.startswith(("embed", "layers", "lm_head")) for n in names)  # tied: the head is the table
+    assert len([*folder.glob("model-*.safetensors")]) > 1
+    assert (folder / "config.json").read_text() == '{"model_type": "llama"}\n'
+    assert status(trained)["metrics"]["export_gap"] < 1e-5
+
+
+@pytest.mark.parametrize("layout", [{"pp": 2, "shard": 2}, {}], ids=["four ranks", "one rank"])
+def test_what_went_out_to_hugging_face_comes_back_with_the_same_loss(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], layout: dict[str, int]
+) -> None:
+    folder = run(
+        tmp_path / "run", "steps=[import,evaluate,export]", f"steps.import.src={trained}/exports/hf", BATCH,
+        "steps.import.names=llama", *shape(**layout), steps=2,
+    )  # fmt: skip
+    found, before = status(folder)["metrics"], status(trained)["metrics"]
+    assert found["val_loss"] == before["val_loss"] if layout else abs(found["val_loss"] - before["val_loss"]) < 1e-6
+    assert found["export_gap"] < 1e-5
+    mine, theirs = read_full(folder / "exports" / "model.safetensors"), read_hf(trained / "exports" / "hf")
+    assert bytes(mine["embed.weight"].data) == bytes(theirs["model.embed_tokens.weight"].data)
+    assert f"import: {trained}/exports/hf -> step-000000, " in capfd.readouterr().out
+
+
+def test_training_goes_on_from_what_was_imported(trained: Path, tmp_path: Path) -> None:
+    words = ["steps=[import,train,save]", f"steps.import.src={trained}/exports/hf", "steps.import.names=llama"]
+    first = run(tmp_path / "a", *words, steps=2)
+    assert checkpoints(first) == ["step-000000", "step-000002"]
+    assert losses(first)[0] < losses(trained)[0]
+    again = shutil.copytree(first, tmp_path / "b")
+    said = status(again)
+    (again / "status.json").write_text(json.dumps(said | {"status": "running", "steps": [], "metrics": {}}))
+    run(again, *words, steps=2)
+    assert tensors(again, 2) == tensors(first, 2)
+
+
+def test_a_killed_run_goes_on_from_its_own_checkpoint_not_from_the_import(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    words = ["steps=[import,train,save]", f"steps.import.src={trained}/exports/hf", "steps.import.names=llama",
+             "schedule=constant"]  # fmt: skip
+    run(folder, *words, steps=2)
+    run(folder, *words, steps=4)
+    assert "import: not again, for the run has gone on to step-000002" in capfd.readouterr().out
+    assert tensors(run(tmp_path / "straight", *words, steps=4), 4) == tensors(folder, 4)
+
+
+def test_verify_says_in_one_line_that_all_is_well(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, f"run_dir={trained.parent}/look", "steps=[verify]", f"steps.verify.src={last(trained)}"]) == 0
+    line = r"verify: \S+/step-000002: \d+ tensors, [\d.]+ KB, in \d+ files: whole, every digest right"
+    assert re.search(line, capfd.readouterr().out)
+
+
+def test_verify_ends_with_one_and_names_file_and_tensor(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(last(trained), tmp_path / "step-000002"))
+    file = folder / "rank_0" / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-1] ^= 1
+    file.write_bytes(raw)
+    assert main([*TINY, f"run_dir={tmp_path}/run", "steps=[verify]", f"steps.verify.src={folder}"]) == 1
+    text = rf"error: verify: {file}: tensor \S+ is damaged: its digest is \w+, the manifest says \w+\n"
+    assert re.fullmatch(text, capfd.readouterr().err)
+
+
+def test_inspect_prints_who_holds_what(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, f"run_dir={tmp_path}/run", "steps=[inspect]", f"steps.inspect.src={last(trained)}"]) == 0
+    out = capfd.readouterr().out
+    assert f"inspect: {last(trained)}: " in out
+    assert "tensor  " in out
+    assert re.search(r"embed\.weight = head\.weight +64x16 +float32 +param +dp_shard \| - +0-1 +0-3 +4096", out)
+
+
+def test_a_plan_of_a_transform_says_who_reads_which_bytes_and_writes_nothing(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["steps=[transform]", f"steps.transform.src={last(trained)}", "steps.transform.nproc=2",
+             "steps.transform.shard_size=2", "show=plan"]  # fmt: skip
+    assert main([*TINY, f"run_dir={tmp_path}/run", *words]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{last(trained)}: 4 ranks -> 2 ranks, ")
+    assert re.search(r"KB to read and to write, at most 24.0 MB in memory at once\n", out)
+    assert re.search(r"rank +reads +tensors +bytes\n +0 +rank_0/model.safetensors +\d+ +\d+\n", out)
+    assert re.search(
+        r"rank +reads +tensor +from byte +to +bytes\n +0 +rank_0/model.safetensors +embed.weight +\d+", out
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_transform_takes_its_layout_from_a_strategy_file(trained: Path, tmp_path: Path) -> None:
+    other = run(tmp_path / "other", *shape(pp=1, shard=2), "steps=[save]", steps=1)
+    words = [f"steps.transform.src={last(trained)}", f"steps.transform.dst={tmp_path}/out"]
+    run(tmp_path / "run", "steps=[transform]", *words, f"steps.transform.strategy={other}/strategy")
+    found = open_checkpoint(tmp_path / "out").strategy
+    assert found.only("param", "buffer") == open_checkpoint(last(other)).strategy.only("param", "buffer")
+    layout = found.entries["embed.weight"].layout
+    assert found.entries["optim.exp_avg.embed.weight"].layout == layout
+    assert found.entries["optim.step.embed.weight"].layout.split == ()
+
+
+@pytest.mark.parametrize(("form", "name"), [("same", "merged.json"), ("ours", "merged.json"), ("json", "merged.json"),
+                                            ("protobuf", "merged.ckpt")])  # fmt: skip
+def test_strategies_are_merged_in_the_form_asked_for(trained: Path, tmp_path: Path, form: str, name: str) -> None:
+    words = [f"steps.merge_strategies.src={last(trained)}/strategy", f"steps.merge_strategies.form={form}"]
+    folder = run(tmp_path / "run", "steps=[merge_strategies]", *words)
+    merged = folder / "strategy" / name
+    if form in ("same", "ours"):
+        assert strategy_file.load(merged) == open_checkpoint(last(trained)).strategy
+    else:
+        assert form_of(merged.read_bytes()) == form
+        assert "embed.weight" in read_strategy(merged).stages()[1]
+
+
+def table(home: Path, *rows: str) -> None:
+    """A recipe of one's own with a table of names."""
+    (home / "recipes").mkdir(parents=True)
+    lines = "".join(f"      {row}\n" for row in rows)
+    head = "defaults: [override /model: lm_tiny, override /data: random_tokens, override /steps: [import, evaluate]]\n"
+    (home / "recipes" / "table.yaml").write_text(f"{head}steps:\n  import:\n    names:\n{lines}")
+
+
+def test_a_table_of_names_is_yaml(trained: Path, tmp_path: Path) -> None:
+    table(
+        tmp_path / "mine",
+        "model.embed_tokens: embed",
+        r"'^model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.(.+)': layers.\1.attn.\2.\3",
+        r"'^model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.(.+)': layers.\1.mlp.\2.\3",
+        r"'^model\.layers\.(\d+)\.input_layernorm\.(.+)': layers.\1.attn_norm.\2",
+        r"'^model\.layers\.(\d+)\.post_attention_layernorm\.(.+)': layers.\1.mlp_norm.\2",
+        "model.norm: norm",
+    )
+    words = [f"--config-dir={tmp_path}/mine", "recipe=table", "steps=[import,evaluate]", BATCH, *shape(pp=2, shard=2)]
+    folder = run(tmp_path / "run", *words, f"steps.import.src={trained}/exports/hf")
+    assert status(folder)["metrics"]["val_loss"] == pytest.approx(status(trained)["metrics"]["val_loss"], abs=1e-6)
+
+
+REFUSED = {
+    "a source that is not there": (
+        ["steps=[import]", "steps.import.src=nowhere"],
+        "steps.import.src = nowhere: no such file or folder",
+    ),
+    "a source that is nothing of that kind": (
+        ["steps=[import]", "steps.import.src=empty"],
+        "steps.import.src = empty: neither a Hugging Face folder (model.safetensors or model.safetensors.index.json) "
+        "nor one with rank_<k> folders",
+    ),
+    "a table with a bad pattern": (
+        ["--config-dir=mine", "recipe=table", "steps=[import]", "steps.import.src=file.safetensors"],
+        "steps.import.names: ^( is no regular expression: missing ), unterminated subpattern at position 1",
+    ),
+    "names that are no table": (
+        ["steps=[import]", "steps.import.src=file.safetensors", "steps.import.names=lama"],
+        "steps.import.names = lama: should be llama or a group of keys, did you mean 'llama'?",
+    ),
+    "a size that is none": (
+        ["steps=[train,save,export]", "steps.export.max_shard_size=much"],
+        "steps.export.max_shard_size: 'much' is no size; give bytes, or text as 500MB or 2GiB",
+    ),
+    "a checkpoint that is not there": (
+        ["steps=[transform]", "steps.transform.src=nowhere"],
+        "steps.transform.src = nowhere: no checkpoint: no such folder",
+    ),
+    "a checkpoint to verify that is not there": (
+        ["steps=[verify]", "steps.verify.src=nowhere"],
+        "steps.verify.src = nowhere: no such folder",
+    ),
+    "a strategy file that is not there": (
+        ["steps=[transform]", "steps.transform.src=nowhere", "steps.transform.strategy=none.json"],
+        "steps.transform.src = nowhere: no checkpoint: no such folder\n"
+        "steps.transform.strategy = none.json: no such file",
+    ),
+    "a file to go along that is not there": (
+        ["steps=[save,export]", "steps.export.format=hf", "steps.export.beside=[config.json]"],
+        "steps.export.beside: config.json: no such file",
+    ),
+    "weights from two places": (
+        ["steps=[import,train]", "steps.import.src=file.safetensors", "checkpoint.resume=elsewhere"],
+        "checkpoint.resume = elsewhere: cannot go on from there: elsewhere: no checkpoint: no such folder\n"
+        "checkpoint.resume = elsewhere: the step 'import' says that the weights come from elsewhere",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    words, text = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    table(tmp_path / "mine", "'^(': a")
+    (tmp_path / "file.safetensors").write_bytes(b"")
+    assert main([*TINY, "train.steps=2", "runs=runs", *words]) == 2
+    problems = [line for line in capsys.readouterr().err.splitlines()[2:] if re.match(r"  \S", line)]
+    assert problems == [f"  {line}" for line in text.splitlines()]
+    assert not (tmp_path / "runs").exists()
