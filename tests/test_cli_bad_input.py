@@ -169,8 +169,8 @@ CASES = {
         ["steps=[trian,save]"],
         """
   steps: unknown step 'trian', did you mean 'train'? """
-        """(steps: certify, evaluate, export, import, inspect, load, merge_strategies, sample, save, sync_shared, train, """
-        """transform, verify)
+        """(steps: certify, evaluate, export, import, inspect, load, merge_strategies, sample, save, sync_shared, """
+        """train, transform, verify)
     set by: steps=[trian,save] (command line)
     try:    'steps=[train,save]'
 """,
