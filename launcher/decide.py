@@ -14,7 +14,7 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan.facts import DTYPE, Skeleton, TensorSpec
+from launcher.plan.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.reading import unlike
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
-    """What the model's forward takes for ``batch`` samples, floating inputs in the training precision."""
+    """What the model's forward takes for ``batch`` samples, floating inputs in the dtype that it computes in."""
     from launcher.data.spec import input_specs
 
     specs = input_specs(job.data, batch, job.security.allow)
-    return tuple(TensorSpec(s.shape, DTYPE[job.train.precision]) if s.dtype.startswith("float") else s for s in specs)
+    return tuple(TensorSpec(s.shape, COMPUTE[job.train.precision]) if s.dtype.startswith("float") else s for s in specs)
 
 
 def builder(job: Job) -> Callable[[], nn.Module]:
@@ -78,6 +78,7 @@ def plan_job(job: Job) -> Plan:
     if found := _unlike(job, own=True):
         raise RequestError(tuple(found))
     from launcher.parallel import read
+    from launcher.parallel.narrow import narrow
     from launcher.parallel.tape import record, unknown
 
     with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
@@ -86,6 +87,8 @@ def plan_job(job: Job) -> Plan:
         whole = leaves(asked, skeleton)
         specs = inputs(job, asked.sizes.micro_batch)
         lost = unknown(model, tape) if job.parallel.deferred_init else []
+        if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
+            narrow(model, compute)
         flow = _spread(job, asked, skeleton, model, whole, specs)
         graph = read.whole(model, specs) if whole is None else read.graph(model, frozenset(whole), specs)
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]

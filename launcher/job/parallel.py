@@ -27,11 +27,15 @@ class Pipeline(Settings):
 
 
 class Hsdp(Settings):
-    """``threshold``: KB of a whole parameter; smaller ones stay whole. ``shard_size`` -1: all data-parallel ranks."""
+    """``threshold``: KB of a whole parameter; smaller ones stay whole. ``shard_size`` -1: all data-parallel ranks.
+
+    ``uneven``: what becomes of a parameter whose dim 0 the shards do not divide.
+    """
 
     shard_size: int = -1
     threshold: Index = 64
     optimizer_level: Literal["level1", "level2", "level3"] = "level1"
+    uneven: Literal["pad", "whole"] = Field("pad", description="pad: the last ranks hold less; whole: no shards")
 
     @field_validator("shard_size")
     @classmethod
@@ -42,13 +46,21 @@ class Hsdp(Settings):
 
 
 class Fusion(Settings):
-    """``config``: MB of bytes for ``size``, ascending parameter indices for ``index``."""
+    """``config``: MB of bytes for ``size``, 64 when null."""
 
     mode: Literal["auto", "size"] = "auto"
     config: Annotated[float, Field(ge=0)] | None = None
 
+    @model_validator(mode="after")
+    def _form(self) -> Self:
+        if self.mode == "auto" and self.config is not None:
+            raise ValueError(f"mode auto takes no config; for {self.config:g} MB: mode=size")
+        return self
+
 
 class FusionIndex(Settings):
+    """``config``: MB of bytes for ``size``, 64 when null; ascending numbers of trainable parameters for ``index``."""
+
     mode: Literal["auto", "size", "index"] = "auto"
     config: Annotated[float, Field(ge=0)] | tuple[Index, ...] | None = None
 
@@ -59,14 +71,26 @@ class FusionIndex(Settings):
                 raise ValueError("mode index needs config: a list of ascending, distinct parameter indices")
         elif isinstance(self.config, tuple):
             raise ValueError(f"mode {self.mode} needs config: a size in MB, not a list")
+        elif self.mode == "auto" and self.config is not None:
+            raise ValueError(f"mode auto takes no config; for {self.config:g} MB: mode=size")
         return self
 
 
+class Network(Settings):
+    """A collective of n bytes takes ``latency_us`` + n / ``gb_per_s``, as ``benchmarks/fusion.py --fit`` measures."""
+
+    latency_us: float = Field(gt=0, description="microseconds until the first byte")
+    gb_per_s: float = Field(gt=0, description="1e9 bytes a second")
+
+
 class CommFusion(Settings):
+    """``network``: what ``auto`` is fitted to; null: 64 MB an all-reduce, one gather a block."""
+
     openstate: bool = True
     allreduce: FusionIndex | None = None
     allgather: Fusion | None = None
     reducescatter: Fusion | None = None
+    network: Network | None = None
 
 
 class Grid(Settings):

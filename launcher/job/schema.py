@@ -18,6 +18,7 @@ class Train(Settings):
     steps: Count
     batch_size: Count
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    loss_scale: float | None = Field(None, gt=0, description="fp16 only; null: from 65536, halved at an overflow")
     clip_norm: float | None = Field(1.0, gt=0)
     log_every: Count = 1
     eval_every: Count | None = Field(None, description="optimizer steps between validations; null: none while training")

@@ -9,20 +9,22 @@ import torch.distributed as dist
 
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.read import dtype_of
 from launcher.parallel.split import Part
 from launcher.plan.plan import Plan
 
 
 @dataclass(frozen=True)
 class Bucketed:
-    """The tensors of one bucket on this rank, in the plan's order."""
+    """The tensors of one bucket on this rank, in the plan's order; they travel in ``dtype``, ``None`` for their own."""
 
     tensors: tuple[torch.Tensor, ...]
     group: dist.ProcessGroup | None
+    dtype: torch.dtype | None = None
 
     def reduce(self) -> None:
         """Sum the gradients over the group."""
-        total(self.tensors, self.group)
+        total(self.tensors, self.group, self.dtype)
 
 
 def sums(part: Part, plan: Plan, meshes: Meshes) -> list[Bucketed]:
@@ -36,12 +38,13 @@ def fuse(part: Part, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.buckets if b.stage == part.stage.index]
     assert meshes.dp is not None or not own, "buckets without replicas"
-    return [Bucketed(tuple(mine[n] for n in b.names), meshes.dp) for b in own]
+    dtype = dtype_of(plan.dtypes.reduce) if plan.dtypes.mixed else None
+    return [Bucketed(tuple(mine[n] for n in b.names), meshes.dp, dtype) for b in own]
 
 
 @torch.no_grad()
-def total(tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None) -> None:
-    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective.
+def total(tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
+    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, there in ``dtype``.
 
     A missing gradient counts as zero; where every rank misses it, it stays missing: an optimizer must not decay it.
     """
@@ -51,6 +54,7 @@ def total(tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None) ->
             t.grad = torch.zeros_like(t)
     grads = [local(t.grad) for t in tensors if t.grad is not None]
     flat = torch.cat([*(g.reshape(-1) for g in grads), grads[0].new_tensor(has)])
+    flat = flat if dtype is None else flat.to(dtype)
     dist.all_reduce(flat, group=group)
     *summed, anywhere = flat.split([*(g.numel() for g in grads), len(grads)])
     for g, piece in zip(grads, summed, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 from launcher.parallel.buffers import Statistics, statistics
 from launcher.parallel.check import check
 from launcher.parallel.fuse import Bucketed, fuse, sums
+from launcher.parallel.half import Half, half
 from launcher.parallel.init import Whole, fill
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.region import Axis
@@ -33,6 +36,7 @@ class Parallel:
     buckets: list[Bucketed]
     ties: list[Tied]
     statistics: Statistics
+    halves: list[Half]
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """This rank's tensors, the first copy of each, in the plan's order."""
@@ -49,6 +53,14 @@ class Parallel:
                     out.append((p.name if p.name not in seen else f"{p.name}@{part.stage.index}", t))
                     seen.setdefault(p.name, t)
         return out
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around every forward and backward: weights are in the dtype that the model computes in."""
+        with ExitStack() as stack:
+            for low in self.halves:
+                stack.enter_context(low.running())
+            yield
 
     def reduce(self) -> None:
         """After the last backward of a step: finish the sums that no schedule action did."""
@@ -72,4 +84,5 @@ def parallelize(
     buckets = [b for part in parts for b in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
     ties = tie(parts, plan, meshes)
     check(parts, plan, meshes.rank)
-    return Parallel(plan, meshes, axis, parts, buckets, ties, statistics(parts, plan, meshes))
+    halves = [half(p, plan) for p in parts]
+    return Parallel(plan, meshes, axis, parts, buckets, ties, statistics(parts, plan, meshes), halves)

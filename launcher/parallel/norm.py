@@ -27,12 +27,15 @@ class Norm:
         return norms.square() @ torch.tensor([w for _, w in found], dtype=torch.float64)
 
     @torch.no_grad()
-    def clip(self, norm: float, limit: float) -> None:
-        """Scale every gradient so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does."""
-        scale = limit / (norm + 1e-6)
+    def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:
+        """Scale every gradient so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does.
+
+        ``norm`` is that of the gradients divided by ``scaled``, which they are too.
+        """
+        scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         grads = [local(p.grad) for p in self.copies if p.grad is not None]  # no copy: redistributed ones would be lost
-        if scale < 1 and grads:
-            torch._foreach_mul_(grads, scale)
+        if scale / scaled != 1.0 and grads:
+            torch._foreach_mul_(grads, scale / scaled)
 
 
 def build(model: Parallel) -> Norm:

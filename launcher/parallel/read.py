@@ -12,7 +12,9 @@ from torch import nn
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype as default_dtype
 from launcher.parallel.trace import RUNNING, Tracer, call, refusing, trace
+from launcher.parallel.watch import Watch, watching
 from launcher.plan.facts import Graph, Node, Param, Skeleton, TensorSpec
+from launcher.plan.naming import owner, units
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
@@ -74,10 +76,11 @@ def _kind(module: nn.Module) -> str:
 
 def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
     """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``."""
-    return facts(trace(model, leaves, meta(inputs)))
+    known = skeleton(model)
+    return facts(trace(model, leaves, meta(inputs), _loaded(known)), known)
 
 
-def facts(tracer: Tracer) -> Graph:
+def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
     out = []
     for n in tracer.graph.nodes:
@@ -86,20 +89,41 @@ def facts(tracer: Tracer) -> Graph:
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs[n]
         out.append(Node(n.name, kind, target, tuple(i.name for i in n.all_input_nodes), specs, packed, saved, flops))
-    return Graph(tuple(out))
+    return Graph(tuple(out), **_watched(tracer.watch, known))
+
+
+def _loaded(known: Skeleton) -> tuple[str, ...]:
+    """The units that have parameters."""
+    return tuple(u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params))
+
+
+def _watched(watch: Watch, known: Skeleton) -> dict[str, Any]:
+    found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
+    return {
+        "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
+        "chains": watch.chains(),
+        "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
+    }
 
 
 def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """The model as a single node, for one stage: nothing is traced, so any Python goes."""
-    model, xs = copy.deepcopy(model), meta(inputs)  # a forward may count or cache
+    known, model, xs = skeleton(model), copy.deepcopy(model), meta(inputs)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
-    with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), meter:
+    with (
+        refusing(model, xs),
+        default_dtype(RUNNING),
+        torch.device("meta"),
+        meter,
+        watching(model, _loaded(known)) as watch,
+    ):
         value = call(model, xs, {})
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
     body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
-    return Graph((*ins, body, Node("output", "output", "output", ("model",), specs, packed)))
+    out = Node("output", "output", "output", ("model",), specs, packed)
+    return Graph((*ins, body, out), **_watched(watch, known))
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

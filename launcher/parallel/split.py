@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import meta
 from launcher.parallel.trace import Tracer, follow
 from launcher.plan.facts import TensorSpec
@@ -46,7 +47,8 @@ def split(model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...])
     held = plan.held(pp)
     if plan.leaves is None:
         return [Part(held[0], model)]
-    tracer = follow(model, frozenset(plan.leaves), meta(inputs))
+    running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
+    tracer = follow(running, frozenset(plan.leaves), meta(inputs))
     parts = [Part(stage, _build(tracer, model, stage, plan)) for stage in held]
     _separate(parts, plan)
     return parts

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype, evaluating
+from launcher.parallel.watch import Watch, watching
 
 MAKERS = frozenset({
     torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace, torch.logspace, torch.ones,
@@ -54,6 +55,8 @@ class Tracer(fx.Tracer):
     """
 
     proxy_buffer_attributes = True
+
+    watch: Watch
 
     def __init__(self, leaves: frozenset[str], inputs: Sequence[torch.Tensor], meter: Meter) -> None:
         super().__init__()
@@ -169,9 +172,11 @@ def call(module: nn.Module, args: Any, kwargs: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.to("meta"), out)
 
 
-def trace(model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> Tracer:
+def trace(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
     """Trace ``model`` (on meta) for meta ``inputs``; training and evaluation must agree. Raises ``RequestError``."""
-    tracer = follow(model, leaves, inputs)
+    tracer = follow(model, leaves, inputs, units)
     with evaluating([model]):
         other = follow(model, leaves, inputs)
     if text := same(tracer.graph, other.graph):
@@ -180,14 +185,23 @@ def trace(model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tenso
     return tracer
 
 
-def follow(model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> Tracer:
+def follow(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
     """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
     model = copy.deepcopy(model)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
     tracer = Tracer(leaves, inputs, meter)
     names = list(signature(model.forward).parameters.values())[len(inputs) :]
     rest = {p.name: p.default for p in names if p.default is not p.empty}
-    with refusing(model, inputs), default_dtype(RUNNING), torch.device("meta"), meter, _Made(tracer):
+    with (
+        refusing(model, inputs),
+        default_dtype(RUNNING),
+        torch.device("meta"),
+        meter,
+        _Made(tracer),
+        watching(model, units) as tracer.watch,
+    ):
         tracer.graph = _without_defaults(tracer.trace(model, rest), len(inputs))
     return tracer
 

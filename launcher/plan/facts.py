@@ -11,8 +11,11 @@ ITEMSIZE = {
     "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
 
-DTYPE = {"fp32": "float32", "fp64": "float64"}
-"""What ``train.precision`` makes of floating tensors."""
+DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float32"}
+"""What ``train.precision`` makes of weights, their gradients and the optimizer's state."""
+
+COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
+"""What it makes of the numbers that go through the model."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """The glue of a model for one micro batch, in execution order."""
+    """The glue of a model for one micro batch, in execution order.
+
+    ``scopes``: parameters that are used while their own module is not running, each with the deepest module around it
+    that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that run once, one right
+    after the other, and feed each other. ``calls``: how often those modules run that do not run once.
+    """
 
     nodes: tuple[Node, ...]
+    scopes: tuple[tuple[str, str | None], ...] = ()
+    chains: tuple[tuple[str, str], ...] = ()
+    calls: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

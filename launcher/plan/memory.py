@@ -8,7 +8,8 @@ from math import prod
 from launcher.job.models import SGD, Momentum, Optim
 from launcher.job.parallel import Hsdp
 from launcher.plan.facts import ITEMSIZE
-from launcher.plan.params import Group, Placed
+from launcher.plan.fusion import Group
+from launcher.plan.params import Placed
 from launcher.plan.sizes import Sizes
 
 

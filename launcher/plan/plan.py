@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from launcher.errors import Problem, RequestError
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan import fit, legal, naming, phases, reduced, schedules, settings, stages, switches
+from launcher.plan import fit, legal, naming, phases, reduced, schedules, settings, stages, switches, transport
 from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
+from launcher.plan.fusion import Bucket, Group, buckets, groups, limits, sums
 from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.operators import WHOLE, Flow, splits
-from launcher.plan.params import Bucket, Group, Placed, Tie, buckets, groups, placed, sums, ties
+from launcher.plan.params import Placed, Tie, placed, ties
 from launcher.plan.phases import Phase
+from launcher.plan.precision import Precision, precision
 from launcher.plan.reading import Hand, Reading, hands
 from launcher.plan.settings import Setting
 from launcher.plan.simulate import Cost, Timeline, simulate
 from launcher.plan.sizes import Note, Sizes, sizes
 from launcher.plan.stages import Crossing, Stage
+from launcher.plan.traffic import Traffic, traffic
 from launcher.plan.words import many
 
 VERSION = 1
@@ -38,6 +41,7 @@ class Plan:
     name: str
     seed: int
     precision: str
+    dtypes: Precision
     sizes: Sizes
     scheduler: str
     hsdp: Hsdp | None
@@ -56,6 +60,7 @@ class Plan:
     evaluation: Schedule
     timeline: Timeline
     memory: tuple[Memory, ...]
+    traffic: tuple[Traffic, ...]
     phases: tuple[Phase, ...]
     settings: tuple[Setting, ...]
     notes: tuple[Note, ...]
@@ -123,12 +128,15 @@ def plan(
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
-    cost = _cost(cut, graph)
-    scheduler, sz, chosen = choose(job, asked.sizes, cost)
-    params = placed(skeleton, cut, sz, par.hsdp, splits([s.operator for s in flow.spreads]))
-    if found := list(switches.unshared(job, params)):
+    scheduler, sz, chosen = choose(job, asked.sizes, cost := _cost(cut, graph))
+    dtypes, cuts = precision(job), splits([s.operator for s in flow.spreads])
+    params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
+    if found := [*switches.unshared(job, params), *transport.problems(job, params)]:
         raise RequestError(tuple(found))
-    group = groups(params, cut, skeleton, graph)
+    hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
+    group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
+    bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
+    boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
     pp = sz.grid["pp"]
     schedule = schedules.build(scheduler, pp, sz.chunks, sz.micros, par.pipeline.less_memory and pp > 1)
     timeline = simulate(schedule, sz.places, cost)
@@ -136,26 +144,28 @@ def plan(
         name=job.name,
         seed=job.seed,
         precision=job.train.precision,
+        dtypes=dtypes,
         sizes=sz,
         scheduler=scheduler,
-        hsdp=par.hsdp if sz.grid["dp_shard"] > 1 else None,
+        hsdp=hsdp,
         leaves=whole,
         stages=cut,
-        boundaries=tuple(stages.boundary(graph, s.sends) for s in cut),
+        boundaries=boundaries,
         inputs=tuple(t for n in graph.nodes if n.kind == "input" for t in n.out or ()),
         output=graph.nodes[-1].out or (),
         params=params,
-        ties=ties(params),
+        ties=tied,
         groups=group,
-        buckets=buckets(params, cut, sz),
+        buckets=bucket,
         operators=flow,
-        sums=sums(params, cut, sz, frozenset(flow.partial)),
+        sums=summed,
         schedule=schedule,
         evaluation=schedules.forward_only(sz.places, sz.micros),
         timeline=timeline,
         memory=memory(params, group, sz, par.hsdp, copies(job.optim), timeline.peak),
+        traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, schedule, hsdp, dtypes),
         phases=phases.phases(job.steps),
-        settings=settings.resolve(job, sz),
+        settings=(*settings.resolve(job, sz), *transport.settings(job, sz, dtypes)),
         notes=(*notes, *sz.notes, *balanced, *chosen, *_late(job, sz, params, deferred)),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
@@ -258,7 +268,7 @@ def _sharding_notes(params: tuple[Placed, ...], sz: Sizes, hsdp: Hsdp | None) ->
     if sz.grid["dp_shard"] == 1:
         return [Note("parallel.hsdp", "has no effect: the shard axis has one rank")]
     out = []
-    small = sum(not p.sharded and p.trainable for p in params)
+    small = sum(not p.sharded and p.trainable and p.spec.nbytes < hsdp.threshold * 1024 for p in params)
     if small:
         verb = "stays" if small == 1 else "stay"
         text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole, gradients are summed together"
@@ -268,5 +278,11 @@ def _sharding_notes(params: tuple[Placed, ...], sz: Sizes, hsdp: Hsdp | None) ->
     if ragged:
         more = f" and {len(ragged) - 3} more" if len(ragged) > 3 else ""
         text = f"{', '.join(ragged[:3])}{more}: dim 0 is not a multiple of {n}, so the last ranks hold less or nothing"
-        out.append(Note("parallel.hsdp", text))
+        out.append(Note("parallel.hsdp.uneven", f"pad: {text}"))
+    left = [p.name for p in params if hsdp.uneven == "whole" and p.trainable and p.spec.shape and p.spec.shape[0] % n]
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        verb = "stays" if len(left) == 1 else "stay"
+        text = f"{', '.join(left[:3])}{more} {verb} whole: dim 0 is not a multiple of {n}"
+        out.append(Note("parallel.hsdp.uneven", f"whole: {text}"))
     return out

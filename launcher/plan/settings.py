@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.parallel import CommFusion, OperatorStrategy, Pipeline
+from launcher.job.parallel import OperatorStrategy, Pipeline
 from launcher.job.schema import Job
 from launcher.plan import switches
 from launcher.plan.setting import Setting as Setting
@@ -26,12 +26,8 @@ def _later(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "parallel.mode", par.mode, "parallel.mode=semi_auto"
     if pipe.seq_chunks > 1:
         yield "parallel.pipeline.seq_chunks", f"{pipe.seq_chunks}: cutting sequences", "parallel.pipeline.seq_chunks=1"
-    if par.comm_fusion != CommFusion():
-        yield "parallel.comm_fusion", "anything but the default", "~parallel.comm_fusion"
     if par.operator_strategy != OperatorStrategy():
         yield "parallel.operator_strategy", "saving or loading operator strategies", "~parallel.operator_strategy"
-    if job.train.precision in ("bf16", "fp16"):
-        yield "train.precision", job.train.precision, "train.precision=fp32"
     if job.checkpoint.asynchronous:
         yield "checkpoint.async", "true", "checkpoint.async=false"
     if job.checkpoint.encrypt is not None:
@@ -51,7 +47,7 @@ def resolve(job: Job, sizes: Sizes) -> tuple[Setting, ...]:
 
 
 def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
-    par, kind, n = job.parallel, job.train.precision, sizes.replicas
+    par, n = job.parallel, sizes.replicas
     if job.deterministic:
         yield Setting("deterministic", "true", "applied", "torch picks deterministic kernels or fails")
     if par.pipeline.stages == 1 and par.pipeline.scheduler not in ("1f1b", "gpipe", "auto"):
@@ -94,12 +90,6 @@ def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
             yield Setting(key, "false", "applied", f"gradients are summed over the {n} data-parallel ranks")
         else:
             yield Setting(key, "false", "satisfied", "one data-parallel rank")
-    if par.fp32_communication:
-        why = f"gradients are {kind} already; they travel as they are"
-        yield Setting("parallel.fp32_communication", "true", "satisfied", why)
-    if not par.gradient_fp32_sync:
-        why = f"gradients are {kind} already; nothing to lower"
-        yield Setting("parallel.gradient_fp32_sync", "false", "satisfied", why)
     yield from switches.resolve(job, sizes)
 
 

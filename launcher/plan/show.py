@@ -9,11 +9,12 @@ from textwrap import wrap
 from typing import TypeVar
 
 from launcher.plan import spread_text
+from launcher.plan.fusion import Group
 from launcher.plan.memory import bytes_text
-from launcher.plan.params import Group
 from launcher.plan.plan import Plan
 from launcher.plan.stages import Crossing
 from launcher.plan.timeline import text as drawn
+from launcher.plan.traffic import KINDS
 from launcher.plan.words import listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
@@ -24,7 +25,8 @@ K = TypeVar("K")
 
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
-    parts = (_head, _pipeline, _stages, _sends, _operators, _ties, _hsdp, _reduce, _memory, _steps, _settings, _notes)
+    parts = (_head, _pipeline, _stages, _sends, _operators, _ties, _hsdp, _reduce, _traffic, _memory, _steps, _settings,
+             _notes)  # fmt: skip
     out, last = [f"plan of {plan.name}"], ""
     for label, row in (r for part in parts for r in part(plan)):
         for line in wrap(row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
@@ -110,7 +112,7 @@ def _hsdp(plan: Plan) -> Rows:
     sharded = many(sum(p.sharded for p in plan.params), "parameter")
     over = many(plan.sizes.grid["dp_shard"], "rank")
     yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {many(len(plan.groups), 'group')}"
-    for (n, size), same in _runs(plan.groups, lambda g: (len(g.names), g.nbytes)):
+    for (n, size, _), same in _runs(plan.groups, lambda g: (len(g.names), g.nbytes, len(g.modules))):
         each = " each" if len(same) > 1 else ""
         yield (
             "hsdp",
@@ -119,7 +121,7 @@ def _hsdp(plan: Plan) -> Rows:
 
 
 def _group(same: list[Group]) -> str:
-    return listed([g.module or "the rest" for g in same])
+    return listed([m or "the rest" for g in same for m in g.modules])
 
 
 def _reduce(plan: Plan) -> Rows:
@@ -133,6 +135,20 @@ def _reduce(plan: Plan) -> Rows:
 
 def _operators(plan: Plan) -> Rows:
     return spread_text.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+
+
+def _traffic(plan: Plan) -> Rows:
+    """What one step sends: how many collectives of each kind, and their bytes. A row a rank; ranks alike in a row."""
+    kinds = [k for k in KINDS if any(t.kind == k for t in plan.traffic)]
+    if plan.sizes.grid.size == 1:
+        return
+    found = {(t.rank, t.kind): f"{t.count}: {bytes_text(t.nbytes)}" for t in plan.traffic}
+    rows = [(r, tuple(found.get((r, k), "-") for k in kinds)) for r in range(plan.sizes.grid.size)]
+    folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
+    wide = max(len("ranks"), *(len(ranks) for ranks, _ in folded))
+    yield "traffic", f"{'ranks':<{wide}}" + "".join(f"{k.replace('_', '-'):>16}" for k in kinds)
+    for ranks, cells in folded:
+        yield "traffic", f"{ranks:<{wide}}" + "".join(f"{c:>16}" for c in cells)
 
 
 def _memory(plan: Plan) -> Rows:

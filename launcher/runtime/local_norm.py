@@ -30,9 +30,12 @@ class LocalNorm:
     scale: float
     _file: Metrics | None = field(default=None, init=False)
 
-    def tell(self, step: int, loud: bool) -> None:
-        """After a step: every rank calls this. ``loud``: one of the steps that are told."""
-        norms = self.own.take(self.scale)
+    def tell(self, step: int, loud: bool, scaled: float = 1.0) -> None:
+        """After a step: every rank calls this. ``loud``: one of the steps that are told.
+
+        The gradients of the step were ``scaled`` times as large as they are.
+        """
+        norms = self.own.take(self.scale / scaled)
         if not loud:
             return
         if self.device:

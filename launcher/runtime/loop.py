@@ -36,17 +36,19 @@ def train(s: Session, loop: Loop) -> None:
     while s.step < loop.until:
         began = time.perf_counter()
         lr = loop.lr(s.step)
+        scaled = s.scaling.factor
         loss, norm = step(s, loop.clip)
         s.step += 1
-        s.results["loss"] = loss
+        s.results |= {"loss": loss} if math.isfinite(loss) else {}
         loud = s.step % loop.log_every == 0 or s.step == loop.until
         if s.local_norm is not None:
-            s.local_norm.tell(s.step, loud)
-        if s.world.rank == 0 and loud:
+            s.local_norm.tell(s.step, loud, scaled)
+        if s.world.rank == 0 and loud and math.isfinite(loss + norm):
             seconds = time.perf_counter() - began
             s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
                     f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
-                    "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20})  # fmt: skip
+                    "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20,
+                    **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {})})  # fmt: skip
         if loop.eval_every and s.step % loop.eval_every == 0 and s.step < loop.until:
             validate(s, loop.eval_batches)
         if loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until:
@@ -56,24 +58,40 @@ def train(s: Session, loop: Loop) -> None:
 def step(s: Session, clip: float | None) -> tuple[float, float]:
     """One optimizer step. Returns the global batch's mean loss and the gradient norm before clipping.
 
-    Raises ``RunError`` when either is not finite: the weights are then still those of the step before.
+    When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks skip such
+    a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
     """
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
-    loss = s.pipeline.step(batch.inputs, batch.targets)
+    loss = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
     both = torch.stack([loss.cpu(), s.norm.squared()])
     dist.all_reduce(both)
     mean = both[0].item() / (s.plan.sizes.micros * s.plan.sizes.replicas)
-    norm = math.sqrt(both[1].item()) if both[1].item() >= 0 else math.nan
-    if not (math.isfinite(mean) and math.isfinite(norm)):
+    norm = math.sqrt(both[1].item()) / s.scaling.factor if both[1].item() >= 0 else math.nan
+    if not math.isfinite(mean + norm):
+        if not s.scaling.lowest:
+            _skip(s)
+            return mean, norm
         if s.local_norm is not None:  # which rank, which parameter
-            s.local_norm.tell(s.step + 1, loud=True)
+            s.local_norm.tell(s.step + 1, loud=True, scaled=s.scaling.factor)
         text = f"step {s.step + 1}: the loss is {mean} and the gradient norm {norm}; the weights were not touched"
+        if s.scaling.factor > 1 and math.isfinite(mean):
+            raise RunError(f"{text}: the gradients overflowed: train.loss_scale=null lowers the scale when they do")
         raise RunError(f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step")
-    if clip is not None:
-        s.norm.clip(norm, clip)
+    s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
+    s.scaling.went_well()
     return mean, norm
+
+
+def _skip(s: Session) -> None:
+    """Of fp16: the gradients passed its largest number. Every rank sees the same norm, so all come here or none."""
+    was = s.scaling.factor
+    s.scaling.overflowed()
+    s.optimizer.zero_grad(set_to_none=True)
+    if s.world.rank == 0:
+        said = f"step {s.step + 1}: gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
+        s.emit({"text": said})
 
 
 def validate(s: Session, batches: int | None) -> float:

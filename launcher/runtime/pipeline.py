@@ -34,6 +34,7 @@ class Pipeline:
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
         micros = plan.sizes.micros if plan.loss_reduction == "mean" else 1
         self.scale = 1.0 / (micros * (plan.sizes.replicas if plan.gradients_mean else 1))
+        self.scaled = 1.0
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []
         self.raw: list[torch.Tensor] = []
@@ -47,12 +48,14 @@ class Pipeline:
             _stages(model, inputs, device), plan.evaluation, plan.sizes.micros, self._evaluation_loss
         )
 
-    def step(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> torch.Tensor:
+    def step(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0) -> torch.Tensor:
         """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
 
         ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns the sum of the micro
         batches' mean losses (0-d), 0 on ranks without the last stage and on all but the first of ``tp``.
+        Gradients are ``scaled`` times as large.
         """
+        self.scaled = scaled
         self._run(self._train, inputs, targets, None)
         if self.before_reduce is not None:
             self.before_reduce()
@@ -100,12 +103,13 @@ class Pipeline:
             limit = len(targets) if valid is None else valid
             self.valid = [max(0, min(size, limit - size * m)) for m in range(micros)]
         numbers = torch.arange(micros) if self.last else None  # the target torch cuts up is the micro batch's number
-        run.step(*(inputs if self.first else ()), target=numbers, return_outputs=False)
+        with self.model.running():
+            run.step(*(inputs if self.first else ()), target=numbers, return_outputs=False)
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         loss = self.loss(output, self.targets[int(number)], *self.parts)
         self.raw.append(loss.detach())
-        return loss * self.scale
+        return loss * (self.scale * self.scaled)
 
     def _evaluation_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         if self.keep:
@@ -140,13 +144,14 @@ def _stages(model: Parallel, inputs: Sequence[TensorSpec], device: torch.device)
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
-    for part in model.parts:
+    for part, half in zip(model.parts, model.halves, strict=True):
         s = part.stage.index
         before = inputs if s == 0 else _flat(plan, s - 1)
         after = _flat(plan, s) if s < len(plan.stages) - 1 else plan.output
         ins = tuple(_meta(t, grad=s > 0) for t in before)
         outs = tuple(_meta(t, grad=True) for t in after)
-        static = {"input_args": ins, "output_args": outs, "each": level != "level1", "again": level == "level3"}
+        static = {"input_args": ins, "output_args": outs, "each": level != "level1", "again": level == "level3",
+                  "collect": half.collect}  # fmt: skip
         out.append(torch_pipeline.stage(part.module, s, len(plan.stages), device, model.meshes.pp, **static))
     return out
 

@@ -15,6 +15,7 @@ from launcher.plan.plan import Plan
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
+from launcher.runtime.scaling import Scaling
 from launcher.runtime.world import World
 
 
@@ -37,4 +38,5 @@ class Session:
     baseline: float | None = None
     local_norm: LocalNorm | None = None
     step: int = 0
+    scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

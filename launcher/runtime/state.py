@@ -101,7 +101,7 @@ def save(s: Session, keep: int | None) -> Path:
     dist.all_gather_object(records, record)
     if s.world.rank == 0:
         state = {"step": s.step, "seed": s.plan.seed, "name": s.plan.name, "batch_size": s.plan.sizes.global_batch,
-                 "results": s.results}  # fmt: skip
+                 "results": s.results, "loss_scale": [s.scaling.factor, s.scaling.good]}  # fmt: skip
         store.commit(store.partial(final), final, records, state)
         if keep is not None:
             store.prune(final.parent, keep)
@@ -124,6 +124,8 @@ def load(s: Session, folder: Path) -> Mapping[str, Any]:
         fill(mine[name], b)
     _same_copies(s)
     s.step = int(checkpoint.state["step"])
+    if s.scaling.dynamic and (before := checkpoint.state.get("loss_scale")):
+        s.scaling.factor, s.scaling.good = float(before[0]), int(before[1])
     if checkpoint.strategy.digest == want.digest:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state

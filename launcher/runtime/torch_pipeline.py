@@ -20,6 +20,7 @@ verify()  # here, before an import below fails with less to say
 from torch.distributed.pipelining._backward import stage_backward, stage_backward_weight  # noqa: E402
 from torch.distributed.pipelining.schedules import (  # noqa: E402
     _Action,
+    _add_reduce_grad,
     _add_send_recv,
     _add_unshard_reshard,
     _ComputationType,
@@ -40,12 +41,12 @@ class Stage(PipelineStage):
     """A stage whose sharded gradients are reduced once a step, or (``each``) after every micro batch.
 
     torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``again``: weights are dropped after
-    every backward too.
+    every backward too. ``collect`` is called after every backward.
     """
 
-    def __init__(self, *args: Any, each: bool, again: bool, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, each: bool, again: bool, collect: Callable[[], None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.each, self.again, self.sends = each, again, kwargs["output_args"]
+        self.each, self.again, self.sends, self.collect = each, again, kwargs["output_args"], collect
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
@@ -57,19 +58,28 @@ class Stage(PipelineStage):
                     raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
         return out
 
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(*args, **kwargs)
+        self.collect()
+
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_weight_one_chunk(*args, **kwargs)
+        self.collect()
+
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
         module = self.submod
         if backward_type == "weight":
-            return self._weights(bwd_kwargs["param_groups"])
+            return self._weights(bwd_kwargs["param_groups"], last_backward)
         if backward_type == "input" or not (self.each and isinstance(module, FSDPModule)):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         module.set_is_last_backward(True)
         module.set_reshard_after_backward(self.again)
         module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
+        module.set_requires_all_reduce(last_backward)  # over replicas the sum of all micro batches is enough
         given = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
         return stage_backward(*given), None
 
-    def _weights(self, param_groups: Any) -> tuple[tuple[()], None]:
+    def _weights(self, param_groups: Any, last: bool) -> tuple[tuple[()], None]:
         """The weight gradients of a micro batch whose input gradients are done.
 
         torch would keep the very tensor that autograd returns and add to it in place. It may be another parameter's
@@ -86,14 +96,15 @@ class Stage(PipelineStage):
             elif p.grad is not None:
                 p.grad = p.grad.clone(memory_format=torch.contiguous_format)
         if self.each and isinstance(self.submod, FSDPModule):
-            self._reduce(self.submod)
+            self._reduce(self.submod, last)
         return (), None
 
-    def _reduce(self, module: FSDPModule) -> None:
+    def _reduce(self, module: FSDPModule, last: bool) -> None:
         """Reduce what a split backward has added up, which runs none of FSDP2's hooks. The weights stay whole."""
         module.set_is_last_backward(True)
         module.set_reshard_after_backward(False)
         module.set_requires_gradient_sync(True)
+        module.set_requires_all_reduce(last)
         root = fully_shard.state(module)  # type: ignore[attr-defined]
         for state in root._state_ctx.all_states:
             for group in state._fsdp_param_groups:
@@ -108,7 +119,33 @@ def _spec(t: torch.Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
 
 
-class Forward(_PipelineScheduleRuntime):
+class Run(_PipelineScheduleRuntime):
+    """A schedule that gathers the weights of a stage once, before it is first used, and drops them after the last.
+
+    torch would drop them earlier when a rank holds more than three stages. Stages that gather for each use (level3)
+    are left to FSDP2's hooks: gathered all at once, they would take the memory that the level is to save.
+    """
+
+    def _prepare_schedule_with_comms(self, actions: Any, format: str = "compute_only") -> None:
+        assert format == "compute_only", format
+        super()._validate_and_set_stage_mapping(actions)
+        self._lower(actions)
+
+    def _lower(self, actions: Any) -> None:
+        rows: dict[int, Any] = dict(actions)
+        if not any(isinstance(s, Stage) and s.again for s in self._stages):
+            rows = {r: _add_unshard_reshard(row, max_active_stages=self._num_stages) for r, row in rows.items()}
+        if self._has_backward:
+            rows = {r: _add_reduce_grad(row, self._n_microbatches) for r, row in rows.items()}
+        to_rank = self.stage_index_to_group_rank
+        self.pipeline_order_with_comms = _add_send_recv(rows, lambda s: to_rank[s], self._num_stages)
+
+    def _assert_unsharded(self, stage: Any) -> None:
+        if not stage.again:
+            super()._assert_unsharded(stage)
+
+
+class Forward(Run):
     """A schedule without backwards, which torch's own check of schedules would refuse."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -116,18 +153,17 @@ class Forward(_PipelineScheduleRuntime):
         self._has_backward = False
 
     def _prepare_schedule_with_comms(self, actions: Any, format: str = "compute_only") -> None:
-        gathered = {r: _add_unshard_reshard(row) for r, row in actions.items()}
         to_rank = {a.stage_index: r for r, row in actions.items() for a in row}
         self.stage_index_to_group_rank = to_rank
         for part in self._stages:
             part.stage_index_to_group_rank = to_rank
-        self.pipeline_order_with_comms = _add_send_recv(gathered, lambda s: to_rank[s], self._num_stages)
+        self._lower(actions)
 
 
 def runtime(stages: Sequence[Stage], schedule: Schedule, micros: int, loss: Callable[..., Any]) -> Runtime:
     """torch's pipeline runtime on exactly these actions; torch adds sends, receives and FSDP2's gathers."""
     backward = any(a.kind != "F" for row in schedule for a in row)
-    kind = _PipelineScheduleRuntime if backward else Forward
+    kind = Run if backward else Forward
     run = kind(list(stages), micros, loss_fn=loss, scale_grads=False)
     rows: dict[int, list[_Action | None]] = {r: [_action(a) for a in row] for r, row in enumerate(schedule)}
     run._prepare_schedule_with_comms(rows, format="compute_only")

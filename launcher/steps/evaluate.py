@@ -8,8 +8,9 @@ from launcher.data.open import open_data
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate
 from launcher.models.loss import cross_entropy
+from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import dtype_of
-from launcher.plan.facts import DTYPE
+from launcher.plan.facts import COMPUTE
 from launcher.runtime import loop
 from launcher.runtime.session import Session
 
@@ -28,7 +29,10 @@ def run(s: Session, step: Evaluate) -> None:
 def alone(model: torch.nn.Module, job: Job, batches: int | None) -> float:
     """The same mean, over the same samples, of a whole model in this process."""
     val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
-    dtype, size = dtype_of(DTYPE[job.train.precision]), job.train.batch_size
+    compute, size = COMPUTE[job.train.precision], job.train.batch_size
+    dtype = dtype_of(compute)
+    if compute in ("bfloat16", "float16"):
+        model = narrowed(model, compute)
     n = len(val) if batches is None else min(len(val), batches * size)
     total = torch.zeros((), dtype=torch.float64)
     model.eval()

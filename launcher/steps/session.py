@@ -18,11 +18,11 @@ from launcher.parallel import init, mesh, norm
 from launcher.parallel.live import Parallel, parallelize
 from launcher.parallel.own import watch
 from launcher.parallel.read import dtype_of
-from launcher.plan.facts import DTYPE
 from launcher.plan.plan import Plan
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
+from launcher.runtime.scaling import scaling
 from launcher.runtime.session import Session
 from launcher.runtime.world import World
 
@@ -38,14 +38,14 @@ def build(world: World, job: Job, plan: Plan, folder: Path) -> Session:
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     feed = Feed(
         data.train, data.val, partial(batch_indices, job.seed), plan, world.rank,
-        device, dtype_of(DTYPE[plan.precision]), job.debug.overfit,
+        device, dtype_of(plan.dtypes.compute), job.debug.overfit,
     )  # fmt: skip
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
     optimizer = build_optimizer(job.optim, model.trainable(), job.security.allow)
     return Session(
         world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
-        _local_norm(job, world, model, pipeline),
+        _local_norm(job, world, model, pipeline), scaling=scaling(plan.dtypes),
     )  # fmt: skip
 
 

@@ -4,10 +4,10 @@ import pytest
 
 from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.parallel import Hsdp
+from launcher.plan.fusion import groups
 from launcher.plan.memory import Memory, bytes_text, copies, memory
-from launcher.plan.params import groups
 from tests.plan.made import chain, skeleton
-from tests.plan.test_params import laid, sizes
+from tests.plan.test_params import ALONE, laid, sizes
 
 MODEL = skeleton(
     {"a.weight": (256,), "a.big": (512,), "a.small": (1,), "b.weight": (255,), "b.mean": (8,)}, buffers=["b.mean"]
@@ -19,7 +19,7 @@ def rows(level: str | None, shard: int = 2) -> tuple[Memory, ...]:
     hsdp = None if level is None else Hsdp.model_validate({"threshold": 1, "optimizer_level": level})
     sz = sizes(shard=shard)
     params, made = laid(MODEL, GLUE, {"a": 0, "b": 1}, sz, hsdp)
-    return memory(params, groups(params, made, MODEL, GLUE), sz, hsdp, 2, (70, 30))
+    return memory(params, groups(params, made, MODEL, GLUE, ALONE), sz, hsdp, 2, (70, 30))
 
 
 def test_without_sharding_each_rank_holds_its_stage_whole() -> None:
@@ -41,7 +41,7 @@ def test_level1_keeps_every_gradient_whole_level3_only_what_is_in_use() -> None:
     def gathered(level: str) -> int:
         hsdp, sz = Hsdp.model_validate({"threshold": 1, "optimizer_level": level}), sizes(pp=1)
         params, made = laid(model, glue, dict.fromkeys("abc", 0), sz, hsdp)
-        return memory(params, groups(params, made, model, glue), sz, hsdp, 2, (0,))[0].gathered
+        return memory(params, groups(params, made, model, glue, ALONE), sz, hsdp, 2, (0,))[0].gathered
 
     assert [gathered(f"level{n}") for n in (1, 2, 3)] == [2 * 4096, 4096 + 2048, 3 * 2048]
 

@@ -6,14 +6,16 @@ import pytest
 
 from launcher.job.parallel import Hsdp
 from launcher.plan.facts import Graph, Skeleton
+from launcher.plan.fusion import Bucket, Group, Limits, buckets, groups
 from launcher.plan.grid import Grid
-from launcher.plan.params import Bucket, Group, Placed, Tie, buckets, groups, placed, ties
+from launcher.plan.params import Placed, Tie, placed, ties
 from launcher.plan.sizes import Sizes
 from launcher.plan.stages import Stage, cut, place
 from tests.plan.made import chain, graph, skeleton
 
 KB = (256,)  # float32
 HSDP = Hsdp(threshold=1)
+ALONE = Limits(False, None, 64 << 20)
 
 
 def sizes(pp: int = 2, replicate: int = 1, shard: int = 2, chunks: int = 1) -> Sizes:
@@ -85,27 +87,27 @@ def test_two_virtual_stages_of_one_rank_are_one_place_and_two_copies() -> None:
 
 def grouped(model: Skeleton, glue: Graph, told: dict[str, int], sz: Sizes) -> tuple[Group, ...]:
     params, made = laid(model, glue, told, sz)
-    return groups(params, made, model, glue)
+    return groups(params, made, model, glue, ALONE)
 
 
 def test_each_unit_is_gathered_by_itself_in_the_order_of_the_model() -> None:
     model = skeleton({"a.x.weight": KB, "a.y.weight": KB, "b.weight": KB, "b.bias": (1,)})
     assert grouped(model, chain("a", "b"), {"a": 0, "b": 1}, sizes()) == (
-        Group(0, "a", ("a.x.weight", "a.y.weight"), 2048),
-        Group(1, "b", ("b.weight",), 1024),
+        Group(0, ("a",), ("a.x.weight", "a.y.weight"), 2048),
+        Group(1, ("b",), ("b.weight",), 1024),
     )
 
 
 def test_tied_inside_one_stage_is_gathered_with_the_whole_stage() -> None:
     model = skeleton({f"{m}.weight": KB for m in "abc"}, same={"b.weight": "a.weight"})
     found = grouped(model, chain("a", "b", "c"), {"a": 0, "b": 0, "c": 1}, sizes())
-    assert found == (Group(0, "", ("a.weight",), 1024), Group(1, "c", ("c.weight",), 1024))
+    assert found == (Group(0, ("",), ("a.weight",), 1024), Group(1, ("c",), ("c.weight",), 1024))
 
 
 def test_tied_over_stages_is_gathered_under_the_name_that_each_stage_has() -> None:
     assert grouped(TIED, chain("a", "b"), {"a": 0, "b": 1}, sizes()) == (
-        Group(0, "a", ("a.weight",), 1024),
-        Group(1, "b", ("b.weight",), 1024),
+        Group(0, ("a",), ("a.weight",), 1024),
+        Group(1, ("b",), ("b.weight",), 1024),
     )
 
 
@@ -116,16 +118,16 @@ def test_what_the_glue_uses_is_gathered_with_the_whole_stage() -> None:
         "b: module b < s", "output: output output < b",
     )  # fmt: skip
     assert grouped(model, glue, {"a": 0, "b": 1}, sizes()) == (
-        Group(0, "", ("pos", "a.weight"), 2048),
-        Group(1, "b", ("b.weight",), 1024),
+        Group(0, ("",), ("pos", "a.weight"), 2048),
+        Group(1, ("b",), ("b.weight",), 1024),
     )
 
 
 def test_a_unit_that_lies_on_two_stages_is_gathered_with_each_whole_stage() -> None:
     model = skeleton({"a.x.weight": KB, "a.y.weight": KB})
     assert grouped(model, chain("a.x", "a.y"), {"a.x": 0, "a.y": 1}, sizes()) == (
-        Group(0, "", ("a.x.weight",), 1024),
-        Group(1, "", ("a.y.weight",), 1024),
+        Group(0, ("",), ("a.x.weight",), 1024),
+        Group(1, ("",), ("a.y.weight",), 1024),
     )
 
 
@@ -136,7 +138,7 @@ def bucketed(limit: int, sz: Sizes | None = None, hsdp: Hsdp | None = None) -> t
     )
     sz = sz or sizes()
     params, made = laid(model, chain("a", "b"), {"a": 0, "b": 1}, sz, hsdp)
-    return buckets(params, made, sz, limit)
+    return buckets(params, made, sz, Limits(False, None, limit))
 
 
 def test_buckets_are_filled_in_order_up_to_the_limit() -> None:
@@ -168,4 +170,4 @@ def test_a_bucket_has_one_dtype() -> None:
         model.containers,
     )
     params, made = laid(mixed, chain("a", "b"), {"a": 0, "b": 1}, sizes(), None)
-    assert [b.names for b in buckets(params, made, sizes())] == [("a.one", "a.three"), ("a.two",), ("b.one",)]
+    assert [b.names for b in buckets(params, made, sizes(), ALONE)] == [("a.one", "a.three"), ("a.two",), ("b.one",)]

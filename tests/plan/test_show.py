@@ -53,6 +53,10 @@ plan of hundred
   reduce    stage 0: 24 whole parameters, 6.0 KB, one all-reduce a step
             stages 1-2: 26 whole parameters, 6.5 KB, one all-reduce a step each
             stage 3: 25 whole parameters, 6.2 KB, one all-reduce a step
+  traffic   ranks      all-gather  reduce-scatter      all-reduce            send         receive
+            0-15     25: 832.0 KB     200: 6.5 MB    28: 118.1 KB        8: 256 B        8: 256 B
+            16-47    26: 832.0 KB     208: 6.5 MB    28: 110.6 KB       16: 512 B       16: 512 B
+            48-63    25: 832.0 KB     200: 6.5 MB    28: 118.4 KB        8: 256 B        8: 256 B
   memory    ranks      params       grads   optimizer    gathered activations       total
             0-15     110.0 KB    110.0 KB    220.0 KB    896.0 KB       800 B      1.3 MB
             16-31    110.5 KB    110.5 KB    221.0 KB    864.0 KB       624 B      1.3 MB
@@ -150,7 +154,7 @@ def test_the_json_has_a_version_and_what_the_text_says() -> None:
     assert stored["ties"] == [{"name": "embed.weight", "stages": [0, 3], "ranks": [0, 3]}]
     assert stored["params"][0]["names"] == ["embed.weight", "head.weight"]
     assert (stored["params"][0]["split"], stored["params"][0]["at"]) == ([["dp_shard"], []], [["pp", [0, 3]]])
-    assert stored["hsdp"] == {"shard_size": 8, "threshold": 1, "optimizer_level": "level2"}
+    assert stored["hsdp"] == {"shard_size": 8, "threshold": 1, "optimizer_level": "level2", "uneven": "pad"}
     assert (len(stored["groups"]), len(stored["buckets"]), len(stored["memory"])) == (102, 4, 64)
     assert stored["memory"][0]["total"] == plan.memory[0].total
     assert stored["phases"][0] == {"where": "ranks", "steps": ["train", "evaluate", "save"]}

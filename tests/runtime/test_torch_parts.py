@@ -43,6 +43,7 @@ def test_it_is_said_before_any_import_fails():
     schedules = "torch.distributed.pipelining.schedules._PipelineScheduleRuntime"
     assert done.stderr.strip().splitlines()[-1] == (
         f"launcher.errors.RequestError: torch {torch.__version__} is not one that this version can use: "
-        f"{schedules}.step is not there; {schedules}._prepare_schedule_with_comms is not there "
+        f"{schedules}._assert_unsharded is not there; {schedules}.step is not there; "
+        f"{schedules}._prepare_schedule_with_comms is not there "
         "(try: pip install 'torch>=2.11,<2.14')"
     )

@@ -1,0 +1,37 @@
+"""Keeps the loss of fp16 training in the range where its gradients neither vanish nor overflow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.plan.precision import Precision
+
+PATIENCE = 2000
+"""Steps without an overflow before the scale is doubled; as torch's GradScaler does."""
+
+
+@dataclass
+class Scaling:
+    """``factor`` multiplies the loss, so the gradients too; ``good`` counts steps since it last changed."""
+
+    factor: float
+    dynamic: bool
+    good: int = 0
+
+    @property
+    def lowest(self) -> bool:
+        """An overflow at this scale is no matter of scaling."""
+        return not self.dynamic or self.factor <= 1.0
+
+    def went_well(self) -> None:
+        self.good += 1
+        if self.dynamic and self.good >= PATIENCE:
+            self.factor, self.good = self.factor * 2, 0
+
+    def overflowed(self) -> None:
+        self.factor, self.good = self.factor / 2, 0
+
+
+def scaling(dtypes: Precision) -> Scaling:
+    """What the training begins with; everything but fp16 has a factor of 1 for good."""
+    return Scaling(dtypes.scale or 1.0, dtypes.dynamic)

@@ -1,0 +1,162 @@
+"""bf16 and fp16: computed in half precision, kept in fp32, the same in every layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from launcher.decide import plan_job
+from launcher.errors import RunError
+from launcher.job.schema import Job
+from launcher.models.loss import cross_entropy
+from launcher.parallel.local import local
+from launcher.parallel.read import dtype_of, skeleton
+from launcher.plan.params import wide
+from launcher.plan.plan import Plan
+from launcher.runtime import loop, state
+from launcher.runtime.scaling import Scaling
+from launcher.runtime.world import World
+from launcher.steps.session import build as build_session
+from tests.parallel.counting import assert_as_planned
+from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
+from tests.ranks import on_ranks
+
+EPS = {"bf16": 2**-8, "fp16": 2**-11}
+LEVELS = ("level1", "level2", "level3")
+
+
+def hsdp(level: str, **more: Any) -> dict[str, Any]:
+    return {"shard_size": 2, "threshold": 0, "optimizer_level": level, **more}
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one process": {},
+    "2 replicas": {"grid": {"dp_replicate": 2}},
+    **{level: {"hsdp": hsdp(level)} for level in LEVELS},
+    "threshold": {"hsdp": hsdp("level2", threshold=1), "pipeline": {"micro_batch_num": 2}},
+    "2 stages": {"pipeline": {"stages": 2}},
+    "interleaved, level3": {
+        "pipeline": {"stages": 2, "interleave": True, "micro_batch_num": 4},
+        "hsdp": hsdp("level3"),
+    },
+    "2 stages, 2x2": {"pipeline": {"stages": 2}, "hsdp": hsdp("level1"), "grid": {"dp_replicate": 2}},
+}  # fmt: skip
+
+
+def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
+    """The plain model with fp32 weights that are cast for each forward, its gradients added up in fp32."""
+    model, low = plain(j, plan), dtype_of(plan.dtypes.compute)
+    kept = wide(skeleton(model))
+    own = dict(model.named_parameters())
+    total, (xs, y) = 0.0, batch(j, plan)
+    for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
+        cast = {n: p if n in kept else p.to(low) for n, p in own.items()}
+        loss = cross_entropy(functional_call(model, cast, tuple(x)), t) / parts
+        loss.backward()
+        total += loss.item()
+    grads = {n: p.grad for n, p in own.items() if p.grad is not None}
+    square = sum(g.double().square().sum().item() for g in grads.values())
+    buffers = dict(model.named_buffers())
+    return Outcome(total, math.sqrt(square), grads, {p.name: buffers[p.name] for p in plan.params if p.buffer})
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_equals_one_process_to_a_rounding(layout, precision):
+    """One rounding of the largest gradient: two stages that share a table add its two terms in fp32, not in half."""
+    j = job(parallel=LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)
+    plan, got = under_layout(j)
+    assert {g.dtype for g in got.grads.values()} == {torch.float32}
+    want = low_alone(j, plan, plan.sizes.micros * plan.sizes.replicas)
+    assert_same(got, want, EPS[precision] if plan.ties else 1e-6)
+
+
+def test_batch_norm_keeps_its_weights_as_wide_as_its_statistics():
+    j = own("nets.Normed", [2, 6, 6], stages=1, train__precision="bf16", parallel={"hsdp": hsdp("level2")})
+    plan, got = under_layout(j)
+    computed = {p.name: p.compute for p in plan.params}
+    assert (computed["first.weight"], computed["norm1.weight"]) == ("bfloat16", "float32")
+    assert not any(p.sharded for p in plan.params if "norm" in p.name)
+    assert_same(replace(got, buffers={}), replace(low_alone(j, plan, 2), buffers={}), 1e-6)
+
+
+def test_what_crosses_a_boundary_and_what_is_gathered_is_half_as_wide():
+    layout = {"parallel": LAYOUTS["2 stages, 2x2"]}
+    low, full = (assert_as_planned(job(**layout, train__precision=p)) for p in ("bf16", "fp32"))
+    for kind in ("all_gather", "send", "receive"):
+        assert [(r[kind][0], 2 * r[kind][1]) for r in low] == [r[kind] for r in full]
+    assert [r["reduce_scatter"] for r in low] == [r["reduce_scatter"] for r in full]
+
+
+@pytest.mark.parametrize("layout", ["2 replicas", "level1", "level3"])
+def test_gradients_travel_in_half_precision_when_asked(layout):
+    parallel = LAYOUTS[layout]
+    j, wide_one = (job(parallel=parallel | {"gradient_fp32_sync": on}, train__precision="bf16") for on in (False, True))
+    plan, got = under_layout(j)
+    assert {g.dtype for g in got.grads.values()} == {torch.float32}
+    assert_same(got, low_alone(j, plan, 2), 2 * EPS["bf16"])
+    kind, loss = ("all_reduce", 16) if layout == "2 replicas" else ("reduce_scatter", 0)
+    assert 2 * (assert_as_planned(j)[0][kind][1] - loss) == assert_as_planned(wide_one)[0][kind][1] - loss
+
+
+def rank_scaled(world: World, j: Job, plan: Plan, folder: Path) -> tuple[Any, ...]:
+    """An overflow, a good step, and the same from a checkpoint between them."""
+    said: list[Any] = []
+    s = build_session(replace(world, send=said.append), j, plan, folder)
+    before = {n: local(t.detach()).clone() for n, t in s.model.trainable()}
+    s.scaling.factor = 2.0**127
+    first = loop.step(s, 1.0)
+    kept = all(torch.equal(before[n], local(t.detach())) for n, t in s.model.trainable())
+    halved, s.step = s.scaling.factor, 1
+    s.scaling.factor = 1024.0
+    saved = state.save(s, None)
+    second = loop.step(s, 1.0)
+    state.load(s, saved)
+    scale = (s.scaling.factor, s.scaling.good)
+    again = loop.step(s, 1.0)
+    return math.isfinite(first[1]), kept, halved, scale, second == again, [n for n in said if "text" in n]
+
+
+def test_an_overflow_is_skipped_by_all_ranks_and_the_scale_goes_on_after_a_resume(tmp_path):
+    j = job(parallel=LAYOUTS["level1"], train__precision="fp16", train__steps=3)
+    found = on_ranks(2, rank_scaled, j, plan_job(j), tmp_path)
+    text = f"step 1: gradients overflowed at loss scale {2.0**127:g}: skipped, now {2.0**126:g}"
+    assert found == [(False, True, 2.0**126, (1024.0, 0), True, said) for said in ([{"text": text}], [])]
+
+
+def test_a_scale_is_doubled_after_2000_good_steps_and_halved_after_a_bad_one():
+    s = Scaling(4.0, dynamic=True)
+    for _ in range(2000):
+        s.went_well()
+    assert (s.factor, s.good, s.lowest) == (8.0, 0, False)
+    for _ in range(3):
+        s.overflowed()
+    assert (s.factor, s.lowest) == (1.0, True)
+
+
+def rank_fixed(world: World, j: Job, plan: Plan, folder: Path) -> str:
+    s = build_session(world, j, plan, folder)
+    with pytest.raises(RunError) as raised:
+        loop.step(s, 1.0)
+    return str(raised.value)
+
+
+def test_an_overflow_at_a_fixed_scale_ends_the_run(tmp_path):
+    j = job(train__precision="fp16", train__loss_scale=2.0**127)
+    (said,) = on_ranks(1, rank_fixed, j, plan_job(j), tmp_path)
+    assert said.endswith("the gradients overflowed: train.loss_scale=null lowers the scale when they do")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_clipped_steps_keep_the_weights_in_fp32_and_the_copies_equal(precision):
+    j = job(parallel=LAYOUTS["2 stages, 2x2"], train__precision=precision)
+    plan = plan_job(j)
+    ranks = on_ranks(plan.sizes.grid.size, rank_train, j, plan, 3, 0.5)
+    got = whole(plan, [p for held in ranks for p in held])
+    assert {t.dtype for t in got.values()} == {torch.float32}
