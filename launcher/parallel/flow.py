@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from launcher.errors import Problem, RequestError
 from launcher.parallel import spread
 from launcher.parallel.mode import default_dtype
-from launcher.parallel.read import meta
+from launcher.parallel.read import NORMS, meta
 from launcher.parallel.region import Axis, bring
 from launcher.parallel.rules import UNITS, Given, Refused, State, after
 from launcher.parallel.trace import RUNNING, call, refusing
@@ -46,6 +46,7 @@ class _Run:
     full: set[str] = field(default_factory=set)
     where: list[str] = field(default_factory=lambda: [""])
     quiet: int = 0
+    layers: frozenset[str] = frozenset()
 
     def state(self, t: Tensor) -> State:
         return self.states[id(t)][1] if id(t) in self.states else State()
@@ -107,6 +108,7 @@ class _Calls(TorchFunctionMode):
         name = UNITS.get(func)
         if name is None or self.run.quiet:
             return func(*args, **(kwargs or {}))
+        self._needs(name, args)
         self.run.quiet += 1
         try:
             out = func(*args, **(kwargs or {}))
@@ -114,6 +116,18 @@ class _Calls(TorchFunctionMode):
             self.run.quiet -= 1
         self.run.done(name, args, kwargs or {}, out)
         return out
+
+    def _needs(self, name: str, args: Any) -> None:
+        """A layer that mixes the last dim would fail over its shape alone: say what it needs, and how to give it."""
+        x, at = next((a for a in args if isinstance(a, Tensor)), None), self.run.where[-1]
+        if x is None or self.run.axis is None or at not in self.run.layers or self.run.state(x).cut != x.dim() - 1:
+            return
+        if name == "linear":
+            text = f"{at} takes all features of its input, and they arrive cut over tp; cut its weight on them too"
+            raise Refused(text, KEY, quote(f"{KEY}.{at}.weight=[null, tp]"))
+        if name in ("layer_norm", "rms_norm"):
+            text = f"{at} takes all features of its input, and they arrive cut over tp; have them gathered before it"
+            raise Refused(text, KEY, quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}"))
 
 
 def follow(model: nn.Module, operators: tuple[Operator, ...], tp: int, inputs: Sequence[TensorSpec]) -> Flow:
@@ -148,6 +162,7 @@ def _pass(
         run.tag(t, State())
     for name, p in model.named_parameters():
         run.tag(p, State(made=frozenset({name})))
+    run.layers = frozenset(n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *NORMS)))
     for o in operators:
         module = model.get_submodule(o.module)
         module.forward = partial(_operate, run, module, module.forward, o)
@@ -178,7 +193,8 @@ def _told(p: Problem, why: BaseException | None, run: _Run) -> Problem:
     if isinstance(why, Refused):
         return Problem(why.key or KEY, str(why) if why.key else f"in {at}: {why}", why.cure)
     line = next(iter(str(why).strip().splitlines()), "")
-    return Problem(KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}")
+    hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
+    return Problem(KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}{hint}")
 
 
 def _output(outs: list[tuple[Tensor, State]], run: _Run) -> Cut:

@@ -25,11 +25,12 @@ UNITS: dict[Any, str] = {
 """Functions that are one operation here, whatever torch makes them of."""
 
 SAME = frozenset({"alias", "clone", "contiguous", "copy_", "detach", "_to_copy", "lift_fresh"})
+NEW = frozenset({"new_empty", "new_full", "new_ones", "new_zeros"})
 LIKE = frozenset({"empty_like", "full_like", "ones_like", "zeros_like"})
 MOVES = frozenset({"expand", "permute", "squeeze", "t", "transpose", "unsqueeze"})
 VIEWS = frozenset({"_unsafe_view", "reshape", "view"})
 ALONG = {
-    "cat": 1, "flip": 1, "select": 1, "slice": 1, "split": 2, "split_with_sizes": 2, "stack": 1, "unbind": 1,
+    "cat": 1, "flip": 1, "select": 1, "slice": 1, "split": 2, "split_with_sizes": 2, "unbind": 1,
     "_softmax": 1, "_log_softmax": 1, "cumsum": 1, "sort": 1, "topk": 2, "index_select": 1,
     "amax": 1, "amin": 1, "any": 1, "all": 1, "argmax": 1, "logsumexp": 1, "max": 1, "mean": 1, "min": 1, "norm": 2,
     "linalg_vector_norm": 2, "prod": 1, "std": 1, "sum": 1, "var": 1, "var_mean": 1,
@@ -79,7 +80,8 @@ def after(
     """
     if op is not None and torch.Tag.nondeterministic_seeded in op.tags:
         raise Refused(f"{name} draws random numbers, which the ranks of tp would not draw alike")
-    if all(g.state.cut is None for g in given):
+    fresh = name in NEW and all(a == b for a, b in zip(outs, whole, strict=True))
+    if fresh or all(g.state.cut is None for g in given):
         return _whole(name, given, outs, whole), set()
     states = [State(_where(name, out, full, n)) for out, full in zip(outs, whole, strict=True)]
     source = next(g for g in given if g.state.cut is not None)
@@ -96,7 +98,7 @@ def _whole(name: str, given: Sequence[Given], outs: Sequence[Shape], whole: Sequ
         if out != full:
             raise Refused(f"{name} makes a tensor of {list(out)} where the whole model has {list(full)}: its size "
                           "comes from what is cut over tp")  # fmt: skip
-    made = frozenset(m for g in given if g.floating for m in g.state.made)
+    made = frozenset(m for g in given if g.floating and name not in NEW for m in g.state.made)
     return [State(None, made) for _ in outs]
 
 
@@ -124,6 +126,8 @@ def _legal(name: str, op: Any, args: Sequence[Any], given: Sequence[Given], lead
         good = leads
     elif name in ALONG:
         good = dim not in _dims(args, ALONG[name], len(cut.shape)) and len({g.state.cut for g in given}) == 1
+    elif name == "stack":
+        good = len({g.state.cut for g in given}) == 1
     elif name == "attention":
         good = len({g.state.cut for g in given[:3]}) == 1 and dim < len(cut.shape) - 2
         good = good and all(g.state.cut is None and g.shape[dim - len(cut.shape)] == 1 for g in given[3:])
@@ -133,6 +137,8 @@ def _legal(name: str, op: Any, args: Sequence[Any], given: Sequence[Given], lead
         good = given[0].state.cut is not None and dim < len(cut.shape) - 1 and _only_first(given)
     elif name == "embedding":
         good = given[0].state.cut is not None and _only_first(given)
+    elif name in ("tril", "triu"):
+        good = dim < len(cut.shape) - 2
     elif name == "repeat":
         good = _only_first(given) and len(args) > 2 and isinstance(args[1], int)
     elif name in ("matmul", "bmm", "mm"):

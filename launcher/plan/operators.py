@@ -102,7 +102,7 @@ def _operator(
     ways = list(dict.fromkeys(r for found, _ in got for r in found))
     if not ways:
         return Problem(where, "; ".join(got[0][1]))
-    tried = [(w, *_complete(w, kind, own)) for r in ways for w in _orientations(r, kind, value)]
+    tried = [(w, *_complete(w, kind, own, "in" in value)) for r in ways for w in _orientations(r, kind, value)]
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
@@ -131,8 +131,8 @@ def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list
     return [reading, Reading(reading.input, reading.output, tuple(turned.items()))]
 
 
-def _complete(reading: Reading, kind: str, own: list[Param]) -> tuple[Reading | None, str]:
-    """The reading with every parameter's axes, or why it cannot be."""
+def _complete(reading: Reading, kind: str, own: list[Param], listed: bool) -> tuple[Reading | None, str]:
+    """The reading with every parameter's axes, or why it cannot be. ``listed``: it was written by position."""
     said = dict(reading.weights)
     full: dict[str, Axes] = {}
     for p in own:
@@ -146,7 +146,7 @@ def _complete(reading: Reading, kind: str, own: list[Param]) -> tuple[Reading | 
     cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
     if cut and kind not in MODES:
         return None, f"{cut[0]} cut over tp; of a {kind} only input and output can be cut"
-    if why := _activations(reading, kind, tp_dim(full.get("weight", ()))):
+    if why := _activations(reading, kind, tp_dim(full.get("weight", ())), listed):
         return None, why
     if kind == "linear" and "bias" in full:  # cut with the outputs, and added once where they are summed
         wanted: Axes = (full["weight"][0],)
@@ -156,7 +156,7 @@ def _complete(reading: Reading, kind: str, own: list[Param]) -> tuple[Reading | 
     return Reading(reading.input, reading.output, tuple(full.items())), ""
 
 
-def _activations(reading: Reading, kind: str, weight: int | None) -> str:
+def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) -> str:
     """Why the input and output asked for do not go with a weight cut on this dim; "" when they do."""
     for axes, name in ((reading.input, "input"), (reading.output, "output")):
         if axes is not None and any(DP in dim for dim in axes[1:]):
@@ -171,6 +171,10 @@ def _activations(reading: Reading, kind: str, weight: int | None) -> str:
             return f"input {axes_text(given)} does not go with a weight cut over tp on its inputs"
         if weight != 1 and last:
             return f"input {axes_text(given or ())} cut over tp on its features needs a weight cut on its inputs"
+    if listed and kind == "linear" and weight == 0 and into is not None:
+        return f"input {axes_text(given or ())}: tp cannot cut both the samples and the outputs"
+    if listed and kind == "embedding" and weight is None and into is not None:
+        return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
     if kind == "embedding" and weight is not None and into is not None:
         return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
     if made is not None and weight == {"linear": 0, "embedding": 1}.get(kind):

@@ -163,6 +163,8 @@ def _tp(job: Job, notes: list[Note], found: list[Problem]) -> int:
         found.append(Problem(key, f"{asked}: parallel.operators cuts into {said} slices", f"{key}={said}"))
     elif asked is None and said is not None:
         notes.append(Note(key, f"null -> {said}: the slices of parallel.operators"))
+    elif asked == 1 and operators:
+        notes.append(Note("parallel.operators", "has no effect: tp has one rank"))
     elif (asked or 1) > 1 and not operators:
         cure = "operators=megatron" if isinstance(job.model, LanguageModel) else f"{key}=1"
         found.append(Problem(key, f"{asked}: parallel.operators cuts nothing over tp", cure))

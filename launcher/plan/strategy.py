@@ -59,13 +59,15 @@ def readings(
     """
     wrong: list[str] = []
     alias = _aliases(value.get("layout"), grid, wrong)
+    if wrong:
+        return (), wrong
     ways: list[list[tuple[str, Axes]]] = []
     for key, given in value.items():
         if key == "layout":
             continue
         if key not in (*TENSORS, *names):
-            known = ", ".join(names) or "no parameters"
-            wrong.append(f"{key}: neither input, output, in, out nor layout, nor one of the module's own: {known}")
+            own = ", ".join(names) or "no parameters of its own"
+            wrong.append(f"{key}: no such key; there are input, output, in, out, layout and {own}")
         elif key in ("in", "out"):
             for name, tensor in _positions(key, given, order if key == "in" else ("output",), wrong):
                 ways.append([(name, axes) for axes in _ways(f"{key}[{name}]", tensor, alias, grid, name, wrong)])
