@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from launcher.plan.facts import TensorSpec
+from launcher.plan.fusion import Bucket
 from launcher.plan.memory import bytes_text
 from launcher.plan.operators import Comm, Cut, Flow, Spread, tp_dim
-from launcher.plan.params import Bucket
 from launcher.plan.strategy import axes_text
 from launcher.plan.words import many
 
