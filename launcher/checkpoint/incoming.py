@@ -1,4 +1,4 @@
-"""Other programs' checkpoints as whole tensors by name: Hugging Face and MindSpore."""
+"""Other programs' checkpoints as whole tensors by name: Hugging Face, MindSpore, torch DCP."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.dcp import read_dcp
+from launcher.checkpoint.dcp.metadata import NAME as METADATA
 from launcher.checkpoint.files import write_stream
 from launcher.checkpoint.hf import INDEX, ONE, read_hf
 from launcher.checkpoint.names import Table
@@ -15,15 +17,19 @@ from launcher.checkpoint.peer import transform_checkpoints
 from launcher.checkpoint.rank_source import open_source
 from launcher.checkpoint.transform import is_checkpoint
 
-Form = Literal["hf", "mindspore"]
+Form = Literal["hf", "mindspore", "dcp"]
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """``tensors`` by new name, read from disk when looked at; ``left`` are the old names that no row is about."""
+    """``tensors`` by new name, read from disk when looked at.
+
+    ``left`` are the old names that no row is about, ``others`` are entries that are no tensors.
+    """
 
     tensors: Mapping[str, Blob]
     left: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
 
 def form_of(path: Path) -> Form:
@@ -38,9 +44,13 @@ def form_of(path: Path) -> Form:
         raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
     if (path / ONE).is_file() or (path / INDEX).is_file():
         return "hf"
+    if (path / METADATA).is_file():
+        return "dcp"
     if any(path.glob("rank_*")):
         return "mindspore"
-    raise ValueError(f"{path}: neither a Hugging Face folder ({ONE} or {INDEX}) nor one with rank_<k> folders")
+    raise ValueError(
+        f"{path}: none of a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}), rank_<k> folders"
+    )
 
 
 def read_incoming(
@@ -55,8 +65,17 @@ def read_incoming(
         raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
     if form == "mindspore":
         path = _whole_folder(path, scratch, strategy) if path.is_dir() else _whole_file(path, scratch)
+    others: tuple[str, ...] = ()
+    if form == "dcp":
+        path, others = _whole_dcp(path, scratch)
     found = read_hf(path, names, strict=strict)
-    return Incoming(found, found.unmatched)
+    return Incoming(found, found.unmatched, others)
+
+
+def _whole_dcp(path: Path, scratch: Path) -> tuple[Path, tuple[str, ...]]:
+    folder, out = read_dcp(path), scratch / ONE
+    write_stream(out, folder.specs, folder.chunks, {})
+    return out, folder.others
 
 
 def _whole_folder(path: Path, scratch: Path, strategy: Path | None) -> Path:

@@ -52,4 +52,6 @@ def run(step: Import, plan: Plan, checkpoints: Path, say: Callable[[str], None],
         f"{bytes_text(done.bytes_written)}")  # fmt: skip
     if left:
         say(f"import: left out, for this model has no place for it: {', '.join(left)}")
+    if found.others:
+        say(f"import: left out, for it is no tensor: {', '.join(found.others)}")
     return dict(results)

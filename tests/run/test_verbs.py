@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from launcher.__main__ import main
-from launcher.checkpoint import read_full, read_hf, strategy_file
-from launcher.checkpoint.mindspore import form_of, read_strategy
+from launcher.checkpoint import read_full, read_hf, strategy_file, transform_checkpoints
+from launcher.checkpoint.mindspore import form_of, merged_file, read_strategy, write_ckpt, write_strategy
 from launcher.checkpoint.read import open_checkpoint
+from tests.checkpoint.saving import held
 from tests.run.launching import TINY, checkpoints, losses, run, shape, status, tensors
 
 BATCH = "steps.evaluate.batches=1"
@@ -57,6 +60,37 @@ def test_what_went_out_to_hugging_face_comes_back_with_the_same_loss(
     mine, theirs = read_full(folder / "exports" / "model.safetensors"), read_hf(trained / "exports" / "hf")
     assert bytes(mine["embed.weight"].data) == bytes(theirs["model.embed_tokens.weight"].data)
     assert f"import: {trained}/exports/hf -> step-000000, " in capfd.readouterr().out
+
+
+def test_a_folder_of_torch_dcp_comes_in_too(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    there = read_hf(trained / "exports" / "hf")
+    state = {n: torch.frombuffer(bytearray(b.data), dtype=torch.float32).reshape(b.shape) for n, b in there.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one process: that it is one process
+        dcp.save({**state, "step": 3}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    words = ["steps=[import,evaluate]", f"steps.import.src={tmp_path}/dcp", "steps.import.names=llama", BATCH]
+    folder = run(tmp_path / "run", *words)
+    assert status(folder)["metrics"]["val_loss"] == status(trained)["metrics"]["val_loss"]
+    assert "import: left out, for it is no tensor: step\n" in capfd.readouterr().out
+
+
+def test_rank_folders_of_mindspore_come_in_with_their_strategy(trained: Path, tmp_path: Path) -> None:
+    merged = tmp_path / "strategy.ckpt"
+    strategy = open_checkpoint(last(trained)).strategy
+    write_strategy(merged, merged_file(strategy.only("param")), "protobuf")
+    transform_checkpoints(last(trained), tmp_path / "full", "full")
+    one = read_full(tmp_path / "full" / "rank_0" / "full0.safetensors")
+    plain = {n: one[n] for n in strategy.only("param").entries}
+    for rank in range(4):
+        (tmp_path / "ranks" / f"rank_{rank}").mkdir(parents=True)
+        pieces = held(strategy.only("param"), rank, {n: bytes(b.data) for n, b in plain.items()})
+        specs = {n: b.spec for n, b in pieces.items()}
+        write_ckpt(tmp_path / "ranks" / f"rank_{rank}" / "net-1_1.ckpt", specs, lambda n, of=pieces: [of[n].data])
+    words = [f"steps.import.src={tmp_path}/ranks", f"steps.import.strategy={merged}", BATCH]
+    folder = run(tmp_path / "run", "steps=[import,evaluate]", *words)
+    assert status(folder)["metrics"]["val_loss"] == status(trained)["metrics"]["val_loss"]
 
 
 def test_training_goes_on_from_what_was_imported(trained: Path, tmp_path: Path) -> None:
@@ -180,8 +214,8 @@ REFUSED = {
     ),
     "a source that is nothing of that kind": (
         ["steps=[import]", "steps.import.src=empty"],
-        "steps.import.src = empty: neither a Hugging Face folder (model.safetensors or model.safetensors.index.json) "
-        "nor one with rank_<k> folders",
+        "steps.import.src = empty: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), "
+        "a torch DCP folder (.metadata), rank_<k> folders",
     ),
     "a table with a bad pattern": (
         ["--config-dir=mine", "recipe=table", "steps=[import]", "steps.import.src=file.safetensors"],

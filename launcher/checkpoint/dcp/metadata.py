@@ -1,0 +1,139 @@
+"""``.metadata`` of a DCP folder: which tensors there are, and which stretch of which file has which piece."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.dcp.pickled import Known, Record, read
+from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.layout import Box
+
+NAME = ".metadata"
+LONGEST = 1 << 30  # bytes
+_CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
+            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+
+
+class _Tensor(Record): ...
+
+
+class _Bytes(Record): ...
+
+
+KNOWN: Known = {
+    **{f"torch.distributed.checkpoint.metadata.{name}": Record for name in _CLASSES},
+    "torch.distributed.checkpoint.metadata.TensorStorageMetadata": _Tensor,
+    "torch.distributed.checkpoint.metadata.BytesStorageMetadata": _Bytes,
+    "torch.distributed.checkpoint.filesystem._StorageInfo": Record,
+    "torch.serialization._get_layout": Record,
+    "torch.Size": tuple,
+    "collections.OrderedDict": dict,
+    **{f"pathlib.{kind}": Record for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")},
+    **{f"pathlib._local.{kind}": Record for kind in ("PosixPath", "WindowsPath")},
+    **{f"torch.{dtype}": dtype for dtype in ITEMSIZE},
+}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The elements of ``box``, saved with ``torch.save`` in ``length`` bytes from ``start`` of ``file``."""
+
+    box: Box
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor and its chunks, which tile it."""
+
+    spec: TensorSpec
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """``others`` are the entries that are no tensors."""
+
+    tensors: Mapping[str, Stored]
+    others: tuple[str, ...]
+
+
+def read_metadata(folder: Path) -> Contents:
+    """Raises ``ValueError`` naming the file unless every tensor is there whole."""
+    path = folder / NAME
+    if (size := path.stat().st_size) > LONGEST:
+        raise ValueError(f"{path}: {size} bytes; at most {LONGEST} are read")
+    try:
+        return _contents(read(path.read_bytes(), KNOWN))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path}: not the metadata of a distributed checkpoint: {error}") from error
+
+
+def _contents(root: Any) -> Contents:
+    if not isinstance(root, Record) or not isinstance(root["state_dict_metadata"], dict):
+        raise ValueError("not the metadata of a distributed checkpoint")
+    listed = root["state_dict_metadata"]
+    where = {(index["fqn"], _plain(index["offset"])): info for index, info in (root["storage_data"] or {}).items()}
+    tensors = {name: _stored(name, meta, where) for name, meta in listed.items() if isinstance(meta, _Tensor)}
+    if strange := [name for name, meta in listed.items() if not isinstance(meta, _Tensor | _Bytes)]:
+        raise ValueError(f"{strange[0]}: neither a tensor nor bytes")
+    return Contents(tensors, tuple(name for name, meta in listed.items() if isinstance(meta, _Bytes)))
+
+
+def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> Stored:
+    if not isinstance(name, str):
+        raise ValueError(f"{name!r} is no name of a tensor")
+    spec = TensorSpec(_naturals(meta["size"]), _dtype(name, meta["properties"]))
+    chunks = []
+    for chunk in meta["chunks"]:
+        lo, sizes = _naturals(chunk["offsets"]), _naturals(chunk["sizes"])
+        info = where.get((name, lo))
+        if info is None or len(lo) != len(sizes):
+            raise ValueError(f"tensor {name}: no file has its piece at {list(lo)}")
+        if info["transform_descriptors"]:
+            raise ValueError(f"tensor {name}: its files are compressed or otherwise transformed, which is not read")
+        file, (start, length) = info["relative_path"], _naturals((info["offset"], info["length"]))
+        if not isinstance(file, str) or "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
+            raise ValueError(f"tensor {name}: {file!r} is not the name of a file in this folder")
+        box = Box(lo, tuple(a + n for a, n in zip(lo, sizes, strict=True)))
+        chunks.append(Chunk(box, file, start, length))
+    _check_tiled(name, spec, chunks)
+    return Stored(spec, tuple(chunks))
+
+
+def _check_tiled(name: str, spec: TensorSpec, chunks: list[Chunk]) -> None:
+    if any(len(c.box.hi) != len(spec.shape) or any(map(int.__gt__, c.box.hi, spec.shape)) for c in chunks):
+        raise ValueError(f"tensor {name}: a piece lies outside of {list(spec.shape)}")
+    full = [c for c in chunks if not c.box.empty]
+    if sum(prod(c.box.shape) for c in full) != prod(spec.shape):
+        raise ValueError(f"tensor {name}: its pieces do not add up to {list(spec.shape)}")
+    for a, b in combinations(full, 2):
+        if a.box & b.box:
+            raise ValueError(f"tensor {name}: its pieces at {list(a.box.lo)} and {list(b.box.lo)} overlap")
+
+
+def _dtype(name: str, properties: Any) -> str:
+    """The first of the properties, which are pickled as a tuple."""
+    found = properties.state[0]
+    if found not in ITEMSIZE:
+        raise ValueError(f"tensor {name}: a dtype that is not known; known are {', '.join(ITEMSIZE)}")
+    return str(found)
+
+
+def _naturals(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, tuple) or not all(type(n) is int and n >= 0 for n in values):
+        raise ValueError(f"{values!r} are no sizes")
+    return values
+
+
+def _plain(offset: Any) -> Any:
+    return offset if offset is None else _naturals(offset)
