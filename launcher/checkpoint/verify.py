@@ -9,8 +9,11 @@ import xxhash
 
 from launcher.checkpoint.header import Header
 from launcher.checkpoint.manifest import NAME, rank_file
+from launcher.checkpoint.pieces import pieces
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
+from launcher.checkpoint.tiling import untiled
 from launcher.checkpoint.window import Window
+from launcher.checkpoint.write import rank_files
 
 
 def verify(folder: Path) -> list[str]:
@@ -19,7 +22,7 @@ def verify(folder: Path) -> list[str]:
         checkpoint = open_checkpoint(folder)
     except (ValueError, OSError) as error:
         return [str(error)]
-    return [*_strays(checkpoint), *_files(checkpoint)]
+    return [*_strays(checkpoint), *_gaps(checkpoint), *_files(checkpoint)]
 
 
 def _strays(checkpoint: Checkpoint) -> Iterator[str]:
@@ -27,6 +30,18 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
     for path in sorted(checkpoint.folder.rglob("*")):
         if not path.is_dir() and path.relative_to(checkpoint.folder).as_posix() not in known:
             yield f"{path}: not part of this checkpoint: the manifest does not list it"
+
+
+def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
+    """What the strategy needs and the manifest does not list; and tensors whose pieces are not the whole."""
+    listed, size = checkpoint.manifest.files, checkpoint.strategy.grid.size
+    for rank in range(size):
+        for file in rank_files(checkpoint.strategy):
+            if rank_file(rank, file) not in listed:
+                yield f"{checkpoint.folder / rank_file(rank, file)}: it is not in the manifest, the strategy needs it"
+    for name, entry in checkpoint.strategy.entries.items():
+        if found := untiled(entry.layout.shape, [piece.box for piece in pieces(entry.layout)]):
+            yield f"{checkpoint.folder}: tensor {name}: {found}"
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[str]:

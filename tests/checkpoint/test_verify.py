@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -116,3 +117,15 @@ def test_a_changed_header_is_named(folder: Path) -> None:
 def test_an_incomplete_checkpoint_is_one_complaint(folder: Path) -> None:
     (folder / "rank_2" / "model.safetensors").unlink()
     assert verify(folder) == [f"{folder}: incomplete checkpoint: rank_2/model.safetensors is missing"]
+
+
+def test_a_file_that_the_manifest_forgets_is_named(folder: Path) -> None:
+    path = folder / "manifest.json"
+    data = json.loads(path.read_text())
+    del data["files"]["rank_2/model.safetensors"]
+    path.write_text(json.dumps(data))
+    lost = folder / "rank_2" / "model.safetensors"
+    assert verify(folder) == [
+        f"{lost}: not part of this checkpoint: the manifest does not list it",
+        f"{lost}: it is not in the manifest, the strategy needs it",
+    ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.dcp.pickled import Known, Record, read
+from launcher.checkpoint.tiling import untiled
 from launcher.plan.facts import ITEMSIZE, TensorSpec
 from launcher.plan.layout import Box
 
@@ -106,19 +105,11 @@ def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> Stored:
             raise ValueError(f"tensor {name}: {file!r} is not the name of a file in this folder")
         box = Box(lo, tuple(a + n for a, n in zip(lo, sizes, strict=True)))
         chunks.append(Chunk(box, file, start, length))
-    _check_tiled(name, spec, chunks)
+    if any(len(chunk.box.hi) != len(spec.shape) for chunk in chunks):
+        raise ValueError(f"tensor {name}: a piece has other dims than {list(spec.shape)}")
+    if wrong := untiled(spec.shape, [chunk.box for chunk in chunks]):
+        raise ValueError(f"tensor {name}: {wrong}")
     return Stored(spec, tuple(chunks))
-
-
-def _check_tiled(name: str, spec: TensorSpec, chunks: list[Chunk]) -> None:
-    if any(len(c.box.hi) != len(spec.shape) or any(map(int.__gt__, c.box.hi, spec.shape)) for c in chunks):
-        raise ValueError(f"tensor {name}: a piece lies outside of {list(spec.shape)}")
-    full = [c for c in chunks if not c.box.empty]
-    if sum(prod(c.box.shape) for c in full) != prod(spec.shape):
-        raise ValueError(f"tensor {name}: its pieces do not add up to {list(spec.shape)}")
-    for a, b in combinations(full, 2):
-        if a.box & b.box:
-            raise ValueError(f"tensor {name}: its pieces at {list(a.box.lo)} and {list(b.box.lo)} overlap")
 
 
 def _dtype(name: str, properties: Any) -> str:

@@ -1,0 +1,45 @@
+"""Whether boxes make a whole tensor: each element in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+
+from launcher.plan.layout import Box
+
+
+def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
+    """What is wrong; ``None`` when nothing is.
+
+    >>> untiled((4,), [Box((0,), (2,)), Box((2,), (4,))]), untiled((4,), [Box((0,), (2,)), Box((1,), (3,))])
+    (None, 'its pieces at [0] and [1] overlap')
+    """
+    whole = Box((0,) * len(shape), shape)
+    full = [box for box in boxes if not box.empty]
+    for box in full:
+        if (box & whole) != box:
+            return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside of {list(shape)}"
+    if both := _overlap(full, 0):
+        return f"its pieces at {list(both[0].lo)} and {list(both[1].lo)} overlap"
+    if sum(prod(box.shape) for box in full) != prod(shape):
+        return f"its pieces do not add up to {list(shape)}"
+    return None
+
+
+def _overlap(boxes: Sequence[Box], dim: int) -> tuple[Box, Box] | None:
+    """Two that share an element: slabs between the edges along ``dim``, each looked at along the dims that are left."""
+    if len(boxes) < 2:
+        return None
+    if dim == len(boxes[0].lo):
+        return boxes[0], boxes[1]
+    edges = sorted({edge for box in boxes for edge in (box.lo[dim], box.hi[dim])})
+    starts: dict[int, list[Box]] = {edge: [] for edge in edges}
+    for box in boxes:
+        starts[box.lo[dim]].append(box)
+    open_boxes: list[Box] = []
+    for a, _ in pairwise(edges):
+        open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
+        if starts[a] and (found := _overlap(open_boxes, dim + 1)):
+            return found
+    return None
