@@ -36,7 +36,7 @@ def _loads(job: Job) -> dict[str, str]:
     for name, step in job.steps.items():
         if step.kind == "save":
             break
-        if isinstance(step, Load):
+        if isinstance(step, Load) and step.path is not None:
             out[name] = step.path
     return out
 

@@ -10,10 +10,13 @@ import pytest
 
 from launcher.__main__ import main
 
-RECIPES = "lm_pp4_interleaved, lm_single, lm_tied_pp2_hsdp2, mlp_autoparallel, resnet50_cifar_pp2, tied_pp2_to_single"
+RECIPES = (
+    "broadcast_after_load, lm_pp4_interleaved, lm_single, lm_tied_pp2_hsdp2, lm_tp2, mlp_autoparallel, "
+    "resnet50_cifar_pp2, tied_pp2_to_single"
+)
 STEPS = (
-    "train, evaluate, sync_shared, save, load, certify, merge_strategies, transform, export, import, verify, inspect, "
-    "sample"
+    "train, evaluate, sync_shared, save, load, broadcast, certify, merge_strategies, transform, export, import, verify, "
+    "inspect, sample"
 )
 TOP = (
     "name, seed, deterministic, recipe, runs, run_dir, show, model, data, optim, schedule, train, parallel, launch, "
@@ -169,8 +172,8 @@ CASES = {
         ["steps=[trian,save]"],
         """
   steps: unknown step 'trian', did you mean 'train'? """
-        """(steps: certify, evaluate, export, import, inspect, load, merge_strategies, sample, save, sync_shared, """
-        """train, transform, verify)
+        """(steps: broadcast, certify, evaluate, export, import, inspect, load, merge_strategies, sample, save, """
+        """sync_shared, train, transform, verify)
     set by: steps=[trian,save] (command line)
     try:    'steps=[train,save]'
 """,

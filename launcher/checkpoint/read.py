@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -63,14 +63,25 @@ def read_rank(
 
 
 def each(
-    checkpoint: Checkpoint, dst: Strategy, rank: int, *, kinds: tuple[Kind, ...] = KINDS, verify: bool = True
+    checkpoint: Checkpoint,
+    dst: Strategy,
+    rank: int,
+    *,
+    kinds: tuple[Kind, ...] = KINDS,
+    verify: bool = True,
+    only: Container[str] | None = None,
 ) -> Iterator[tuple[str, Blob]]:
-    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own. Tensors of other ``kinds`` need not match."""
+    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own. Tensors of other ``kinds`` need not match.
+
+    ``only``: names to read, if not all.
+    """
     if not 0 <= rank < dst.grid.size:
         raise ValueError(f"rank {rank} is not in the strategy's world of {dst.grid.size}")
     names = match(checkpoint.strategy.only(*kinds), dst.only(*kinds))
     reader = Reader(checkpoint, verify=verify)
     for name, entry in dst.only(*kinds).held(rank).items():
+        if only is not None and name not in only:
+            continue
         box = entry.layout.box(rank)
         assert box is not None
         yield name, reader.box(names[name], box)

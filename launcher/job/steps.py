@@ -31,7 +31,12 @@ class Save(Settings):
 
 class Load(Settings):
     kind: Literal["load"] = "load"
-    path: str = Field(description="a checkpoint folder (step-NNNNNN) of any layout")
+    path: str | None = Field(None, description="a checkpoint folder (step-NNNNNN) of any layout; null: the run's last")
+    broadcast: bool = Field(False, description="each piece is read by one rank and broadcast to its replicas")
+
+
+class Broadcast(Settings):
+    kind: Literal["broadcast"] = "broadcast"
 
 
 class Certify(Settings):
@@ -123,6 +128,7 @@ Step = Annotated[
     | Annotated[SyncShared, Tag("sync_shared")]
     | Annotated[Save, Tag("save")]
     | Annotated[Load, Tag("load")]
+    | Annotated[Broadcast, Tag("broadcast")]
     | Annotated[Certify, Tag("certify")]
     | Annotated[MergeStrategies, Tag("merge_strategies")]
     | Annotated[Transform, Tag("transform")]

@@ -24,6 +24,7 @@ AT_ONCE = 64 << 20
 class Sent:
     """What one rank took part in."""
 
+    tensors: int
     collectives: int
     nbytes: int
 
@@ -66,7 +67,7 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
 
     Raises ``RunError`` naming the tensors that are not bit-equal afterwards, and the ranks.
     """
-    rank, collectives, nbytes, wrong = dist.get_rank(), 0, 0, list[str]()
+    rank, tensors, collectives, nbytes, wrong = dist.get_rank(), 0, 0, 0, list[str]()
     for axes in sorted({_axes(lay) for lay in layout.values()}):
         grid = next(iter(layout.values())).grid
         group = mine(rank, (grid.peers(r, *axes) for r in range(grid.size)))
@@ -76,6 +77,7 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
         for batch in _batches({n: local(held[n][0]) for n in names}):
             nbytes += _send(batch, group)
             collectives += 1
+        tensors += len(names)
         for n in names:
             for other in held[n][1:]:
                 local(other).copy_(local(held[n][0]))
@@ -83,7 +85,7 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
         dist.destroy_process_group(group)
     if wrong:
         raise RunError(f"after the broadcast {'; '.join(wrong)}")
-    return Sent(collectives, nbytes)
+    return Sent(tensors, collectives, nbytes)
 
 
 def _axes(layout: Layout) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Literal
 
 from launcher.errors import Problem
-from launcher.job.steps import Evaluate, Export, Inspect, MergeStrategies, Save, Step, Transform, Verify
+from launcher.job.steps import Evaluate, Export, Inspect, Load, MergeStrategies, Save, Step, Transform, Verify
 
 Where = Literal["ranks", "alone", "files"]
 
@@ -23,7 +23,7 @@ class Phase:
 
 def where(step: Step) -> Where:
     """Where a step runs."""
-    if step.kind in ("train", "sync_shared", "save", "load", "certify"):
+    if step.kind in ("train", "sync_shared", "save", "load", "certify", "broadcast"):
         return "ranks"
     if isinstance(step, Evaluate):
         return "ranks" if step.of == "run" else "alone"
@@ -34,6 +34,8 @@ def _needs(step: Step) -> tuple[str, str] | None:
     """What must exist before ``step``, and the step that makes it."""
     if isinstance(step, Transform | Export | MergeStrategies | Verify | Inspect):
         return ("a checkpoint", "save") if step.src is None else None
+    if isinstance(step, Load):
+        return ("a checkpoint", "save") if step.path is None else None
     if isinstance(step, Evaluate) and step.of == "transformed":
         return "a transformed checkpoint", "transform"
     if step.kind == "sample" or (isinstance(step, Evaluate) and step.of == "exported"):
@@ -93,7 +95,7 @@ def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> 
 
 
 def _forgets(step: Step, done: set[str], live: bool) -> str:
-    if step.kind == "load" and "train" in done:
+    if step.kind == "load" and "train" in done and "save" not in done:
         return "would overwrite what 'train' has just learned"
     return "the ranks start from what it brings; put it before them" if step.kind == "import" and live else ""
 
@@ -126,5 +128,5 @@ def _may_be_next(step: Step, left: Collection[Step], done: set[str]) -> bool:
     if step.kind == "import" or any(s.kind == "import" for s in left):
         return step.kind == "import"
     if step.kind == "train":
-        return all(s.kind != "load" for s in left)
+        return all(s.kind != "load" or _needs(s) for s in left)
     return where(step) == "ranks" or all(where(s) != "ranks" for s in left)

@@ -14,9 +14,10 @@ from torch import Tensor
 from launcher.checkpoint import store
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.of_plan import of_plan
-from launcher.checkpoint.read import each, open_checkpoint, read_extra
+from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.checkpoint.write import write_rank
+from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
 from launcher.parallel.read import spec
 from launcher.plan.params import Placed
@@ -110,18 +111,17 @@ def save(s: Session, keep: int | None) -> Path:
 
 
 @torch.no_grad()
-def load(s: Session, folder: Path) -> Mapping[str, Any]:
+def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]:
     """Take weights, optimizer state, step and (in the same layout) random streams from a checkpoint of any layout.
 
-    Returns what the checkpoint says of itself.
+    Returns what the checkpoint says of itself. ``broadcast``: one rank reads a piece for all that hold it; otherwise
+    every rank reads what it holds.
     """
     checkpoint = open_checkpoint(folder)
     prime(s)
     _forget(s, checkpoint.strategy)
     want = strategy(s)
-    mine = tensors(s)
-    for name, b in each(checkpoint, want, s.world.rank):
-        fill(mine[name], b)
+    _read(s, checkpoint, want, broadcast)
     _same_copies(s)
     s.step = int(checkpoint.state["step"])
     if s.scaling.dynamic and (before := checkpoint.state.get("loss_scale")):
@@ -129,6 +129,31 @@ def load(s: Session, folder: Path) -> Mapping[str, Any]:
     if checkpoint.strategy.digest == want.digest:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state
+
+
+def _read(s: Session, checkpoint: Checkpoint, want: Strategy, broadcast: bool) -> None:
+    """Notes the bytes read, and those that are held afterwards, of all ranks together."""
+    mine, rank = tensors(s), s.world.rank
+    layouts = {name: entry.layout for name, entry in want.entries.items()}
+    own = {n for n, lay in layouts.items() if not broadcast or lay.twins(rank)[0] == rank}
+    both = [0, 0]
+    for name, b in each(checkpoint, want, rank, only=own):
+        fill(mine[name], b)
+        both[0] += b.data.nbytes
+    if broadcast:
+        share({n: (t,) for n, t in mine.items()}, layouts)
+    both[1] = sum(t.nbytes for t in mine.values())
+    total = torch.tensor(both, dtype=torch.int64)
+    dist.all_reduce(total)
+    s.results |= dict(zip(("load_bytes_read", "load_bytes_held"), map(int, total.tolist()), strict=True))
+
+
+def broadcast(s: Session) -> Sent:
+    """Every replica gets the weights, buffers and optimizer state of the first rank that holds them."""
+    layouts = {name: entry.layout for name, entry in strategy(s).entries.items()}
+    sent = share({n: (t,) for n, t in tensors(s).items()}, layouts)
+    _same_copies(s)
+    return sent
 
 
 def _forget(s: Session, saved: Strategy) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 from launcher.checkpoint.store import latest
 from launcher.job.schema import Job
-from launcher.job.steps import Evaluate, Load
+from launcher.job.steps import Broadcast, Evaluate, Load
+from launcher.plan.memory import bytes_text
 from launcher.plan.plan import Plan
 from launcher.plan.reduced import Copy
+from launcher.plan.words import many
 from launcher.runtime import state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World, deterministic
@@ -66,8 +68,15 @@ def _step(live: Session, job: Job, name: str) -> None:
     elif isinstance(step, Evaluate):
         evaluate.run(live, step)
     elif isinstance(step, Load):
-        state.load(live, Path(step.path))
-        said = f"took {step.path}, after {live.step} steps"
+        said = _load(live, step)
+    elif isinstance(step, Broadcast):
+        sent = state.broadcast(live)
+        said = (
+            f"{many(sent.tensors, 'tensor')} from the first rank of each to its replicas in "
+            f"{many(sent.collectives, 'collective')}, {bytes_text(sent.nbytes)}; all digests agree"
+            if sent.collectives
+            else "nobody holds a copy of another's"
+        )
     elif step.kind == "sync_shared":
         for tied in live.model.ties:
             tied.sync()
@@ -80,3 +89,12 @@ def _step(live: Session, job: Job, name: str) -> None:
         said = f"checkpoint {state.save(live, job.checkpoint.keep).name}, {live.world.size} ranks"
     if said and live.world.rank == 0:
         live.emit({"text": f"{name}: {said}"})
+
+
+def _load(live: Session, step: Load) -> str:
+    path = Path(step.path) if step.path is not None else latest(live.folder / "checkpoints")
+    assert path is not None, "the planner wants a save before a load without a path"
+    state.load(live, path, broadcast=step.broadcast)
+    read, held = (bytes_text(int(live.results[f"load_bytes_{what}"])) for what in ("read", "held"))
+    spared = ", the rest broadcast, all digests agree" if step.broadcast else ""
+    return f"took {path}, after {live.step} steps; {read} read for {held} held{spared}"

@@ -20,6 +20,7 @@ SMALLER = {  # what two steps of it need not take so long
     "lm_single": (*LM, "steps.sample.tokens=8"),
     "lm_pp4_interleaved": LM,
     "lm_tp2": (*LM, "steps.sample.tokens=8"),
+    "broadcast_after_load": ("steps.evaluate.batches=1",),
     "mlp_autoparallel": ("steps.evaluate.batches=1",),
     "resnet50_cifar_pp2": ("model.depth=18", "model.width=8", "train.batch_size=4", "steps.evaluate.batches=1"),
     "tied_pp2_to_single": ("data.seq_len=16", "steps.evaluate.batches=1"),
