@@ -15,8 +15,8 @@ RECIPES = (
     "resnet50_cifar_pp2, tied_pp2_to_single"
 )
 STEPS = (
-    "train, evaluate, sync_shared, save, load, broadcast, certify, merge_strategies, transform, export, import, verify, "
-    "inspect, sample"
+    "train, evaluate, sync_shared, save, load, broadcast, certify, merge_strategies, transform, export, import, "
+    "verify, inspect, sample"
 )
 TOP = (
     "name, seed, deterministic, recipe, runs, run_dir, show, model, data, optim, schedule, train, parallel, launch, "

@@ -1,0 +1,112 @@
+"""Every schedule on every layout, tied and untied: what is refused, and how far the rest is from one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from itertools import product
+from typing import Any, get_args
+
+import torch
+
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from launcher.job.parallel import Scheduler
+from launcher.job.schema import Job
+from launcher.parallel import norm
+from launcher.plan.plan import Plan
+from launcher.runtime.world import World
+from launcher.steps.pieces import gathered, pieces
+from launcher.steps.reference import Outcome
+from tests.parity import LM, alone, build, error, job, step
+from tests.ranks import on_ranks
+
+TOLERANCE = 1e-12
+SCHEDULES: dict[str, dict[str, Any]] = {
+    **{name: {"scheduler": name} for name in get_args(Scheduler) if name != "auto"},
+    "1f1b interleaved": {"scheduler": "1f1b", "interleave": True},
+    "gpipe interleaved": {"scheduler": "gpipe", "interleave": True},
+}
+"""As the schema names them: a scheduler that it gains has its row by itself."""
+
+
+def _hsdp(level: str) -> dict[str, Any]:
+    return {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": level}}
+
+
+OPERATORS = {
+    "layers.*.attn.[qkv]": {"weight": ["tp", None]}, "layers.*.attn.o": {"weight": [None, "tp"]},
+    "layers.*.mlp.gate": {"weight": ["tp", None]}, "layers.*.mlp.up": {"weight": ["tp", None]},
+    "layers.*.mlp.down": {"weight": [None, "tp"]},
+}  # fmt: skip
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "level1": _hsdp("level1"),
+    "level2": _hsdp("level2"),
+    "level3": _hsdp("level3"),
+    "HSDP 2x2": {**_hsdp("level1"), "grid": {"dp_replicate": 2}},
+    "TP": {"grid": {"tp": 2}, "operators": OPERATORS},
+}
+TIES = {"tied": True, "untied": False}
+Cell = tuple[str, str, str]
+
+
+def asked(cell: Cell) -> Job:
+    schedule, layout, tie = cell
+    pipeline = {"stages": 2, "micro_batch_num": 4, **SCHEDULES[schedule]}
+    return job(parallel={"pipeline": pipeline, **LAYOUTS[layout]}, model={**LM, "tied": TIES[tie]},
+               train__batch_size=16)  # fmt: skip
+
+
+def planned(cell: Cell) -> Plan | str:
+    """The plan, or why there is none."""
+    try:
+        return plan_job(asked(cell))
+    except RequestError as refused:
+        return f"refused: {'; '.join(f'{p.key}: {p.text}' for p in refused.problems)}"
+
+
+def measured() -> dict[str, dict[str, dict[str, str]]]:
+    """schedule -> layout -> tied or not -> ``exact to 1e-12`` or ``refused: ...`` or what is wrong. One fork a size."""
+    cells = list(product(SCHEDULES, LAYOUTS, TIES))
+    plans = {cell: planned(cell) for cell in cells}
+    said = {cell: plan for cell, plan in plans.items() if isinstance(plan, str)}
+    sizes: dict[int, dict[Cell, Plan]] = {}
+    for cell, plan in plans.items():
+        if isinstance(plan, Plan):
+            sizes.setdefault(plan.sizes.grid.size, {})[cell] = plan
+    want = {tie: alone(asked(("1f1b", "none", tie)), _first(plans, tie)) for tie in TIES}
+    for size, mine in sizes.items():
+        said |= on_ranks(size, _all, mine, want, timeout_s=300)[0]
+    return {s: {lay: {t: said[s, lay, t] for t in TIES} for lay in LAYOUTS} for s in SCHEDULES}
+
+
+def _first(plans: Mapping[Cell, Plan | str], tie: str) -> Plan:
+    plan = plans["1f1b", "none", tie]
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _all(world: World, plans: Mapping[Cell, Plan], want: Mapping[str, Outcome]) -> dict[Cell, str]:
+    return {cell: _one(world, cell, plan, want[cell[2]]) for cell, plan in plans.items()}
+
+
+def _one(world: World, cell: Cell, plan: Plan, want: Outcome) -> str:
+    """Loss, norm and every gradient of one step, on all ranks."""
+    j = asked(cell)
+    par, pipe = build(world, j, plan)
+    both = torch.stack([step(j, par, pipe), norm.build(par).squared()])
+    torch.distributed.all_reduce(both)
+    got = gathered(plan, pieces(par))
+    if got is None:
+        return ""
+    loss = both[0].item() / (plan.sizes.micros * plan.sizes.replicas)
+    off = {"loss": abs(loss - want.loss) / want.loss, "norm": abs(both[1].sqrt().item() - want.norm) / want.norm}
+    off |= {n: error(got.tensors[n], g) if n in got.tensors else float("inf") for n, g in want.grads.items()}
+    wrong = [*got.complaints, *(f"{n} {e:.1e}" for n, e in off.items() if not e <= TOLERANCE)]
+    return f"wrong: {'; '.join(wrong)}" if wrong else f"exact to {TOLERANCE:.0e}"
+
+
+@cache
+def once() -> dict[str, dict[str, dict[str, str]]]:
+    return measured()
