@@ -1,11 +1,12 @@
-"""Which scheduler ``auto`` stands for: the one with the shortest simulated step."""
+"""The order of one step; for ``auto`` the one that is shortest when simulated."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from launcher.job.schema import Job
 from launcher.plan import legal, schedules
+from launcher.plan.actions import Schedule
 from launcher.plan.simulate import Cost, Timeline, simulate
 from launcher.plan.sizes import Note, Sizes
 
@@ -20,29 +21,38 @@ CLOSE = 0.03
 """Steps that differ by less are equally short: the costs are estimates."""
 
 
-def choose(job: Job, sizes: Sizes, cost: Cost) -> tuple[str, Sizes, list[Note]]:
-    """The scheduler, the sizes with its placement, and for ``auto`` a note of the comparison.
+@dataclass(frozen=True)
+class Chosen:
+    """``sizes`` are those asked for, with the placement of the ``scheduler``."""
+
+    scheduler: str
+    sizes: Sizes
+    schedule: Schedule
+    timeline: Timeline
+    notes: tuple[Note, ...]
+
+
+def choose(job: Job, sizes: Sizes, cost: Cost) -> Chosen:
+    """The scheduler asked for; for ``auto`` one of those that are legal, and a note of the comparison.
 
     Of steps as short as the shortest, to within ``CLOSE``, the one that holds the fewest activations wins.
     """
-    asked = job.parallel.pipeline.scheduler
-    if asked != "auto":
-        return asked, sizes, []
+    pipe = job.parallel.pipeline
+    if pipe.scheduler != "auto":
+        return _chosen(pipe.scheduler, sizes, cost, less_memory=pipe.less_memory and pipe.stages > 1)
     real = replace(cost, transfer=TRANSFER * sum(cost.forward) / len(cost.forward))
-    ran = {name: _run(name, sizes, real) for name in legal.candidates(job, sizes)}
+    ran = {name: _chosen(name, sizes, real).timeline for name in legal.candidates(job, sizes)}
     order = sorted(ran, key=lambda n: ran[n].makespan)
     short = [n for n in order if ran[n].makespan <= ran[order[0]].makespan * (1 + CLOSE)]
     best = min(short, key=lambda n: max(ran[n].peak))
     text = f"auto -> {best}: bubble {ran[best].bubble:.1%} simulated"
     if others := [f"{n} {ran[n].bubble:.1%}" for n in order if n != best]:
         text += f"; {', '.join(others)}"
-    return best, _placed(best, sizes), [Note(KEY, text)]
+    return _chosen(best, sizes, cost, (Note(KEY, text),))
 
 
-def _run(name: str, sizes: Sizes, cost: Cost) -> Timeline:
-    sizes = _placed(name, sizes)
-    return simulate(schedules.build(name, sizes.grid["pp"], sizes.chunks, sizes.micros), sizes.places, cost)
-
-
-def _placed(name: str, sizes: Sizes) -> Sizes:
-    return replace(sizes, v=schedules.RULES[name].v and sizes.grid["pp"] > 1)
+def _chosen(name: str, sizes: Sizes, cost: Cost, notes: tuple[Note, ...] = (), *, less_memory: bool = False) -> Chosen:
+    ranks = sizes.grid["pp"]
+    sizes = replace(sizes, v=schedules.RULES[name].v and ranks > 1)
+    schedule = schedules.build(name, ranks, sizes.chunks, sizes.micros, less_memory)
+    return Chosen(name, sizes, schedule, simulate(schedule, sizes.places, cost), notes)

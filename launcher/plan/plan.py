@@ -19,7 +19,7 @@ from launcher.plan.phases import Phase
 from launcher.plan.precision import Precision, precision
 from launcher.plan.reading import Hand, Reading, hands
 from launcher.plan.settings import Setting
-from launcher.plan.simulate import Cost, Timeline, simulate
+from launcher.plan.simulate import Cost, Timeline
 from launcher.plan.sizes import Note, Sizes, sizes
 from launcher.plan.stages import Crossing, Stage
 from launcher.plan.traffic import Traffic, traffic
@@ -128,7 +128,8 @@ def plan(
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
-    scheduler, sz, chosen = choose(job, asked.sizes, cost := _cost(cut, graph))
+    order = choose(job, asked.sizes, _cost(cut, graph))
+    sz = order.sizes
     dtypes, cuts = precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
     if found := [*switches.unshared(job, params), *transport.problems(job, params)]:
@@ -137,16 +138,13 @@ def plan(
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
     boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
-    pp = sz.grid["pp"]
-    schedule = schedules.build(scheduler, pp, sz.chunks, sz.micros, par.pipeline.less_memory and pp > 1)
-    timeline = simulate(schedule, sz.places, cost)
     return Plan(
         name=job.name,
         seed=job.seed,
         precision=job.train.precision,
         dtypes=dtypes,
         sizes=sz,
-        scheduler=scheduler,
+        scheduler=order.scheduler,
         hsdp=hsdp,
         leaves=whole,
         stages=cut,
@@ -159,18 +157,18 @@ def plan(
         buckets=bucket,
         operators=flow,
         sums=summed,
-        schedule=schedule,
+        schedule=order.schedule,
         evaluation=schedules.forward_only(sz.places, sz.micros),
-        timeline=timeline,
-        memory=memory(params, group, sz, par.hsdp, copies(job.optim), timeline.peak),
-        traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, schedule, hsdp, dtypes),
+        timeline=order.timeline,
+        memory=memory(params, group, sz, par.hsdp, copies(job.optim), order.timeline.peak),
+        traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes),
         phases=phases.phases(job.steps),
         settings=(*settings.resolve(job, sz), *transport.settings(job, sz, dtypes)),
-        notes=(*notes, *sz.notes, *balanced, *chosen, *_late(job, sz, params, deferred)),
+        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, deferred)),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
-        output_broadcast=par.pipeline.output_broadcast and pp > 1,
+        output_broadcast=par.pipeline.output_broadcast and sz.grid["pp"] > 1,
         reading=switches.reading_of(job, sz),
     )
 

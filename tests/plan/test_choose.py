@@ -33,22 +33,23 @@ def test_auto_takes_only_what_is_legal_with_the_other_settings(more, names) -> N
 
 def test_auto_takes_the_shortest_step_and_says_what_it_compared() -> None:
     j = job(*FOUR)
-    name, sizes, (note,) = choose(j, ask(j).sizes, flat(4))
-    assert (name, sizes.places) == ("zero_bubble_h1", (0, 1, 2, 3))
+    found = choose(j, ask(j).sizes, flat(4))
+    assert (found.scheduler, found.sizes.places) == ("zero_bubble_h1", (0, 1, 2, 3))
+    (note,) = found.notes
     assert str(note) == f"{PIPE}.scheduler auto -> zero_bubble_h1: bubble 13.0% simulated; gpipe 27.9%, 1f1b 29.0%"
 
 
 def test_of_equally_short_steps_auto_takes_the_one_that_holds_less() -> None:
     j = job(*FOUR, *LEVEL3)
-    assert choose(j, ask(j).sizes, flat(4))[0] == "1f1b"
+    assert choose(j, ask(j).sizes, flat(4)).scheduler == "1f1b"
 
 
 def test_auto_places_the_stages_as_its_choice_wants_them() -> None:
     j = job(*FOUR, f"{PIPE}.interleave=true")
-    name, sizes, _ = choose(j, ask(j).sizes, flat(8))
-    assert (name, sizes.places) == ("zero_bubble_v", (0, 1, 2, 3, 3, 2, 1, 0))
+    found = choose(j, ask(j).sizes, flat(8))
+    assert (found.scheduler, found.sizes.places) == ("zero_bubble_v", (0, 1, 2, 3, 3, 2, 1, 0))
 
 
 def test_auto_of_one_stage_is_1f1b() -> None:
     j = job(f"{PIPE}.scheduler=auto")
-    assert choose(j, ask(j).sizes, flat(1))[0] == "1f1b"
+    assert choose(j, ask(j).sizes, flat(1)).scheduler == "1f1b"
