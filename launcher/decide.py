@@ -91,6 +91,12 @@ def plan_job(job: Job) -> Plan:
             narrow(model, compute)
         flow = _spread(job, asked, skeleton, model, whole, specs)
         graph = read.whole(model, specs) if whole is None else read.graph(model, frozenset(whole), specs)
+        cut = None
+        if whole is not None and asked.sizes.pieces > 1:
+            from launcher.parallel import sequence
+
+            split = job.parallel.pipeline.seq_split
+            cut = sequence.pieces(model, frozenset(whole), specs, graph, asked.sizes.pieces, split)
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
     if fallback := resolve_data(job.data)[1]:
         notes.append(Note(*fallback.split(" ", 1)))
@@ -102,7 +108,7 @@ def plan_job(job: Job) -> Plan:
             f"true -> false: {lost[0]} is made from data the planner cannot see; every rank builds the whole model once"
         )
         note = Note("parallel.deferred_init", text)
-    made = plan(job, asked, skeleton, graph, whole, note, notes, flow)
+    made = plan(job, asked, skeleton, graph, whole, note, notes, flow, cut)
     fits(job, made)
     return made
 

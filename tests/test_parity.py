@@ -65,6 +65,41 @@ def test_every_schedule_and_sharding_equals_one_process(schedule, data, tied, pr
     assert_parity(job(parallel=parallel, model__tied=tied, train__precision=precision))
 
 
+PIECES: dict[str, dict[str, Any]] = {
+    "seqpipe": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 3, "micro_batch_num": 4},
+    "seqpipe, interleaved": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2, "interleave": True},
+    "seqvpp": {"stages": 2, "scheduler": "seqvpp", "seq_chunks": 2, "interleave": True, "micro_batch_num": 4},
+    "seqsmartvpp": {"stages": 2, "scheduler": "seqsmartvpp", "seq_chunks": 2, "interleave": True, "micro_batch_num": 4},
+}
+
+
+PIECE_CELLS = [
+    *product(PIECES, ("plain", "shard2_level3"), (True, False)),
+    *product(("seqpipe",), ("replicate2", "shard2_level1", "shard2_level2"), (True,)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "data", "tied"), PIECE_CELLS)
+def test_sequences_in_pieces_equal_one_process(schedule, data, tied):
+    parallel = {"pipeline": PIECES[schedule], **DATA[data]}
+    plan, _ = assert_parity(job(parallel=parallel, model__tied=tied, data__seq_len=11))
+    assert len(plan.pieces) == PIECES[schedule]["seq_chunks"]
+    assert len(set(plan.pieces)) > 1
+
+
+@pytest.mark.parametrize("split", ["balanced", "equal"])
+def test_4_stages_of_4_pieces_with_grouped_heads_equal_one_process(split):
+    pipe = {"stages": 4, "scheduler": "seqpipe", "seq_chunks": 4, "micro_batch_num": 8, "seq_split": split}
+    plan, _ = assert_parity(job(parallel={"pipeline": pipe}, data__seq_len=64, model__heads=4, model__kv_heads=2,
+                                model__dim=8, model__ffn_dim=8))  # fmt: skip
+    assert plan.pieces == ((16, 16, 16, 16) if split == "equal" else (22, 16, 14, 12))
+
+
+def test_pieces_in_fp32_equal_one_process():
+    pipe = {"stages": 2, "scheduler": "seqvpp", "seq_chunks": 2, "interleave": True, "micro_batch_num": 4}
+    assert_parity(job(parallel={"pipeline": pipe}, data__seq_len=11, train__precision="fp32"))
+
+
 HSDP2X2 = {"hsdp": hsdp(2), "grid": {"dp_replicate": 2}}
 ODD: dict[str, tuple[int, dict[str, Any]]] = {
     "interleaved, 3 micro batches": (3, {"pipeline": {"stages": 2, "interleave": True, "micro_batch_num": 3}}),

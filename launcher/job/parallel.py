@@ -22,7 +22,8 @@ class Pipeline(Settings):
     less_memory: bool = Field(False, description="interleaved 1f1b that runs ahead by one forward a rank, not two")
     micro_batch_num: Count | None = Field(None, description="null: as many as stages")
     loss_reduction: Literal["mean", "sum"] = "mean"
-    seq_chunks: Count = 1
+    seq_chunks: Count = Field(1, description="pieces of a sequence, for the seq* schedulers")
+    seq_split: Literal["balanced", "equal"] = Field("balanced", description="pieces of equal cost, or equal length")
     output_broadcast: bool = False
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,14 +25,24 @@ class Attention(nn.Module):
         self.o = Linear(heads * self.head, dim, std)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.piece(x)[0]
+
+    def piece(
+        self, x: Tensor, start: int = 0, past: Sequence[tuple[Tensor, ...]] = ()
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
         q, k, v = (self._heads(proj(x)) for proj in (self.q, self.k, self.v))
-        cos, sin = angles(q.shape[2], self.head, self.theta, x)  # not x's: a rank may hold a part of its time
+        cos, sin = angles(q.shape[2], self.head, self.theta, x, start)  # not x's: a rank may hold a part of its time
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        kept = k, v
+        if past:
+            k, v = (torch.cat(ts, 2) for ts in zip(*past, kept, strict=True))
         if self.group > 1:
             k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(start) if past else None
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
         y: Tensor = self.o(out.transpose(1, 2).flatten(2))
-        return y
+        return y, kept
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, time, heads x head) -> (batch, heads, time, head)"""

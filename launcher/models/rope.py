@@ -6,10 +6,13 @@ import torch
 from torch import Tensor
 
 
-def angles(time: int, head: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every (position, pair of ``head`` dims), in float64 for float64 inputs, else float32."""
+def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
+
+    In float64 for float64 inputs, else float32.
+    """
     dtype = torch.promote_types(like.dtype, torch.float32)
-    place = torch.arange(time, device=like.device, dtype=dtype)
+    place = torch.arange(start, start + time, device=like.device, dtype=dtype)
     pair = torch.arange(0, head, 2, device=like.device, dtype=dtype)
     angle = torch.outer(place, torch.pow(theta, -pair / head))
     return angle.cos(), angle.sin()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from launcher.parallel.carry import Carry, attach
 from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import meta
 from launcher.parallel.trace import Tracer, follow
@@ -23,10 +24,14 @@ from launcher.plan.stages import Crossing, Stage
 
 @dataclass(frozen=True)
 class Part:
-    """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is."""
+    """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is.
+
+    ``carry`` tells its modules which piece runs, where sequences are cut.
+    """
 
     stage: Stage
     module: nn.Module
+    carry: Carry | None = None
 
     def named(self, placed: tuple[Placed, ...]) -> list[tuple[Placed, str, torch.Tensor]]:
         """Each tensor of the plan that this part holds, the name it goes by here, and the tensor, once each."""
@@ -49,7 +54,10 @@ def split(model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...])
         return [Part(held[0], model)]
     running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
     tracer = follow(running, frozenset(plan.leaves), meta(inputs))
-    parts = [Part(stage, _build(tracer, model, stage, plan)) for stage in held]
+    parts = [Part(s, _build(tracer, model, s, plan), Carry(plan.pieces) if plan.pieces else None) for s in held]
+    for part in parts:
+        if part.carry is not None:
+            attach(part.module, part.carry)
     _separate(parts, plan)
     return parts
 

@@ -54,5 +54,5 @@ def choose(job: Job, sizes: Sizes, cost: Cost) -> Chosen:
 def _chosen(name: str, sizes: Sizes, cost: Cost, notes: tuple[Note, ...] = (), *, less_memory: bool = False) -> Chosen:
     ranks = sizes.grid["pp"]
     sizes = replace(sizes, v=schedules.RULES[name].v and ranks > 1)
-    schedule = schedules.build(name, ranks, sizes.chunks, sizes.micros, less_memory)
+    schedule = schedules.build(name, ranks, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
     return Chosen(name, sizes, schedule, simulate(schedule, sizes.places, cost), notes)

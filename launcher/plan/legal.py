@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.job.schema import Job
-from launcher.plan import schedules
 from launcher.plan.schedules import RULES, Rule
 from launcher.plan.sizes import Sizes
 
@@ -17,14 +16,19 @@ LEVEL = "parallel.hsdp.optimizer_level"
 def illegal(job: Job, sizes: Sizes | None) -> list[Problem]:
     """Every reason why the scheduler asked for cannot run this job."""
     pipe = job.parallel.pipeline
-    if refusal := schedules.refusal(pipe.scheduler):
-        return [Problem(f"{PIPE}.scheduler", refusal, f"{PIPE}.scheduler=1f1b")]
     if pipe.stages == 1:
-        return []
+        return list(_one_stage(job))
     found = list(_less_memory(job))
     if pipe.scheduler != "auto":
         found += _illegal(job, sizes, RULES[pipe.scheduler])
     return found
+
+
+def _one_stage(job: Job) -> Iterator[Problem]:
+    pipe, key = job.parallel.pipeline, f"{PIPE}.seq_chunks"
+    if pipe.seq_chunks > 1:
+        text = f"{pipe.seq_chunks}: pieces of a sequence fill the bubble between stages, and there is one stage"
+        yield Problem(key, text, f"{key}=1")
 
 
 def _less_memory(job: Job) -> Iterator[Problem]:
@@ -50,7 +54,7 @@ def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
         )
         fits = sizes.chunks == 2 if rule.v else sizes.chunks == 1 if rule.single else True
         enough = not rule.full or sizes.micros >= sizes.virtual
-        if fits and enough and not any(_illegal(asked, sizes, rule)):
+        if fits and enough and rule.seq == (pipe.seq_chunks > 1) and not any(_illegal(asked, sizes, rule)):
             out.append(name)
     return tuple(out)
 
@@ -63,8 +67,30 @@ def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
     if rule.v and pipe.interleave and pipe.chunks != 2:
         text = f"{pipe.chunks}: {pipe.scheduler} has exactly two virtual stages a rank"
         yield Problem(f"{PIPE}.chunks", text, f"{PIPE}.chunks=2")
+    yield from _pieces(job, rule)
     if rule.split and hsdp is not None and hsdp.optimizer_level == "level3" and (sizes is None or sharing(sizes)):
         yield Problem(LEVEL, f"level3: {DROPPED.format(pipe.scheduler)}", f"{LEVEL}=level2")
+
+
+def _pieces(job: Job, rule: Rule) -> Iterator[Problem]:
+    """What MindSpore asks of its sequence pipelines, and that no other cuts sequences."""
+    pipe, key = job.parallel.pipeline, f"{PIPE}.seq_chunks"
+    ranks, pieces = pipe.stages, pipe.seq_chunks
+    if pieces > 1 and not rule.seq:
+        text = f"{pieces}: {pipe.scheduler} does not cut sequences"
+        yield Problem(key, text, f"{PIPE}.scheduler=seqpipe")
+    if pieces > 1 and job.parallel.grid.tp not in (None, 1):
+        text = f"{pieces}: cutting sequences under tensor parallelism is not available yet"
+        yield Problem(key, text, f"{key}=1")
+    if rule.several and not (pipe.interleave and pipe.chunks > 1):
+        text = f"{pipe.scheduler}: needs several virtual stages a rank"
+        yield Problem(f"{PIPE}.scheduler", text, f"{PIPE}.interleave=true {PIPE}.chunks={max(pipe.chunks, 2)}")
+    if rule.several and pieces > ranks:
+        text = f"{pieces}: {pipe.scheduler} takes as many pieces together as there are stages, {ranks}"
+        yield Problem(key, text, f"{key}={ranks}")
+    if pipe.scheduler == "seqsmartvpp" and ranks % 2:
+        text = f"seqsmartvpp: needs an even number of stages, not {ranks}"
+        yield Problem(f"{PIPE}.scheduler", text, f"{PIPE}.scheduler=seqvpp")
 
 
 DROPPED = (

@@ -40,13 +40,14 @@ def svg(timeline: Timeline) -> str:
     ]
     chunks = _chunks(timeline)
     for e in timeline.events:
-        lines += _bar(e, scale, _shade(e.action.kind, *chunks[e.action.stage]))
+        lines += _bar(e, scale, _shade(e.action.kind, *chunks[e.action.stage]), timeline.pieces)
     return "\n".join([*lines, "</svg>\n"])
 
 
 def _title(t: Timeline) -> str:
-    micros = len({e.action.micro for e in t.events})
-    return f"One step: {_many(len(t.busy), 'pipeline rank')}, {_many(micros, 'micro batch')}, bubble {t.bubble:.1%}"
+    micros = _many(len({e.action.micro // t.pieces for e in t.events}), "micro batch")
+    cut = f" in {t.pieces} pieces" if t.pieces > 1 else ""
+    return f"One step: {_many(len(t.busy), 'pipeline rank')}, {micros}{cut}, bubble {t.bubble:.1%}"
 
 
 def _many(n: int, noun: str) -> str:
@@ -87,12 +88,13 @@ def _grid(t: Timeline, inner: float) -> Iterator[str]:
     yield f'<text class="tick" x="{LEFT + inner / 2:.1f}" y="{bottom + 37}">share of the step</text>'
 
 
-def _bar(e: Event, scale: float, fill: str) -> Iterator[str]:
+def _bar(e: Event, scale: float, fill: str, pieces: int) -> Iterator[str]:
     x, wide, y = LEFT + e.start * scale, (e.end - e.start) * scale, TOP + ROW * e.rank
     gap = 1.0 if wide > 4 else 0.0
     box = f'x="{x:.2f}" y="{y}" width="{wide - gap:.2f}" height="{BAR}" fill="{fill}"'
     yield f"<rect {box}><title>{e.action}</title></rect>"
-    label = str(e.action.micro)
+    micro, piece = divmod(e.action.micro, pieces)
+    label = f"{micro}.{piece}" if pieces > 1 else str(micro)
     if wide > 8 * len(label):
         tone = "dark" if _bright(fill) else "light"
         yield f'<text class="{tone}" x="{x + (wide - gap) / 2:.2f}" y="{y + 19}">{label}</text>'

@@ -16,6 +16,7 @@ from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.operators import WHOLE, Flow, splits
 from launcher.plan.params import Placed, Tie, placed, ties
 from launcher.plan.phases import Phase
+from launcher.plan.pieces import Pieces
 from launcher.plan.precision import Precision, precision
 from launcher.plan.reading import Hand, Reading, hands
 from launcher.plan.settings import Setting
@@ -33,6 +34,7 @@ class Plan:
     """Everything that will happen. ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1.
 
     ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it is.
+    ``pieces`` are the lengths in which sequences pass while training; empty when they pass whole.
     ``operators``: how modules are spread over ``tp``; ``sums`` are the gradients to add up over it once a step.
     ``output`` is what a rank has of the model's output.
     ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
@@ -48,6 +50,7 @@ class Plan:
     leaves: tuple[str, ...] | None
     stages: tuple[Stage, ...]
     boundaries: tuple[tuple[Crossing, ...], ...]
+    pieces: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
     output: tuple[TensorSpec, ...]
     params: tuple[Placed, ...]
@@ -124,11 +127,12 @@ def plan(
     deferred: Note | None,
     notes: list[Note],
     flow: Flow = WHOLE,
+    pieces: Pieces | None = None,
 ) -> Plan:
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
-    order = choose(job, asked.sizes, _cost(cut, graph))
+    order = choose(job, asked.sizes, _cost(cut, pieces.graphs if pieces else (graph,)))
     sz = order.sizes
     dtypes, cuts = precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
@@ -149,6 +153,7 @@ def plan(
         leaves=whole,
         stages=cut,
         boundaries=boundaries,
+        pieces=pieces.lengths if pieces else (),
         inputs=tuple(t for n in graph.nodes if n.kind == "input" for t in n.out or ()),
         output=graph.nodes[-1].out or (),
         params=params,
@@ -251,13 +256,21 @@ FLOPS_A_BYTE = 16
 """Operations in the time of writing one byte: about what CPUs and GPUs do in fp32."""
 
 
-def _cost(cut: tuple[Stage, ...], graph: Graph) -> Cost:
-    """Time in flops: forward with the bytes its nodes write, backward twice that; transfers take none."""
-    written = [
-        sum(t.nbytes for n in s.nodes if graph[n].kind in ("module", "glue") for t in graph[n].out or ()) for s in cut
-    ]
-    forward = tuple(float(max(s.flops + FLOPS_A_BYTE * w, 1)) for s, w in zip(cut, written, strict=True))
-    return Cost(forward=forward, backward=tuple(2 * f for f in forward), activation=tuple(s.saved for s in cut))
+def _cost(cut: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
+    """Time in flops: forward with the bytes its nodes write, backward twice that; transfers take none.
+
+    ``graphs``: one, or one a piece.
+    """
+    both = [_forward(s, g) for s in cut for g in graphs]
+    forward, saved = tuple(f for f, _ in both), tuple(n for _, n in both)
+    return Cost(forward, backward=tuple(2 * f for f in forward), activation=saved, pieces=len(graphs))
+
+
+def _forward(stage: Stage, graph: Graph) -> tuple[float, int]:
+    """Time, and bytes kept for backward."""
+    nodes = [graph[n] for n in stage.nodes]
+    written = sum(t.nbytes for n in nodes if n.kind in ("module", "glue") for t in n.out or ())
+    return float(max(sum(n.flops for n in nodes) + FLOPS_A_BYTE * written, 1)), sum(n.saved for n in nodes)
 
 
 def _sharding_notes(params: tuple[Placed, ...], sz: Sizes, hsdp: Hsdp | None) -> list[Note]:

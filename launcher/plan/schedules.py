@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from launcher.plan import orders, split_orders
-from launcher.plan.actions import Schedule
+from launcher.plan import orders, sequence_orders, split_orders
+from launcher.plan.actions import Action, Schedule
 
-Order = Callable[[int, int, int], Schedule]
-"""(ranks, chunks, micros) -> schedule."""
+Order = Callable[..., Schedule]
+"""(ranks, chunks, micros) -> schedule, or (ranks, chunks, micros, pieces) where sequences are cut."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Rule:
     """A scheduler: its order, and what it asks of the rest.
 
     ``v``: exactly two virtual stages a rank, placed there and back. ``single``: one stage a rank. ``split``: backwards
-    are cut into input and weight gradients. ``full``: at least as many micro batches as virtual stages.
+    are cut into input and weight gradients. ``full``: at least as many micro batches as virtual stages. ``seq``:
+    takes pieces of sequences. ``several``: at least two virtual stages a rank, and no more pieces than ranks.
     """
 
     order: Order
@@ -27,6 +28,8 @@ class Rule:
     single: bool = False
     split: bool = False
     full: bool = False
+    seq: bool = False
+    several: bool = False
 
 
 RULES: Final[Mapping[str, Rule]] = {
@@ -35,15 +38,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "zero_bubble_h1": Rule(split_orders.zero_bubble_h1, single=True, split=True),
     "zero_bubble_v": Rule(split_orders.zero_bubble_v, v=True, split=True),
     "dualpipe_v": Rule(split_orders.dualpipe_v, v=True, split=True, full=True),
+    "seqpipe": Rule(sequence_orders.seqpipe, seq=True),
+    "seqvpp": Rule(sequence_orders.seqvpp, seq=True, several=True),
+    "seqsmartvpp": Rule(sequence_orders.seqsmartvpp, seq=True, several=True),
 }
-AVAILABLE: Final = tuple(RULES)
-
-
-def refusal(scheduler: str) -> str | None:
-    """Why ``scheduler`` cannot run today, or ``None``; ``auto`` is for ``choose`` to replace by one that can."""
-    if scheduler in RULES or scheduler == "auto":
-        return None
-    return f"{scheduler} is not available yet; today there are {', '.join(AVAILABLE)}"
 
 
 def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
@@ -55,16 +53,16 @@ def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
     return tuple(ranks - 1 - s % ranks if v and s // ranks % 2 else s % ranks for s in range(ranks * chunks))
 
 
-def build(scheduler: str, ranks: int, chunks: int, micros: int, less_memory: bool = False) -> Schedule:
-    """The order of an available ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
+def build(scheduler: str, ranks: int, chunks: int, micros: int, less_memory: bool = False, pieces: int = 1) -> Schedule:
+    """The order of ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
 
     On one rank there is nothing to fill: one micro batch after the other, or all forwards first for gpipe.
-    ``less_memory`` is for interleaved 1f1b.
+    ``less_memory`` is for interleaved 1f1b. With ``pieces``, an action's micro is micro batch x pieces + piece.
     """
     if less_memory:
         return orders.less_memory(ranks, chunks, micros)
     known = RULES[scheduler] if ranks > 1 else RULES["gpipe" if scheduler == "gpipe" else "1f1b"]
-    return known.order(ranks, chunks, micros)
+    return known.order(ranks, chunks, micros, pieces) if known.seq else known.order(ranks, chunks, micros)
 
 
 def forward_only(places: tuple[int, ...], micros: int) -> Schedule:
@@ -72,10 +70,11 @@ def forward_only(places: tuple[int, ...], micros: int) -> Schedule:
     return orders.forwards(places, micros)
 
 
-def validate(schedule: Schedule, place: tuple[int, ...], micros: int) -> list[str]:
+def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: int = 1) -> list[str]:
     """Actions missing, repeated, unknown or on the wrong rank; empty when there are none.
 
-    Each stage does each micro batch forward once, and backward once: B, or I and W. Order is for ``simulate`` to judge.
+    Each stage does each micro batch forward once, and backward once: B, or I and W. Order is for ``simulate`` to judge,
+    but for the pieces of one micro batch: forward in order, backward in reverse. ``micros`` counts pieces.
     """
     found = []
     done: dict[tuple[int, int], str] = defaultdict(str)
@@ -94,4 +93,16 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int) -> list[st
             if kinds not in ("BF", "FIW"):
                 does = ", ".join(kinds) or "nothing"
                 found.append(f"stage {stage}, micro batch {micro}: does {does}; needs F and B, or F, I and W")
+    return found + _disorder(schedule, pieces)
+
+
+def _disorder(schedule: Schedule, pieces: int) -> list[str]:
+    last: dict[tuple[int, str, int], int] = {}
+    found = []
+    for row in schedule:
+        for a in row:
+            before = last.get((a.stage, a.kind, a.micro // pieces), a.micro)
+            if a.micro < before if a.kind == "F" else a.micro > before:
+                found.append(f"{a} comes after {Action(a.stage, a.kind, before)}, of the same micro batch")
+            last[a.stage, a.kind, a.micro // pieces] = a.micro
     return found

@@ -21,11 +21,9 @@ def refused(job: Job) -> list[Problem]:
 
 
 def _later(job: Job) -> Iterator[tuple[str, str, str]]:
-    par, pipe = job.parallel, job.parallel.pipeline
+    par = job.parallel
     if par.mode != "semi_auto":
         yield "parallel.mode", par.mode, "parallel.mode=semi_auto"
-    if pipe.seq_chunks > 1:
-        yield "parallel.pipeline.seq_chunks", f"{pipe.seq_chunks}: cutting sequences", "parallel.pipeline.seq_chunks=1"
     if par.operator_strategy != OperatorStrategy():
         yield "parallel.operator_strategy", "saving or loading operator strategies", "~parallel.operator_strategy"
     if job.checkpoint.asynchronous:

@@ -56,6 +56,8 @@ def _pipeline(plan: Plan) -> Rows:
     held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
     sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
     yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
+    if plan.pieces:
+        yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {', '.join(map(str, plan.pieces))} positions"
     bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
     names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
     lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]

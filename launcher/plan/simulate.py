@@ -13,7 +13,7 @@ class Cost:
     """What one micro batch costs on each virtual stage: times in any one unit, ``activation`` bytes kept for backward.
 
     ``transfer`` is the time from one rank to another; ``weight_share`` the part of a backward that is W, when it is
-    split into I and W.
+    split into I and W. Where a micro batch passes in ``pieces``, each stage has as many entries, one a piece.
     """
 
     forward: tuple[float, ...]
@@ -21,12 +21,17 @@ class Cost:
     activation: tuple[int, ...]
     transfer: float = 0.0
     weight_share: float = 0.5
+    pieces: int = 1
 
     def time(self, a: Action) -> float:
         if a.kind == "F":
-            return self.forward[a.stage]
+            return self.forward[self.at(a)]
         share = {"B": 1.0, "I": 1 - self.weight_share, "W": self.weight_share}[a.kind]
-        return self.backward[a.stage] * share
+        return self.backward[self.at(a)] * share
+
+    def at(self, a: Action) -> int:
+        """The place of an action's stage and piece in the tuples."""
+        return a.stage * self.pieces + a.micro % self.pieces
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,8 @@ class Timeline:
     """``events`` lie rank after rank, each rank's in order; the other tuples have one entry a rank.
 
     ``peak`` is bytes of activations held at once; ``in_flight`` micro batches between their first forward and last
-    backward on the rank; ``messages`` the activations and gradients sent between different ranks.
+    backward on the rank; ``messages`` the activations and gradients sent between different ranks. With ``pieces``, the
+    micro number of an action is micro batch x pieces + piece.
     """
 
     events: tuple[Event, ...]
@@ -51,6 +57,7 @@ class Timeline:
     peak: tuple[int, ...]
     in_flight: tuple[int, ...]
     messages: int
+    pieces: int = 1
 
     @property
     def bubble(self) -> float:
@@ -79,9 +86,10 @@ def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline
         events=tuple(e for row in rows for e in row),
         makespan=max((row[-1].end for row in rows if row), default=0.0),
         busy=tuple(sum(cost.time(a) for a in row) for row in schedule),
-        peak=tuple(_peak(row, cost.activation) for row in schedule),
-        in_flight=tuple(_in_flight(row) for row in schedule),
+        peak=tuple(_peak(row, cost) for row in schedule),
+        in_flight=tuple(_in_flight(row, cost.pieces) for row in schedule),
         messages=sum(_sends(a, place) for row in schedule for a in row),
+        pieces=cost.pieces,
     )
 
 
@@ -132,25 +140,26 @@ def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, li
     return f"the schedule deadlocks: {'; '.join(lines)}"
 
 
-def _peak(row: Row, activation: tuple[int, ...]) -> int:
+def _peak(row: Row, cost: Cost) -> int:
     """Most bytes held: from the start of a forward to the end of its backward (of W, when it is split)."""
     now = most = 0
     for a in row:
         if a.kind == "F":
-            now += activation[a.stage]
+            now += cost.activation[cost.at(a)]
             most = max(most, now)
         elif a.kind != "I":
-            now -= activation[a.stage]
+            now -= cost.activation[cost.at(a)]
     return most
 
 
-def _in_flight(row: Row) -> int:
+def _in_flight(row: Row, pieces: int) -> int:
     held: Counter[int] = Counter()
     most = 0
     for a in row:
-        held[a.micro] += {"F": 1, "I": 0}.get(a.kind, -1)
-        if not held[a.micro]:
-            del held[a.micro]
+        micro = a.micro // pieces
+        held[micro] += {"F": 1, "I": 0}.get(a.kind, -1)
+        if not held[micro]:
+            del held[micro]
         most = max(most, len(held))
     return most
 

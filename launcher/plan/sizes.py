@@ -32,7 +32,8 @@ class Note:
 class Sizes:
     """``virtual`` stages lie ``chunks`` to a rank, round after round or (``v``) there and back.
 
-    Batches are samples; ``local_batch`` is a data-parallel rank's.
+    Batches are samples; ``local_batch`` is a data-parallel rank's. In training, the sequences of a micro batch pass in
+    so many ``pieces``.
     """
 
     grid: Grid
@@ -44,6 +45,7 @@ class Sizes:
     steps: int
     notes: tuple[Note, ...]
     v: bool = False
+    pieces: int = 1
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -86,7 +88,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     v = rule is not None and rule.v and pipe.stages > 1
     chunks = 1 if pipe.stages == 1 else 2 if v else pipe.chunks if pipe.interleave else 1
     local, micro = batch * micros // pieces, batch // pieces
-    return Sizes(grid, chunks, micros, batch, local, micro, steps, tuple(notes), v), found
+    return Sizes(grid, chunks, micros, batch, local, micro, steps, tuple(notes), v, pipe.seq_chunks), found
 
 
 def _micros(job: Job, notes: list[Note], found: list[Problem]) -> int:

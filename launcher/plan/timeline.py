@@ -26,16 +26,18 @@ def text(timeline: Timeline, width: int = 72) -> str:
         rows[e.rank].append(e)
     wide = len(str(len(rows) - 1))
     middles = [(col + 0.5) * timeline.makespan / width for col in range(width)]
-    return "\n".join(f"rank {r:<{wide}} |{''.join(_glyph(row, t) for t in middles)}|" for r, row in enumerate(rows))
+    return "\n".join(
+        f"rank {r:<{wide}} |{''.join(_glyph(row, t, timeline.pieces) for t in middles)}|" for r, row in enumerate(rows)
+    )
 
 
-def _glyph(row: list[Event], time: float) -> str:
+def _glyph(row: list[Event], time: float, pieces: int) -> str:
     last = bisect_right(row, time, key=attrgetter("start")) - 1
-    return _letter(row[last].action) if last >= 0 and time < row[last].end else "."
+    return _letter(row[last].action, pieces) if last >= 0 and time < row[last].end else "."
 
 
-def _letter(a: Action) -> str:
-    return GLYPHS[a.kind][a.micro % len(GLYPHS[a.kind])]
+def _letter(a: Action, pieces: int) -> str:
+    return GLYPHS[a.kind][a.micro // pieces % len(GLYPHS[a.kind])]
 
 
 def chrome(timeline: Timeline, step_us: float = 1e6) -> str:
@@ -48,8 +50,13 @@ def chrome(timeline: Timeline, step_us: float = 1e6) -> str:
     events = [
         {"name": str(e.action), "cat": NAMES[e.action.kind], "ph": "X", "pid": 0, "tid": e.rank,
          "ts": round(e.start * scale, 3), "dur": round((e.end - e.start) * scale, 3),
-         "args": {"stage": e.action.stage, "micro batch": e.action.micro}}
+         "args": _args(e.action, timeline.pieces)}
         for e in timeline.events
     ]  # fmt: skip
     rows = ",\n".join(json.dumps(e) for e in names + events)
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{rows}\n]}}\n'
+
+
+def _args(a: Action, pieces: int) -> dict[str, int]:
+    cut = {"piece": a.micro % pieces} if pieces > 1 else {}
+    return {"stage": a.stage, "micro batch": a.micro // pieces, **cut}

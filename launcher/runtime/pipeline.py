@@ -11,6 +11,7 @@ from launcher.parallel.live import Parallel
 from launcher.parallel.mode import evaluating
 from launcher.parallel.read import dtype_of
 from launcher.plan.facts import TensorSpec
+from launcher.plan.pieces import shortened
 from launcher.plan.plan import Plan
 from launcher.runtime import torch_pipeline
 
@@ -41,11 +42,14 @@ class Pipeline:
         self.outputs: list[torch.Tensor] = []
         self.keep = False
         self.before_reduce: Callable[[], None] | None = None
+        lengths = plan.pieces
+        self.weights = [n / sum(lengths) for n in lengths] or [1.0]
+        micros = plan.sizes.micros
         self._train = torch_pipeline.runtime(
-            _stages(model, inputs, device), plan.schedule, plan.sizes.micros, self._training_loss
+            _stages(model, inputs, device, lengths), plan.schedule, micros * len(self.weights), self._training_loss
         )
         self._evaluate = torch_pipeline.runtime(
-            _stages(model, inputs, device), plan.evaluation, plan.sizes.micros, self._evaluation_loss
+            _stages(model, inputs, device), plan.evaluation, micros, self._evaluation_loss
         )
 
     def step(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0) -> torch.Tensor:
@@ -56,7 +60,7 @@ class Pipeline:
         Gradients are ``scaled`` times as large.
         """
         self.scaled = scaled
-        self._run(self._train, inputs, targets, None)
+        self._run(self._train, inputs, targets, None, self.model.plan.pieces)
         if self.before_reduce is not None:
             self.before_reduce()
         self.model.reduce()
@@ -93,21 +97,25 @@ class Pipeline:
         inputs: Sequence[torch.Tensor],
         targets: torch.Tensor | None,
         valid: int | None,
+        pieces: tuple[int, ...] = (),
     ) -> None:
         size, micros = self.model.plan.sizes.micro_batch, self.model.plan.sizes.micros
         sizes = {len(t) for t in (*(inputs if self.first else ()), *([] if targets is None else [targets]))}
         assert sizes <= {size * micros}, f"{sizes} samples, planned {size * micros}: torch would not notice"
         self.raw, self.outputs, self.targets = [], [], []
         if targets is not None:
-            self.targets = list(targets.split(size))
+            self.targets = _cut(targets, size, pieces)
             limit = len(targets) if valid is None else valid
             self.valid = [max(0, min(size, limit - size * m)) for m in range(micros)]
-        numbers = torch.arange(micros) if self.last else None  # the target torch cuts up is the micro batch's number
+        count = micros * max(len(pieces), 1)
+        given = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
+        numbers = list(torch.arange(count)) if self.last else None  # the target that torch knows is a number
         with self.model.running():
-            run.step(*(inputs if self.first else ()), target=numbers, return_outputs=False)
+            torch_pipeline.run(run, given, numbers)
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        loss = self.loss(output, self.targets[int(number)], *self.parts)
+        weight = self.weights[int(number) % len(self.weights)]
+        loss = self.loss(output, self.targets[int(number)], *self.parts) * weight
         self.raw.append(loss.detach())
         return loss * (self.scale * self.scaled)
 
@@ -140,7 +148,14 @@ def broadcast(outputs: list[torch.Tensor], model: Parallel) -> list[torch.Tensor
     return list(flat.unbind())
 
 
-def _stages(model: Parallel, inputs: Sequence[TensorSpec], device: torch.device) -> list[torch_pipeline.Stage]:
+def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tensor]:
+    """Micro batches of ``size`` samples, each in ``pieces`` of its sequence, which is dim 1."""
+    return [p for m in t.split(size) for p in (m.split(pieces, 1) if pieces else (m,))]
+
+
+def _stages(
+    model: Parallel, inputs: Sequence[TensorSpec], device: torch.device, pieces: tuple[int, ...] = ()
+) -> list[torch_pipeline.Stage]:
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
@@ -148,12 +163,19 @@ def _stages(model: Parallel, inputs: Sequence[TensorSpec], device: torch.device)
         s = part.stage.index
         before = inputs if s == 0 else _flat(plan, s - 1)
         after = _flat(plan, s) if s < len(plan.stages) - 1 else plan.output
-        ins = tuple(_meta(t, grad=s > 0) for t in before)
-        outs = tuple(_meta(t, grad=True) for t in after)
-        static = {"input_args": ins, "output_args": outs, "each": level != "level1", "again": level == "level3",
-                  "collect": half.collect}  # fmt: skip
+        static = {
+            "takes": [tuple(_meta(t, grad=s > 0) for t in ts) for ts in _each(before, pieces)],
+            "sends": [tuple(_meta(t, grad=True) for t in ts) for ts in _each(after, pieces)],
+            "each": level != "level1", "again": level == "level3", "collect": half.collect,
+            "carry": part.carry if pieces else None,
+        }  # fmt: skip
         out.append(torch_pipeline.stage(part.module, s, len(plan.stages), device, model.meshes.pp, **static))
     return out
+
+
+def _each(specs: Sequence[TensorSpec], pieces: tuple[int, ...]) -> list[tuple[TensorSpec, ...]]:
+    """Of the whole micro batch, or of each of its pieces."""
+    return [tuple(shortened(t, n) for t in specs) for n in pieces] or [tuple(specs)]
 
 
 def _flat(plan: Plan, boundary: int) -> tuple[TensorSpec, ...]:

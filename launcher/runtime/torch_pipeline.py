@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage
 
 from launcher.errors import RunError
+from launcher.parallel.carry import Carry
 from launcher.plan.actions import Action, Schedule
 from launcher.runtime.torch_parts import verify
 
@@ -35,32 +37,66 @@ KINDS = {
 }
 
 Runtime = _PipelineScheduleRuntime
+Metas = Sequence[tuple[torch.Tensor, ...]]
 
 
 class Stage(PipelineStage):
     """A stage whose sharded gradients are reduced once a step, or (``each``) after every micro batch.
 
     torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``again``: weights are dropped after
-    every backward too. ``collect`` is called after every backward.
+    every backward too. ``collect`` is called after every backward. A micro batch of torch's is a piece of one of
+    ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of every piece in turn, and modules are told
+    by ``carry`` which one runs.
     """
 
-    def __init__(self, *args: Any, each: bool, again: bool, collect: Callable[[], None], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, each: bool, again: bool, collect: Callable[[], None], takes: Metas, sends: Metas,
+        carry: Carry | None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        kwargs |= {"input_args": takes[0], "output_args": sends[0]}
         super().__init__(*args, **kwargs)
-        self.each, self.again, self.sends, self.collect = each, again, kwargs["output_args"], collect
+        self.each, self.again, self.collect = each, again, collect
+        self.takes, self.sends, self.carry = takes, sends, carry
+
+    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        made = super()._prepare_forward_infra(*args, **kwargs)
+        _resize(self.args_recv_info, self.takes)
+        return made
+
+    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
+        made = super()._prepare_backward_infra(*args, **kwargs)
+        if not self.is_last:
+            _resize(self.grad_recv_info, self.sends)
+        return made
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
+        """torch would send zeros of the first piece's size for a gradient that is missing."""
+        if len(self.takes) > 1 and not self.is_first:
+            zeros = self.takes[bwd_chunk_id % len(self.takes)]
+            self.bwd_cache[bwd_chunk_id] = tuple(
+                torch.zeros_like(t, device=self.device, requires_grad=False) if g is None and t.requires_grad else g
+                for g, t in zip(self.bwd_cache[bwd_chunk_id], zeros, strict=True)
+            )
+        return super().get_bwd_send_ops(bwd_chunk_id)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self.collect()
+        micro, piece = divmod(bwd_chunk_id, len(self.takes))
+        if self.carry is not None and piece == 0:
+            self.carry.forget(micro)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
-        out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        micro, piece = divmod(fwd_chunk_id, len(self.sends))
+        with self.carry.running(micro, piece) if self.carry is not None else nullcontext():
+            out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.is_last:
-            for got, planned in zip(out, self.sends, strict=True):
+            for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
                     text = f"stage {self.stage_index} hands on {_spec(got)} where {_spec(planned)} was planned"
                     raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
         return out
-
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(*args, **kwargs)
-        self.collect()
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         super().backward_weight_one_chunk(*args, **kwargs)
@@ -113,6 +149,14 @@ class Stage(PipelineStage):
 
     def _post_metadata_inference_cleanup(self) -> None:
         """Static metadata leave nothing to clean up; torch would drop the gradients, also before an evaluation."""
+
+
+def _resize(received: dict[int, Any], metas: Metas) -> None:
+    """Buffers of each piece's own size, where there is more than one."""
+    for chunk, infos in received.items() if len(metas) > 1 else ():
+        for info, meta in zip(infos, metas[chunk % len(metas)], strict=True):
+            if info.buffer is not None:
+                info.buffer = info.buffer.new_empty(meta.shape)
 
 
 def _spec(t: torch.Tensor) -> str:
@@ -177,5 +221,13 @@ def _action(a: Action) -> _Action:
 def stage(
     module: nn.Module, index: int, count: int, device: torch.device, group: dist.ProcessGroup, **kwargs: Any
 ) -> Stage:
-    """One stage with static metadata: ``input_args`` and ``output_args`` are meta tensors of one micro batch."""
+    """One stage with static metadata: ``takes`` and ``sends`` are meta tensors of one micro batch, or of its pieces."""
     return Stage(module, index, count, device, group=group, **kwargs)
+
+
+def run(schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None) -> None:
+    """One step, or one evaluation, of micro batches (or pieces) that are cut already: they may differ in size."""
+    for part in schedule._stages:
+        part.has_backward = schedule._has_backward
+        part.clear_runtime_states()
+    schedule._step_microbatches(inputs, None, targets, None, False)

@@ -24,8 +24,10 @@ def flat(stages: int) -> Cost:
     ((f"{PIPE}.interleave=true",), ("gpipe", "1f1b", "zero_bubble_v", "dualpipe_v")),
     ((f"{PIPE}.interleave=true", f"{PIPE}.micro_batch_num=4"), ("gpipe", "1f1b", "zero_bubble_v")),
     ((f"{PIPE}.interleave=true", f"{PIPE}.chunks=3"), ("gpipe", "1f1b")),
+    ((f"{PIPE}.seq_chunks=2",), ("seqpipe",)),
+    ((f"{PIPE}.seq_chunks=4", f"{PIPE}.interleave=true"), ("seqpipe", "seqvpp", "seqsmartvpp")),
     (LEVEL3, ("gpipe", "1f1b")),
-], ids=["one stage a rank", "two", "few micro batches", "three", "level3"])  # fmt: skip
+], ids=["one stage a rank", "two", "few micro batches", "three", "pieces", "pieces of two", "level3"])  # fmt: skip
 def test_auto_takes_only_what_is_legal_with_the_other_settings(more, names) -> None:
     j = job(*FOUR, *more)
     assert legal.candidates(j, ask(j).sizes) == names

@@ -33,6 +33,28 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         f"{PIPE}.less_memory: true: has no effect without several virtual stages a rank "
         f"(try: {PIPE}.interleave=true {PIPE}.chunks=2)",
     ),
+    "pieces of one stage": (
+        (f"{PIPE}.seq_chunks=2",),
+        f"{PIPE}.seq_chunks: 2: pieces of a sequence fill the bubble between stages, and there is one stage "
+        f"(try: {PIPE}.seq_chunks=1)",
+    ),
+    "pieces in 1f1b": (
+        (*TWO, f"{PIPE}.seq_chunks=2"),
+        f"{PIPE}.seq_chunks: 2: 1f1b does not cut sequences (try: {PIPE}.scheduler=seqpipe)",
+    ),
+    "seqvpp, not interleaved": (
+        (*TWO, f"{PIPE}.seq_chunks=2", f"{PIPE}.scheduler=seqvpp"),
+        f"{PIPE}.scheduler: seqvpp: needs several virtual stages a rank (try: {PIPE}.interleave=true {PIPE}.chunks=2)",
+    ),
+    "seqvpp of more pieces than stages": (
+        (*TWO, f"{PIPE}.seq_chunks=4", f"{PIPE}.scheduler=seqvpp", f"{PIPE}.interleave=true"),
+        f"{PIPE}.seq_chunks: 4: seqvpp takes as many pieces together as there are stages, 2 (try: {PIPE}.seq_chunks=2)",
+    ),
+    "seqsmartvpp of 3 stages": (
+        (f"{PIPE}.stages=3", "launch.nproc=3", "train.batch_size=12", f"{PIPE}.scheduler=seqsmartvpp",
+         f"{PIPE}.interleave=true"),
+        f"{PIPE}.scheduler: seqsmartvpp: needs an even number of stages, not 3 (try: {PIPE}.scheduler=seqvpp)",
+    ),
     "dualpipe_v of 3 micro batches": (
         (f"{PIPE}.scheduler=dualpipe_v", *TWO, f"{PIPE}.micro_batch_num=3", "train.batch_size=12"),
         f"{PIPE}.micro_batch_num: 3: too few; dualpipe_v needs as many as virtual stages, 4 "

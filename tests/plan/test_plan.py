@@ -15,7 +15,7 @@ from launcher.job.schema import Job
 from launcher.plan.facts import Graph
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.sizes import Note
-from tests.plan.made import chain, graph, job, planned, refusal, skeleton, words
+from tests.plan.made import chain, graph, job, planned, skeleton, words
 
 W = (64, 64)
 PP2 = ("launch.nproc=2", "parallel.pipeline.stages=2")
@@ -150,11 +150,6 @@ def test_an_output_that_no_loss_can_take_is_refused() -> None:
     assert str(caught.value) == (
         "model: its forward returns something that is no tensor or tuple of tensors, which no loss can take"
     )
-
-
-def test_a_scheduler_that_is_not_there_yet_is_refused_before_the_model_is_read() -> None:
-    error = refusal("parallel.pipeline.scheduler=seqpipe")
-    assert [p.key for p in error.problems] == ["parallel.pipeline.scheduler"]
 
 
 def ragged(rows: int, glue: Graph) -> Plan:

@@ -66,7 +66,7 @@ def test_evaluation_goes_forward_in_groups_as_large_as_the_pipeline() -> None:
     assert lines(schedules.forward_only((0, 1, 1, 0), 2)) == ["0F0 0F1 3F0 3F1", "1F0 1F1 2F0 2F1"]
 
 
-@pytest.mark.parametrize("scheduler", schedules.AVAILABLE)
+@pytest.mark.parametrize("scheduler", list(schedules.RULES))
 @settings(deadline=None)
 @given(shapes)
 def test_every_action_runs_once_and_nothing_deadlocks(scheduler: str, shape: tuple[int, int, int]) -> None:
@@ -90,7 +90,7 @@ def test_evaluation_runs_every_forward_once_and_never_deadlocks(shape: tuple[int
 
 
 @pytest.mark.parametrize("micros", [1, 2, 3])
-@pytest.mark.parametrize("scheduler", schedules.AVAILABLE)
+@pytest.mark.parametrize("scheduler", list(schedules.RULES))
 def test_too_few_micro_batches_only_leave_ranks_idle(scheduler: str, micros: int) -> None:
     ranks, chunks, micros = fitted(scheduler, 4, 2, micros)
     simulate(schedules.build(scheduler, ranks, chunks, micros), placed(scheduler, ranks, chunks), flat(ranks * chunks))
@@ -99,7 +99,7 @@ def test_too_few_micro_batches_only_leave_ranks_idle(scheduler: str, micros: int
 def fitted(scheduler: str, ranks: int, chunks: int, micros: int) -> tuple[int, int, int]:
     """The nearest shape that the scheduler can have."""
     rule = schedules.RULES[scheduler]
-    chunks = 1 if ranks == 1 or rule.single else 2 if rule.v else chunks
+    chunks = 1 if ranks == 1 or rule.single else 2 if rule.v else max(chunks, 2) if rule.several else chunks
     return ranks, chunks, max(micros, ranks * chunks) if rule.full else micros
 
 
@@ -111,10 +111,8 @@ def flat(stages: int) -> Cost:
     return Cost((1,) * stages, (2,) * stages, (1,) * stages)
 
 
-@pytest.mark.parametrize("scheduler", get_args(Scheduler))
-def test_what_cannot_run_yet_is_refused_and_what_can_is_not(scheduler: str) -> None:
-    text = f"{scheduler} is not available yet; today there are gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, dualpipe_v"
-    assert schedules.refusal(scheduler) == (None if scheduler in (*schedules.RULES, "auto") else text)
+def test_every_scheduler_of_the_schema_has_a_rule_and_auto_takes_one() -> None:
+    assert {*schedules.RULES, "auto"} == set(get_args(Scheduler))
 
 
 COMPLAINTS = {
@@ -132,6 +130,13 @@ COMPLAINTS = {
 def test_a_wrong_schedule_is_told_what_is_wrong(case: str) -> None:
     rows, complaints = COMPLAINTS[case]
     assert schedules.validate(parsed(*rows), (0, 1), 1) == complaints
+
+
+def test_pieces_go_forward_in_order_and_backward_in_reverse() -> None:
+    assert schedules.validate(parsed("0F0 0F1 0B1 0B0"), (0,), 2, 2) == []
+    assert schedules.validate(parsed("0F1 0F0 0B0 0B1"), (0,), 2, 2) == [
+        "0F0 comes after 0F1, of the same micro batch", "0B1 comes after 0B0, of the same micro batch",
+    ]  # fmt: skip
 
 
 def test_a_split_backward_is_a_backward() -> None:

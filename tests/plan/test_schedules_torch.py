@@ -162,13 +162,13 @@ def test_orders_with_a_split_backward_are_torchs_action_for_action(scheduler: st
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("scheduler", [*schedules.AVAILABLE, "forward only", "forward only there and back"])
+@pytest.mark.parametrize("scheduler", [*schedules.RULES, "forward only", "forward only there and back"])
 def test_torchs_runtime_takes_ours_and_finds_no_deadlock(scheduler: str, chunks: int, ranks: int) -> None:
     rule = schedules.RULES.get(scheduler)
     v = ranks > 1 and (scheduler == "forward only there and back" or (rule is not None and rule.v))
     if rule is not None and ranks > 1:
-        chunks = 1 if rule.single else 2 if rule.v else chunks
-    elif rule is not None and (rule.single or rule.v):
+        chunks = 1 if rule.single else 2 if rule.v else max(chunks, 2) if rule.several else chunks
+    elif rule is not None and (rule.single or rule.v or rule.seq):
         chunks = 1
     places = schedules.placement(ranks, chunks, v)
     with one_of(ranks) as group:

@@ -16,16 +16,11 @@ REFUSED = {
         f"{P}.mode: sharding_propagation is not available yet (try: {P}.mode=semi_auto)",
     f"{P}.mode=recursive_programming":
         f"{P}.mode: recursive_programming is not available yet (try: {P}.mode=semi_auto)",
-    f"{PIPE}.seq_chunks=2":
-        f"{PIPE}.seq_chunks: 2: cutting sequences is not available yet (try: {PIPE}.seq_chunks=1)",
     f"{P}.operator_strategy.load=o.json":
         f"{P}.operator_strategy: saving or loading operator strategies is not available yet "
         f"(try: '~{P}.operator_strategy')",
     "checkpoint.async=true": "checkpoint.async: true is not available yet (try: checkpoint.async=false)",
     "checkpoint.encrypt=aes-gcm": "checkpoint.encrypt: encryption is not available yet (try: checkpoint.encrypt=null)",
-    f"{PIPE}.scheduler=seqpipe":
-        f"{PIPE}.scheduler: seqpipe is not available yet; today there are gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, "
-        f"dualpipe_v (try: {PIPE}.scheduler=1f1b)",
 }  # fmt: skip
 
 

@@ -133,9 +133,9 @@ times = st.integers(1, 9)
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[Schedule, tuple[int, ...], Cost]:
     """Any available schedule with any stage costs."""
-    scheduler, p = draw(st.sampled_from(schedules.AVAILABLE)), draw(st.integers(1, 5))
+    scheduler, p = draw(st.sampled_from(list(schedules.RULES))), draw(st.integers(1, 5))
     rule = schedules.RULES[scheduler]
-    v = 1 if rule.single or (rule.v and p == 1) else 2 if rule.v else draw(st.integers(1, 3))
+    v = 1 if rule.single or (rule.v and p == 1) else 2 if rule.v else draw(st.integers(1 + rule.several, 3))
     m = draw(st.integers(p * v if rule.full else p, 3 * p + 2))
     per_stage = st.tuples(*[times] * (p * v))
     cost = Cost(draw(per_stage), draw(per_stage), draw(per_stage), draw(st.integers(0, 4)))

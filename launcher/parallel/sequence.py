@@ -1,0 +1,144 @@
+"""Whether a model can run its sequences in pieces, where to cut them, and what each piece costs."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel import read
+from launcher.parallel.carry import Carry, Pieced, attach
+from launcher.parallel.mode import default_dtype
+from launcher.parallel.trace import RUNNING, call, refusing
+from launcher.plan.facts import Graph, TensorSpec
+from launcher.plan.pieces import Pieces, balanced, equal, shortened
+
+KEY = "parallel.pipeline.seq_chunks"
+
+ALIKE = (nn.Embedding, nn.Linear, nn.Identity, nn.Dropout, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
+"""Modules whose forward treats every position alike."""
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+"""These too, when they look at the last dim only."""
+
+ALIKE_FUNCTIONS = frozenset({
+    "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp", "float",
+    "gelu",
+    "linear", "log", "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "rtruediv", "sigmoid", "silu",
+    "softplus", "sqrt", "square", "sub", "tanh", "to", "truediv", "type_as", "dim", "get", "size", "radd", "rmul",
+    "iadd", "imul", "isub",
+})  # fmt: skip
+"""Functions, by name without underscores, whose result at one position depends on that position alone."""
+
+
+def pieces(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], whole: Graph, count: int, split: str
+) -> Pieces:
+    """Cut the sequences of ``specs``, whose dim 1 is the sequence, into ``count``. Raises ``RequestError``."""
+    lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
+    if len(lengths) > 1 or min(lengths) < count:
+        shapes = ", ".join(str(s.shape) for s in specs)
+        raise RequestError(
+            (Problem(KEY, f"{count}: no sequence of {count} positions in dim 1 of {shapes}", f"{KEY}=1"),)
+        )
+    (length,) = lengths
+    if found := mixing(model, specs):
+        raise RequestError(tuple(found))
+    if split == "equal":
+        cut = equal(length, count)
+    else:
+        half = length // 2
+        first, second = (sum(n.flops for n in g.nodes) for g in _traced(model, leaves, specs, (half, length - half)))
+        quadratic = max(0.0, (second / (length - half) - first / half) / (length - half))
+        cut = balanced(length, count, max(first / half - quadratic * half, 0.0) or 1.0, quadratic)
+    return Pieces(cut, _same(whole, _traced(model, leaves, specs, cut), cut))
+
+
+def _traced(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
+) -> tuple[Graph, ...]:
+    """The graph of each piece, as it runs after those before it."""
+    model, carry = copy.deepcopy(model), Carry(lengths)
+    attach(model, carry)
+    out = []
+    for piece, length in enumerate(lengths):
+        with carry.running(0, piece):
+            out.append(read.graph(model, leaves, [shortened(s, length) for s in specs]))
+    return tuple(out)
+
+
+def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
+    """``parts``, if between modules they do what ``whole`` does and all they make has the sequence in dim 1."""
+    for part, length in zip(parts, lengths, strict=True):
+        alike = [(n.name, n.kind, n.target) for n in part.nodes] == [(n.name, n.kind, n.target) for n in whole.nodes]
+        for a, b in zip(whole.nodes, part.nodes, strict=False):
+            fits = a.kind == "param" or a.out is None or tuple(
+                shortened(t, length) if len(t.shape) > 1 else t for t in a.out
+            ) == b.out  # fmt: skip
+            if not (alike and fits):
+                text = f"{a.target!r} makes something else of {length} positions; dim 1 must be the sequence everywhere"
+                raise RequestError((Problem("model", text, f"{KEY}=1"),))
+    return parts
+
+
+def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
+    """Modules that may look at other positions and have no ``piece`` to do so over several pieces."""
+    model = copy.deepcopy(model)
+    watch = _Watch()
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
+        module.register_forward_hook(watch.leave, always_call=True)
+    xs = read.meta(specs)
+    with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
+        call(model, xs, {})
+    return [
+        *(Problem("model", f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece' to "
+                  f"run a sequence in pieces; give it one, or positionwise = True, or set {KEY}=1", f"{KEY}=1")
+          for name, what in watch.found.items()),
+        *(Problem("model", f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix",
+                  f"{KEY}=1") for name, n in watch.runs.items() if n > 1),
+    ]  # fmt: skip
+
+
+def _named(name: str, model: nn.Module) -> str:
+    kind = type(model.get_submodule(name)).__name__
+    return f"{name} ({kind})" if name else f"the forward of {kind}"
+
+
+class _Watch(TorchFunctionMode):
+    """Notes functions that are called outside of modules that are known to be fine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[tuple[str, bool]] = []
+        self.found: dict[str, str] = {}
+        self.runs: Counter[str] = Counter()
+
+    def enter(self, name: str, module: nn.Module) -> Any:
+        def note(*_: Any) -> None:
+            if isinstance(module, Pieced):
+                self.runs[name] += 1
+            fine = isinstance(module, Pieced) or getattr(module, "positionwise", False) or _alike(module)
+            self.inside.append((name, fine or (bool(self.inside) and self.inside[-1][1])))
+
+        return note
+
+    def leave(self, *_: Any) -> None:
+        self.inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inside and not self.inside[-1][1] and func.__name__.strip("_") not in ALIKE_FUNCTIONS:
+            self.found.setdefault(self.inside[-1][0], func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _alike(module: nn.Module) -> bool:
+    forward = type(module).forward
+    if any(forward is kind.forward for kind in NORMS):
+        return len(module.normalized_shape) == 1  # type: ignore[arg-type]
+    return any(forward is kind.forward for kind in ALIKE)
