@@ -43,8 +43,8 @@ def test_what_is_not_there_yet_is_refused_and_the_cure_accepted(override: str) -
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    error = refusal("parallel.pipeline.seq_chunks=2", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]")
-    assert [p.key for p in error.problems] == ["parallel.pipeline.seq_chunks", "launch.nproc", "steps.transform"]
+    error = refusal("parallel.mode=sharding_propagation", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]")
+    assert [p.key for p in error.problems] == ["parallel.mode", "launch.nproc", "steps.transform"]
 
 
 HSDP = "launch.nproc=2 parallel.hsdp={}"
