@@ -426,7 +426,7 @@ FILES = {
         "defaults:\n  - override /modle: lm\n",
         """
   modle: there is no such group, did you mean 'model'? """
-        """(groups: data, debug, launch, logger, model, optim, recipe, schedule, steps)
+        """(groups: data, debug, launch, logger, model, operators, optim, recipe, schedule, steps)
     set in: recipes/mine.yaml:2:5
           |   - override /modle: lm
 """,
@@ -441,12 +441,12 @@ FILES = {
         "seed: 1\n",
         """
   train.steps: needs a value
-    set in: conf/config.yaml:24:3
+    set in: conf/config.yaml:25:3
           |   steps: ???          # optimizer steps
     try:    train.steps=8
 
   train.batch_size: needs a value
-    set in: conf/config.yaml:25:3
+    set in: conf/config.yaml:26:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
     try:    train.batch_size=8
 """,
@@ -500,6 +500,6 @@ def test_ranks_after_the_first_do_not_wait_for_a_run_that_only_prints(argv, monk
 def test_help_lists_recipes_options_and_examples(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert "  lm_single           The same language model on one rank: what every layout must agree with.\n" in out
+    assert "  lm_single             The same language model on one rank: what every layout must agree with.\n" in out
     assert "  optim=     adamw, momentum, sgd\n" in out
     assert "  python -m launcher recipe=lm_single train.steps=20 " in out
