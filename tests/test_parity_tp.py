@@ -99,9 +99,8 @@ def test_layers_with_bias_equal_one_process(hsdp):
     assert_parity(job(model=mlp, parallel=parallel, launch={"nproc": 4 if hsdp else 2}, **shapes))
 
 
-@pytest.mark.parametrize("operators", [MEGATRON, SEQUENCE], ids=["megatron", "sequence"])
-def test_weights_after_20_clipped_steps_equal_one_process(operators):
-    parallel = {"operators": operators, "grid": {"tp": 2}, "pipeline": {"stages": 2}, "hsdp": {"threshold": 3}}
+def test_weights_after_20_clipped_steps_equal_one_process():
+    parallel = {"operators": SEQUENCE, "grid": {"tp": 2}, "pipeline": {"stages": 2}, "hsdp": {"threshold": 3}}
     j = job(parallel=parallel, launch={"nproc": 8}, optim={"name": "adamw", "lr": 1e-2})
     plan = plan_job(j)
     ranks = on_ranks(plan.sizes.grid.size, rank_train, j, plan, 20, 0.05)

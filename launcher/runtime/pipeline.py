@@ -79,7 +79,10 @@ class Pipeline:
         On the last stage's ranks; with ``output_broadcast`` on those of every stage, else ``None`` there.
         """
         self._forward(inputs, None, None, True)
-        return torch.cat(self.outputs) if self.outputs else None
+        if not self.outputs:
+            return None
+        cut, out = self.model.plan.operators.output, torch.cat(self.outputs)
+        return out if cut is None else self.model.axis.gather(out, cut)
 
     def _forward(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool

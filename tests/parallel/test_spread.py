@@ -17,7 +17,7 @@ from launcher.parallel.region import Axis
 from launcher.plan.layout import Box
 from launcher.plan.plan import Plan
 from launcher.runtime.world import World
-from tests.parity import build, job, step
+from tests.parity import batch, build, job, plain, step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import MEGATRON, SEQUENCE
 
@@ -57,6 +57,20 @@ def test_a_step_sends_the_collectives_of_the_plan_and_their_bytes(operators):
     for calls, sent in on_ranks(2, counted, j, plan):
         assert calls == planned
         assert sent == nbytes
+
+
+def predicted(world: World, j: Job, plan: Plan) -> torch.Tensor | None:
+    _, pipe = build(world, j, plan)
+    return pipe.predict(batch(j, plan)[0])
+
+
+def test_what_is_predicted_has_all_classes_on_every_rank_of_every_stage():
+    pipeline = {"stages": 2, "output_broadcast": True}
+    j = job(parallel={"operators": MEGATRON, "grid": {"tp": 2}, "pipeline": pipeline})
+    plan = plan_job(j)
+    want = plain(j, plan)(*batch(j, plan)[0]).detach()
+    for got in on_ranks(4, predicted, j, plan):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 def boxes(world: World, j: Job, plan: Plan) -> dict[str, tuple[Box | None, tuple[int, ...], int]]:
