@@ -19,7 +19,7 @@ from launcher.parallel.local import local
 from launcher.parallel.read import dtype_of, skeleton
 from launcher.plan.params import wide
 from launcher.plan.plan import Plan
-from launcher.runtime import loop, state
+from launcher.runtime import loop, save, state
 from launcher.runtime.scaling import Scaling
 from launcher.runtime.world import World
 from launcher.steps.session import build as build_session
@@ -115,7 +115,7 @@ def rank_scaled(world: World, j: Job, plan: Plan, folder: Path) -> tuple[Any, ..
     kept = all(torch.equal(before[n], local(t.detach())) for n, t in s.model.trainable())
     halved, s.step = s.scaling.factor, 1
     s.scaling.factor = 1024.0
-    saved = state.save(s, None)
+    saved = save.save(s, None)
     second = loop.step(s, 1.0)
     state.load(s, saved)
     scale = (s.scaling.factor, s.scaling.good)

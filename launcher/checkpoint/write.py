@@ -38,8 +38,15 @@ def write_rank(
     ``extra`` (random states, say) belongs to no layout and comes back to the same rank only. ``folder`` is
     ``partial(final)``; ``commit`` makes it a checkpoint once every rank has returned. Everything is checked first.
     """
-    _check_pieces(rank, strategy, tensors)
-    return write_pieces(folder, rank, strategy, lambda name, _: sliced(tensors[name].data), extra or {})
+    check_pieces(rank, strategy, {name: blob.spec for name, blob in tensors.items()})
+    return write_share(folder, rank, strategy, tensors, extra or {})
+
+
+def write_share(
+    folder: Path, rank: int, strategy: Strategy, tensors: Mapping[str, Blob], extra: Mapping[str, Blob]
+) -> RankRecord:
+    """As ``write_rank``, of tensors that ``check_pieces`` has seen; those that other ranks write may be missing."""
+    return write_pieces(folder, rank, strategy, lambda name, _: sliced(tensors[name].data), extra)
 
 
 def write_pieces(
@@ -111,7 +118,8 @@ def text_record(path: Path) -> FileRecord:
     return FileRecord(len(data), xxhash.xxh3_128_hexdigest(data), {})
 
 
-def _check_pieces(rank: int, strategy: Strategy, tensors: Mapping[str, Blob]) -> None:
+def check_pieces(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> None:
+    """Raises ``ValueError`` unless they are what ``rank`` holds, copies included, by first name."""
     if not 0 <= rank < strategy.grid.size:
         raise ValueError(f"rank {rank} is not in the strategy's world of {strategy.grid.size}")
     held = strategy.held(rank)
@@ -124,7 +132,7 @@ def _check_pieces(rank: int, strategy: Strategy, tensors: Mapping[str, Blob]) ->
         box = entry.layout.box(rank)
         assert box is not None
         want = TensorSpec(box.shape, entry.dtype)
-        if name in tensors and tensors[name].spec != want:
-            found.append(f"{name}: {described(tensors[name].spec)} was given, its piece is {described(want)}")
+        if name in tensors and tensors[name] != want:
+            found.append(f"{name}: {described(tensors[name])} was given, its piece is {described(want)}")
     if found:
         raise ValueError(f"rank {rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in found))

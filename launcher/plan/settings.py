@@ -8,7 +8,7 @@ from shlex import quote
 from launcher.errors import Problem
 from launcher.job.parallel import OperatorStrategy, Pipeline
 from launcher.job.schema import Job
-from launcher.plan import switches
+from launcher.plan import saving, switches
 from launcher.plan.setting import Setting as Setting
 from launcher.plan.sizes import Sizes
 
@@ -26,8 +26,6 @@ def _later(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "parallel.mode", par.mode, "parallel.mode=semi_auto"
     if par.operator_strategy != OperatorStrategy():
         yield "parallel.operator_strategy", "saving or loading operator strategies", "~parallel.operator_strategy"
-    if job.checkpoint.asynchronous:
-        yield "checkpoint.async", "true", "checkpoint.async=false"
     if job.checkpoint.encrypt is not None:
         yield "checkpoint.encrypt", "encryption", "checkpoint.encrypt=null"
 
@@ -89,6 +87,7 @@ def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
         else:
             yield Setting(key, "false", "satisfied", "one data-parallel rank")
     yield from switches.resolve(job, sizes)
+    yield from saving.resolve(job)
 
 
 def _why_not_interleaved(pipe: Pipeline) -> str:

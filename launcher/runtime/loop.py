@@ -32,8 +32,14 @@ class Loop:
 
 
 def train(s: Session, loop: Loop) -> None:
-    """Optimizer steps from ``s.step`` up to ``loop.until``."""
+    """Optimizer steps from ``s.step`` up to ``loop.until``.
+
+    How long training stood still for a checkpoint is in the row after it, as ``save_stall_ms``.
+    """
+    stall: dict[str, float] = {}
     while s.step < loop.until:
+        if s.saver is not None:
+            s.saver.check()
         began = time.perf_counter()
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
@@ -48,11 +54,14 @@ def train(s: Session, loop: Loop) -> None:
             s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
                     f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
                     "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20,
-                    **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {})})  # fmt: skip
+                    **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {}), **stall})  # fmt: skip
+            stall = {}
         if loop.eval_every and s.step % loop.eval_every == 0 and s.step < loop.until:
             validate(s, loop.eval_batches)
         if loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until:
+            began = time.perf_counter()
             loop.save(s)
+            stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
 
 
 def step(s: Session, clip: float | None) -> tuple[float, float]:

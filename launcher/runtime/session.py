@@ -15,6 +15,7 @@ from launcher.plan.plan import Plan
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
+from launcher.runtime.saver import Saver
 from launcher.runtime.scaling import Scaling
 from launcher.runtime.world import World
 
@@ -23,6 +24,7 @@ from launcher.runtime.world import World
 class Session:
     """``step``: how many optimizer steps the weights have seen. ``emit`` takes news for the console and the metrics.
 
+    ``saver`` writes checkpoints while training goes on; ``None``: training waits for them.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
     """
 
@@ -37,6 +39,7 @@ class Session:
     emit: Callable[[dict[str, Any]], None]
     baseline: float | None = None
     local_norm: LocalNorm | None = None
+    saver: Saver | None = None
     step: int = 0
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

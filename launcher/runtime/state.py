@@ -11,12 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint import store
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.strategy import Entry, Strategy
-from launcher.checkpoint.write import write_rank
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
 from launcher.parallel.read import spec
@@ -89,25 +87,6 @@ def extra(s: Session) -> Mapping[str, Blob]:
     device = torch.device(s.world.device)
     more = {RNG_CUDA: blob(torch.cuda.get_rng_state(device))} if device.type == "cuda" else {}
     return {RNG: blob(torch.get_rng_state()), **more}
-
-
-def save(s: Session, keep: int | None) -> Path:
-    """Write a complete checkpoint or none: all ranks write, then rank 0 puts the manifest and renames."""
-    final = store.step_folder(s.folder / "checkpoints", s.step)
-    s.results["saved_step"] = s.step
-    layout = strategy(s)
-    blobs = {n: blob(t) for n, t in tensors(s).items()}
-    record = write_rank(store.partial(final), s.world.rank, layout, blobs, extra(s))
-    records: list[Any] = [None] * s.world.size
-    dist.all_gather_object(records, record)
-    if s.world.rank == 0:
-        state = {"step": s.step, "seed": s.plan.seed, "name": s.plan.name, "batch_size": s.plan.sizes.global_batch,
-                 "results": s.results, "loss_scale": [s.scaling.factor, s.scaling.good]}  # fmt: skip
-        store.commit(store.partial(final), final, records, state)
-        if keep is not None:
-            store.prune(final.parent, keep)
-    dist.barrier()
-    return final
 
 
 @torch.no_grad()

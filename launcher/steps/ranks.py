@@ -13,7 +13,7 @@ from launcher.plan.memory import bytes_text
 from launcher.plan.plan import Plan
 from launcher.plan.reduced import Copy
 from launcher.plan.words import many
-from launcher.runtime import state
+from launcher.runtime import save, state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World, deterministic
 from launcher.steps import certify, evaluate, session, train
@@ -57,6 +57,8 @@ def _live(
     for name in names:
         if resume is None or not isinstance(job.steps[name], Load):  # what was loaded has been trained on since
             _step(live, job, name)
+    if live.saver is not None:
+        live.saver.wait()
     return dict(live.results)
 
 
@@ -86,12 +88,14 @@ def _step(live: Session, job: Job, name: str) -> None:
         )
     else:
         assert step.kind == "save", f"{name} does not run on ranks"
-        said = f"checkpoint {state.save(live, job.checkpoint.keep).name}, {live.world.size} ranks"
+        said = f"checkpoint {save.save(live, job.checkpoint.keep).name}, {live.world.size} ranks"
     if said and live.world.rank == 0:
         live.emit({"text": f"{name}: {said}"})
 
 
 def _load(live: Session, step: Load) -> str:
+    if live.saver is not None:
+        live.saver.wait()  # it may be writing what is asked for
     path = Path(step.path) if step.path is not None else latest(live.folder / "checkpoints")
     assert path is not None, "the planner wants a save before a load without a path"
     state.load(live, path, broadcast=step.broadcast)

@@ -22,6 +22,7 @@ from launcher.plan.plan import Plan
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
+from launcher.runtime.saver import Saver
 from launcher.runtime.scaling import scaling
 from launcher.runtime.session import Session
 from launcher.runtime.world import World
@@ -46,6 +47,7 @@ def build(world: World, job: Job, plan: Plan, folder: Path) -> Session:
     return Session(
         world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
         _local_norm(job, world, model, pipeline), scaling=scaling(plan.dtypes),
+        saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from launcher.job.models import RandomTokens, Text
 from launcher.job.schema import Job
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
-from launcher.runtime import loop, state
+from launcher.runtime import loop, save
 from launcher.runtime.session import Session
 
 
@@ -51,4 +51,4 @@ def _traced(s: Session, wanted: bool) -> Iterator[None]:
 
 
 def _save(s: Session, job: Job) -> None:
-    state.save(s, job.checkpoint.keep)
+    (save.save if s.saver is None else save.begin)(s, job.checkpoint.keep)

@@ -19,7 +19,6 @@ REFUSED = {
     f"{P}.operator_strategy.load=o.json":
         f"{P}.operator_strategy: saving or loading operator strategies is not available yet "
         f"(try: '~{P}.operator_strategy')",
-    "checkpoint.async=true": "checkpoint.async: true is not available yet (try: checkpoint.async=false)",
     "checkpoint.encrypt=aes-gcm": "checkpoint.encrypt: encryption is not available yet (try: checkpoint.encrypt=null)",
 }  # fmt: skip
 
@@ -101,6 +100,11 @@ BECOMES = {
          "file"],
     f"{P}.group_file=g.json":
         [f"{P}.group_file=g.json: applied, which ranks share which group is written before the first step"],
+    "checkpoint.async=true checkpoint.every=2": [
+        "checkpoint.async=true: applied, a thread writes a copy in host memory; training stands still for the copy "
+        "alone",
+    ],
+    "checkpoint.async=true": ["checkpoint.async=true: satisfied, nothing is saved while training"],
     f"{P}.local_norm.print=true":
         [f"{P}.local_norm.print=true: applied, one a parameter, every step: of the gradients of a rank's own samples; "
          "one data-parallel rank has all"],

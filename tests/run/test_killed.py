@@ -13,7 +13,7 @@ from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.checkpoint.store import complete
 from launcher.parallel.norm import Norm
-from launcher.runtime import state
+from launcher.runtime import save
 from launcher.runtime.session import Session
 from tests.run.launching import (
     TINY,
@@ -58,15 +58,15 @@ def mid_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mid_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 dies when it has written its files of step 4 and told nobody."""
-    before = state.write_rank
+    before = save.write_share
 
-    def write_rank(folder, rank, *rest):
+    def write_share(folder, rank, *rest):
         record = before(folder, rank, *rest)
         if rank == 1 and "000004" in folder.name:
             die()
         return record
 
-    monkeypatch.setattr(state, "write_rank", write_rank)
+    monkeypatch.setattr(save, "write_share", write_share)
 
 
 def mid_commit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,95 @@
+"""Checkpoints of a model in training: written while all wait, or by a thread while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from launcher.checkpoint import store
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.strategy import Strategy
+from launcher.checkpoint.write import check_pieces, shares, write_share
+from launcher.errors import RunError
+from launcher.parallel.read import spec
+from launcher.runtime.session import Session
+from launcher.runtime.state import blob, extra, strategy, tensors
+from launcher.runtime.world import World
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's share of a checkpoint, and what rank 0 says of the whole."""
+
+    final: Path
+    layout: Strategy
+    tensors: Mapping[str, Blob]
+    extra: Mapping[str, Blob]
+    state: Mapping[str, Any]
+
+
+def save(s: Session, keep: int | None) -> Path:
+    """Write a complete checkpoint or none, once the one before is written. All ranks call it."""
+    if s.saver is not None:
+        s.saver.wait()
+    shot = _snapshot(s, lambda _, t: t)
+    _write(shot, s.world, None, keep)
+    return shot.final
+
+
+def begin(s: Session, keep: int | None) -> None:
+    """As ``save``, of a copy in host memory: returns when that is made; ``s.saver`` tells when the write has failed."""
+    assert s.saver is not None
+    s.saver.wait()
+    shot, group = _snapshot(s, s.saver.host), s.saver.group
+    s.saver.start(lambda: _write(shot, s.world, group, keep))
+
+
+def _snapshot(s: Session, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
+    """``place`` says where a tensor stays while it is written; what other ranks write is left out."""
+    s.results["saved_step"] = s.step
+    layout = strategy(s)
+    held = tensors(s)
+    check_pieces(s.world.rank, layout, {n: spec(t) for n, t in held.items()})
+    mine = [n for share in shares(layout, s.world.rank).values() for n in share]
+    blobs = {n: blob(place(n, held[n])) for n in mine}
+    state = {"step": s.step, "seed": s.plan.seed, "name": s.plan.name, "batch_size": s.plan.sizes.global_batch,
+             "results": dict(s.results), "loss_scale": [s.scaling.factor, s.scaling.good]}  # fmt: skip
+    return Snapshot(store.step_folder(s.folder / "checkpoints", s.step), layout, blobs, extra(s), state)
+
+
+def _write(shot: Snapshot, world: World, group: dist.ProcessGroup | None, keep: int | None) -> None:
+    """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all return."""
+    new = store.partial(shot.final)
+    records = _all(world, group, shot, lambda: write_share(new, world.rank, shot.layout, shot.tensors, shot.extra))
+
+    def commit() -> None:
+        if world.rank == 0:
+            store.commit(new, shot.final, records, shot.state)
+            if keep is not None:
+                store.prune(shot.final.parent, keep)
+
+    _all(world, group, shot, commit)
+
+
+def _all(world: World, group: dist.ProcessGroup | None, shot: Snapshot, act: Callable[[], T]) -> list[T]:
+    """What ``act`` returned on every rank. If it failed on any, all raise ``RunError``: none waits for the dead."""
+    error: Exception | None = None
+    mine: tuple[T | None, str | None]
+    try:
+        mine = act(), None
+    except Exception as raised:
+        kind = "" if isinstance(raised, OSError | ValueError) else f"{type(raised).__name__}: "
+        mine, error = (None, f"{kind}{raised}"), raised
+    every: list[Any] = [None] * world.size
+    dist.all_gather_object(every, mine, group=group)
+    failed = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(every) if text is not None]
+    if failed:
+        raise RunError(f"checkpoint {shot.final.name} was not written: {'; '.join(failed)}") from error
+    return [value for value, _ in every]

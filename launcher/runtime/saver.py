@@ -1,0 +1,60 @@
+"""The thread that writes a checkpoint while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from threading import Thread
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PATIENCE = timedelta(days=1)  # of the rank that has little to write, with those that have much
+
+
+class Saver:
+    """One write at a time. ``group`` is for the thread alone: its collectives never mix with those of training."""
+
+    def __init__(self) -> None:
+        """Every rank makes one at the same point of its work."""
+        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        assert group is not None
+        self.group: dist.ProcessGroup = group
+        self._host: dict[str, Tensor] = {}
+        self._thread: Thread | None = None
+        self._error: BaseException | None = None
+
+    def host(self, name: str, t: Tensor) -> Tensor:
+        """A copy of ``t`` in host memory, which is used again for the next one of this name: ``wait`` before."""
+        assert self._thread is None
+        kept = self._host.get(name)
+        if kept is None or kept.shape != t.shape or kept.dtype != t.dtype:
+            kept = self._host[name] = torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda)
+        return kept.copy_(t.detach())
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Have the thread do ``write``."""
+        assert self._thread is None
+        self._thread = Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of a write that has failed."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises the error of the write."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread, error, self._error = None, self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except BaseException as error:  # the main thread raises it
+            self._error = error
