@@ -14,17 +14,38 @@ from launcher.checkpoint.strategy_file import load
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
 from launcher.plan import speed_up
+from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
+
+OPERATORS = "parallel.operator_strategy.load"
 
 
 def inlined(job: Job) -> tuple[Job, list[Problem]]:
     """``job`` with what its files say, and what is wrong with them; a file that is wrong says nothing."""
-    path = job.parallel.transformer_opt
-    if not isinstance(path, str):
-        return job, []
-    values, found = _switches(path)
-    switches = speed_up.FromFile({} if found else values)
-    return job.model_copy(update={"parallel": job.parallel.model_copy(update={"transformer_opt": switches})}), found
+    par, found = job.parallel, list[Problem]()
+    changes: dict[str, Any] = {}
+    if isinstance(path := par.transformer_opt, str):
+        values, wrong = _switches(path)
+        changes["transformer_opt"] = speed_up.FromFile({} if wrong else values)
+        found += wrong
+    if (path := par.operator_strategy.load) is not None:
+        got = _operators(path)
+        if isinstance(got, Problem):
+            found.append(got)
+        else:
+            tp, operators = got
+            changes["operators"] = operators | par.operators
+            changes["grid"] = par.grid.model_copy(update={"tp": tp}) if par.grid.tp is None else par.grid
+    return (job.model_copy(update={"parallel": par.model_copy(update=changes)}) if changes else job), found
+
+
+def _operators(path: str) -> tuple[int, dict[str, Any]] | Problem:
+    """The operator strategies of a file."""
+    values = _json(path)
+    try:
+        return parsed(values) if not isinstance(values, Unreadable) else _unread(OPERATORS, values)
+    except ValueError as error:
+        return _unread(OPERATORS, f"{path}: {error}")
 
 
 LAYOUTS = "parallel.param_strategy.load"
@@ -70,22 +91,33 @@ def _differences(mine: Strategy, theirs: Strategy, left_out: set[str]) -> Iterat
 
 def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
     """The switches of a ``parallel_speed_up.json``."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        return {}, [_file(f"{path}:{error.lineno}: no JSON: {error.msg}")]
-    except UnicodeDecodeError:
-        return {}, [_file(f"{path}: no JSON: it is not text")]
-    except OSError as error:
-        return {}, [_file(f"{path}: cannot be read: {error.strerror}")]
+    values = _json(path)
+    if isinstance(values, Unreadable):
+        return {}, [_unread(speed_up.KEY, values)]
     if not isinstance(values, dict):
-        return {}, [_file(f"{path}: should be an object: {{switch: value}}")]
+        return {}, [_unread(speed_up.KEY, f"{path}: should be an object: {{switch: value}}")]
+    text = Path(path).read_text(encoding="utf-8")
     return values, list(speed_up.wrong(values, lambda name: f"{path}:{_line(text, name)}"))
 
 
-def _file(text: str) -> Problem:
-    return Problem(speed_up.KEY, text, f"{speed_up.KEY}=null")
+class Unreadable(str):
+    """Why a file cannot be read."""
+
+
+def _json(path: str) -> Any:
+    """What the file holds, or why it cannot be read."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        return Unreadable(f"{path}:{error.lineno}: no JSON: {error.msg}")
+    except (UnicodeDecodeError, RecursionError):
+        return Unreadable(f"{path}: no JSON: it is not text, or nested too deeply")
+    except OSError as error:
+        return Unreadable(f"{path}: cannot be read: {error.strerror}")
+
+
+def _unread(key: str, why: str) -> Problem:
+    return Problem(key, why, f"{key}=null")
 
 
 def _line(text: str, name: str) -> int:

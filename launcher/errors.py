@@ -32,6 +32,10 @@ class RequestError(ValueError):
         super().__init__("\n".join(map(str, problems)))
 
 
+class RequestTypeError(RequestError, TypeError):
+    """A value of the request has the wrong type."""
+
+
 class RunError(RuntimeError):
     """It failed while running. Exit code 1. The message names the root cause first."""
 

@@ -10,7 +10,7 @@ from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.strategy_file import text
 from launcher.errors import Problem
 from launcher.job.schema import Job
-from launcher.plan.peers import as_json
+from launcher.plan import operator_file, peers
 from launcher.plan.plan import Plan
 from launcher.runtime import folder
 
@@ -31,7 +31,11 @@ def _unwritable(key: str, path: Path) -> Problem | None:
 
 def _named(job: Job) -> Iterator[tuple[str, str]]:
     par = job.parallel
-    for key, path in (("param_strategy.save", par.param_strategy.save), ("group_file", par.group_file)):
+    for key, path in (
+        ("param_strategy.save", par.param_strategy.save),
+        ("operator_strategy.save", par.operator_strategy.save),
+        ("group_file", par.group_file),
+    ):
         if path is not None:
             yield f"parallel.{key}", path
 
@@ -42,8 +46,10 @@ def write(job: Job, plan: Plan) -> None:
     if par.param_strategy.save is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
         _write(par.param_strategy.save, text(strategy, tuple(range(strategy.stages))))
+    if par.operator_strategy.save is not None:
+        _write(par.operator_strategy.save, operator_file.as_json(plan))
     if par.group_file is not None:
-        _write(par.group_file, as_json(plan))
+        _write(par.group_file, peers.as_json(plan))
 
 
 def _write(path: str, content: str) -> None:

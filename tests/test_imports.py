@@ -23,6 +23,8 @@ LAYERS = {
     "launcher.job.models": "schema",
     "launcher.job.parallel": "schema",
     "launcher.job.steps": "schema",
+    "launcher.job.wrong": "schema",
+    "launcher.job.redact": "schema",
     "launcher.job.targets": "targets",
     "launcher.job": "job",
     "launcher.plan.facts": "facts",

@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic._internal._model_construction import ModelMetaclass  # pydantic's own advice to derive from it
+
+from launcher.job.wrong import request_error
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Index = Annotated[int, Field(ge=0, strict=True)]
 Rate = Annotated[float, Field(ge=0)]
+Flag = Annotated[bool, Field(strict=True)]
 
 
-class Settings(BaseModel):
-    """Frozen, strict about names; order of fields is the order in reports and in ``config.yaml``."""
+class _Loud(ModelMetaclass):
+    """Whoever makes settings in Python gets our error; what is nested in them is validated without coming here."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except ValidationError as error:
+            raise request_error(error, kwargs) from error
+
+
+class Settings(BaseModel, metaclass=_Loud):
+    """Frozen, strict about names; order of fields is the order in reports and in ``config.yaml``.
+
+    Made in Python, wrong values raise ``RequestError``, a ``ValueError``; wrong types one that is a ``TypeError`` too.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **how: Any) -> Self:
+        """The settings that ``obj`` holds. Raises as making them does."""
+        try:
+            return super().model_validate(obj, **how)
+        except ValidationError as error:
+            raise request_error(error, obj) from error

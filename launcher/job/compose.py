@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
 from launcher.job import surface
@@ -22,6 +22,8 @@ from launcher.job.schema import Job
 from launcher.job.shelf import Shelf
 from launcher.job.steps import named
 from launcher.job.targets import refusal
+
+_JOB = TypeAdapter(Job)  # its complaints are explained here, with where each value was set
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> 
     data["steps"] = _steps(data.get("steps"), origins, found)
     job = None
     try:
-        job = Job.model_validate(data)
+        job = _JOB.validate_python(data)
     except ValidationError as error:
         found += [p for p in explain(error, data, origins) if not _of_hole(p.key, holes)]
     allow = data.get("security", {}).get("allow") if isinstance(data.get("security"), dict) else ()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from launcher.job import surface
 from launcher.job.near import nearest
 from launcher.job.origins import Origins
-from launcher.job.overrides import paste
+from launcher.job.overrides import paste, shell
 from launcher.job.redact import HIDDEN, secret
 
 
@@ -26,7 +27,12 @@ def value(parts: tuple[str, ...], bad: Any, origins: Origins, data: Any, bound: 
         for good in _candidates(parts, bad, origins, data, bound):
             if good is not None and (good, type(good)) != (bad, type(bad)) and surface.accepts(note, good):
                 return paste(key, good)
-    return "" if note is not None and surface.settings(note, bad) else f"{key}=VALUE"
+    if note is None or not surface.settings(note, bad):
+        return f"{key}=VALUE"
+    field = surface.field_at(parts, data)
+    if field is None or field.is_required() or isinstance(bad, Mapping):
+        return ""
+    return f"{key}=null" if field.default is None else shell(f"~{key}")
 
 
 def _candidates(parts: tuple[str, ...], bad: Any, origins: Origins, data: Any, bound: Any) -> Iterator[Any]:
@@ -38,7 +44,7 @@ def _candidates(parts: tuple[str, ...], bad: Any, origins: Origins, data: Any, b
             yield yaml.safe_load(place.value)
     yield bound
     field = surface.field_at(parts, data)
-    if field is not None and not field.is_required():
+    if field is not None and not field.is_required() and not isinstance(field.default, BaseModel):
         yield field.get_default(call_default_factory=True, validated_data={})
     yield from words
     yield from (8, 0.1)  # a number to start from
@@ -52,6 +58,7 @@ def _meant(bad: Any) -> Iterator[Any]:
         read = yaml.safe_load(bad) if bad.replace(".", "").replace("-", "").isalnum() else None
         yield read if isinstance(read, int | float | bool) else None
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
+        yield from (f"{above}{re.sub(r'[.][^./]*$', '', bad)}.json" for above in ("", "/path/to/"))  # of a file
     if isinstance(bad, int | float) and not isinstance(bad, bool):
         yield str(bad)
     if isinstance(bad, str) and bad:

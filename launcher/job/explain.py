@@ -16,31 +16,9 @@ from launcher.job.origins import Origins
 from launcher.job.overrides import paste, shell, written
 from launcher.job.redact import HIDDEN, secret, values
 from launcher.job.schema import Job
+from launcher.job.wrong import reason
 
 KINDS = {"model": "model", "data": "data set", "optim": "optimizer", "schedule": "schedule", "steps": "step"}
-
-WORDS = {
-    "int_type": "should be a whole number",
-    "int_parsing": "should be a whole number",
-    "int_from_float": "should be a whole number",
-    "float_type": "should be a number",
-    "float_parsing": "should be a number",
-    "finite_number": "should be a finite number",
-    "bool_type": "should be true or false",
-    "bool_parsing": "should be true or false",
-    "string_type": "should be text",
-    "string_too_short": "should not be empty",
-    "string_pattern_mismatch": "should be letters, digits, '.', '_' and '-', starting with a letter or digit",
-    "model_type": "should be a group of keys",
-    "dict_type": "should be a group of keys",
-    "tuple_type": "should be a list",
-    "greater_than_equal": "should be at least {ge:g}",
-    "greater_than": "should be more than {gt:g}",
-    "less_than_equal": "should be at most {le:g}",
-    "less_than": "should be less than {lt:g}",
-    "too_long": "should have at most {max_length} items",
-    "too_short": "should have at least {min_length} items",
-}
 
 
 @dataclass(frozen=True)
@@ -150,10 +128,7 @@ def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
         hint = near.nearest(detail["input"], [str(w) for w in words])
         listed = ", ".join(map(str, words))
         return f"should be one of {listed}" + (f"; did you mean {hint!r}?" if hint else "")
-    if kind == "missing":
-        return "is missing"
-    text: str = detail["msg"]
-    return WORDS[kind].format(**detail.get("ctx", {})) if kind in WORDS else text[:1].lower() + text[1:]
+    return "is missing" if kind == "missing" else reason(detail)
 
 
 def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -> Problem:

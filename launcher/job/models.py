@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from launcher.job.base import Count, Index, Rate, Settings
+from launcher.job.base import Count, Flag, Index, Rate, Settings
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -32,7 +32,7 @@ class LanguageModel(Settings):
     heads: Count = 4
     kv_heads: Count | None = None
     ffn_dim: Count | None = None
-    tied: bool = True
+    tied: Flag = True
     rope_theta: float = Field(10000.0, gt=0)
     norm_eps: float = Field(1e-5, gt=0)
 
@@ -143,7 +143,7 @@ class SGD(Settings):
     lr: Rate = 0.1
     momentum: Fraction = 0.0
     weight_decay: Rate = 0.0
-    nesterov: bool = False
+    nesterov: Flag = False
 
 
 class Momentum(Settings):

@@ -4,27 +4,50 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from launcher.job.base import Count, Index, Settings
+from launcher.job.base import Count, Flag, Index, Settings
 
 Scheduler = Literal[
     "gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v", "seqpipe", "seqvpp", "seqsmartvpp", "auto"
 ]
 
 
+def _positive(n: int) -> int:
+    if n != -1 and n < 1:
+        raise ValueError("must be -1 (the whole data-parallel group) or a positive integer")
+    return n
+
+
+def _json(path: str) -> str:
+    if not path.endswith(".json"):
+        raise ValueError("should end in .json")
+    return path
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("should be an absolute path")
+    return path
+
+
+ShardSize = Annotated[int, Field(strict=True), AfterValidator(_positive)]
+JsonFile = Annotated[str, AfterValidator(_json)]
+AbsoluteJsonFile = Annotated[str, AfterValidator(_absolute), AfterValidator(_json)]
+
+
 class Pipeline(Settings):
     stages: Count = 1
     stage_config: Literal["auto"] | dict[str, Any] = Field("auto", description="{module name or glob: stage}")
     scheduler: Scheduler = "1f1b"
-    interleave: bool = False
+    interleave: Flag = False
     chunks: Count = Field(2, description="virtual stages a rank when interleave is on")
-    less_memory: bool = Field(False, description="interleaved 1f1b that runs ahead by one forward a rank, not two")
+    less_memory: Flag = Field(False, description="interleaved 1f1b that runs ahead by one forward a rank, not two")
     micro_batch_num: Count | None = Field(None, description="null: as many as stages")
     loss_reduction: Literal["mean", "sum"] = "mean"
     seq_chunks: Count = Field(1, description="pieces of a sequence, for the seq* schedulers")
     seq_split: Literal["balanced", "equal"] = Field("balanced", description="pieces of equal cost, or equal length")
-    output_broadcast: bool = False
+    output_broadcast: Flag = False
 
 
 class Hsdp(Settings):
@@ -33,17 +56,10 @@ class Hsdp(Settings):
     ``uneven``: what becomes of a parameter whose dim 0 the shards do not divide.
     """
 
-    shard_size: int = -1
+    shard_size: ShardSize = -1
     threshold: Index = 64
     optimizer_level: Literal["level1", "level2", "level3"] = "level1"
     uneven: Literal["pad", "whole"] = Field("pad", description="pad: the last ranks hold less; whole: no shards")
-
-    @field_validator("shard_size")
-    @classmethod
-    def _positive(cls, n: int) -> int:
-        if n != -1 and n < 1:
-            raise ValueError("must be -1 (the whole data-parallel group) or a positive integer")
-        return n
 
 
 class Fusion(Settings):
@@ -87,7 +103,7 @@ class Network(Settings):
 class CommFusion(Settings):
     """``network``: what ``auto`` is fitted to; null: 64 MB an all-reduce, one gather a block."""
 
-    openstate: bool = True
+    openstate: Flag = True
     allreduce: FusionIndex | None = None
     allgather: Fusion | None = None
     reducescatter: Fusion | None = None
@@ -102,20 +118,22 @@ class Grid(Settings):
 
 
 class LocalNorm(Settings):
-    print: bool = False
+    print: Flag = False
     dump: str | None = None
-    device: bool = False
+    device: Flag = False
 
 
 class ParamStrategy(Settings):
-    save: str | None = None
+    save: JsonFile | None = None
     load: str | None = None
-    only_trainable: bool = True
+    only_trainable: Flag = True
 
 
 class OperatorStrategy(Settings):
-    save: str | None = None
-    load: str | None = None
+    """Absolute paths, as in MindSpore."""
+
+    save: AbsoluteJsonFile | None = None
+    load: AbsoluteJsonFile | None = None
 
 
 class Parallel(Settings):
@@ -126,14 +144,14 @@ class Parallel(Settings):
     operators: dict[str, Any] = {}
     grid: Grid = Grid()
     dataset_strategy: Literal["data_parallel", "full_batch"] | tuple[tuple[Count, ...], ...] = "data_parallel"
-    gradients_mean: bool = True
-    fp32_communication: bool = False
-    gradient_fp32_sync: bool = True
-    loss_repeated_mean: bool = True
+    gradients_mean: Flag = True
+    fp32_communication: Flag = False
+    gradient_fp32_sync: Flag = True
+    loss_repeated_mean: Flag = True
     local_norm: LocalNorm = LocalNorm()
     shared: Literal["auto"] | tuple[tuple[str, ...], ...] = "auto"
     param_strategy: ParamStrategy = ParamStrategy()
     operator_strategy: OperatorStrategy = OperatorStrategy()
-    group_file: str | None = None
+    group_file: JsonFile | None = None
     transformer_opt: str | dict[str, Any] | None = None
-    deferred_init: bool = True
+    deferred_init: Flag = True

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from launcher.job.base import Count, Index, Settings
+from launcher.job.base import Count, Flag, Index, Settings
 from launcher.job.models import Data, Model, Optim, Schedule
 from launcher.job.parallel import Parallel
 from launcher.job.steps import Step, named
@@ -49,7 +49,7 @@ class Checkpoint(Settings):
     every: Count | None = None
     keep: Count | None = 2
     format: Literal["safetensors"] = "safetensors"
-    asynchronous: bool = Field(False, alias="async")
+    asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
     resume: str = "auto"
 
@@ -58,7 +58,7 @@ class Logger(Settings):
     """``jsonl`` always; ``progress: auto`` draws a bar on a terminal and prints plain lines elsewhere."""
 
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
-    csv: bool = False
+    csv: Flag = False
 
 
 class Debug(Settings):
@@ -66,9 +66,9 @@ class Debug(Settings):
 
     limit: Count | None = None
     overfit: Count | None = None
-    anomaly: bool = False
-    profiler: bool = False
-    onerank: bool = False
+    anomaly: Flag = False
+    profiler: Flag = False
+    onerank: Flag = False
 
 
 class Security(Settings):
@@ -80,7 +80,7 @@ class Job(Settings):
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: Index = 0
-    deterministic: bool = False
+    deterministic: Flag = False
     recipe: str | None = None
     runs: str = "runs"
     run_dir: str | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from launcher.job.base import Count, Settings
+from launcher.job.base import Count, Flag, Settings
 
 
 class Train(Settings):
@@ -32,7 +32,7 @@ class Save(Settings):
 class Load(Settings):
     kind: Literal["load"] = "load"
     path: str | None = Field(None, description="a checkpoint folder (step-NNNNNN) of any layout; null: the run's last")
-    broadcast: bool = Field(False, description="each piece is read by one rank and broadcast to its replicas")
+    broadcast: Flag = Field(False, description="each piece is read by one rank and broadcast to its replicas")
 
 
 class Broadcast(Settings):
@@ -67,7 +67,7 @@ class Transform(Settings):
     nproc: Count = 1
     stages: Count = 1
     shard_size: Count = 1
-    overwrite: bool = False
+    overwrite: Flag = False
 
 
 Names = Literal["llama"] | dict[str, str | None]
@@ -86,8 +86,8 @@ class Export(Settings):
     names: Names | None = Field(None, description="our names to theirs; null: as they are")
     max_shard_size: str = "5GB"
     beside: tuple[str, ...] = ()
-    overwrite: bool = False
-    check: bool = True
+    overwrite: Flag = False
+    check: Flag = True
     tolerance: float = Field(1e-5, gt=0)
 
 
@@ -98,7 +98,7 @@ class Import(Settings):
     src: str = Field(description="a Hugging Face or torch DCP folder, MindSpore's rank folders, or one file")
     strategy: str | None = None
     names: Names | None = Field(None, description="their names to ours; null: as they are")
-    strict: bool = True
+    strict: Flag = True
 
 
 class Verify(Settings):

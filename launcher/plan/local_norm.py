@@ -40,7 +40,7 @@ def _meaning(job: Job, sizes: Sizes) -> tuple[Status, str]:
     """Local means: of the loss on a rank's own samples, summed over micro batches, before any sum over ranks."""
     hsdp, n = job.parallel.hsdp, sizes.replicas
     before = f", before the sum over {many(n, 'data-parallel rank')}" if n > 1 else "; one data-parallel rank has all"
-    piece = "; of a cut operator, of the rank's piece" if sizes.grid["tp"] > 1 else ""
+    piece = "; of operators over tp, of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
     why = f"of the gradients of a rank's own samples{before}{piece}"
     early = hsdp is not None and hsdp.optimizer_level != "level1" and sizes.grid["dp_shard"] > 1 and sizes.micros > 1
     if not early:

@@ -72,6 +72,7 @@ class Plan:
     loss_reduction: str
     output_broadcast: bool
     reading: Reading
+    loss_repeats: int
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
@@ -168,7 +169,8 @@ def plan(
         memory=memory(params, group, sz, par.hsdp, copies(job.optim), order.timeline.peak),
         traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes),
         phases=phases.phases(job.steps),
-        settings=(*settings.resolve(job, sz), *transport.settings(job, sz, dtypes)),
+        settings=_settings(job, sz, dtypes, flow),
+        loss_repeats=switches.repeats(job, sz, flow.output is not None),
         notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, deferred)),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
@@ -176,6 +178,11 @@ def plan(
         output_broadcast=par.pipeline.output_broadcast and sz.grid["pp"] > 1,
         reading=switches.reading_of(job, sz),
     )
+
+
+def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setting, ...]:
+    loss = switches.resolve_loss(job, sz, flow.output is not None)
+    return (*settings.resolve(job, sz), *transport.settings(job, sz, dtypes), *loss)
 
 
 def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], deferred: Note | None) -> list[Note]:
@@ -198,6 +205,14 @@ def _cut(
     if found:
         raise RequestError(tuple(found))
     return cut, balanced
+
+
+def _params(job: Job, skeleton: Skeleton, cut: tuple[Stage, ...], sz: Sizes, flow: Flow) -> tuple[Placed, ...]:
+    """Where every tensor lives. Raises ``RequestError`` when listed ties are not those of the model."""
+    params = placed(skeleton, cut, sz, job.parallel.hsdp, splits([s.operator for s in flow.spreads]))
+    if found := list(switches.unshared(job, params)):
+        raise RequestError(tuple(found))
+    return params
 
 
 def _told(

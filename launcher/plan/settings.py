@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.parallel import OperatorStrategy, Pipeline
+from launcher.job.parallel import Pipeline
 from launcher.job.schema import Job
 from launcher.plan import saving, switches
 from launcher.plan.setting import Setting as Setting
@@ -24,8 +24,6 @@ def _later(job: Job) -> Iterator[tuple[str, str, str]]:
     par = job.parallel
     if par.mode != "semi_auto":
         yield "parallel.mode", par.mode, "parallel.mode=semi_auto"
-    if par.operator_strategy != OperatorStrategy():
-        yield "parallel.operator_strategy", "saving or loading operator strategies", "~parallel.operator_strategy"
     if job.checkpoint.encrypt is not None:
         yield "checkpoint.encrypt", "encryption", "checkpoint.encrypt=null"
 

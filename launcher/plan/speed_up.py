@@ -153,7 +153,7 @@ ALWAYS: dict[str, tuple[Fate, str]] = {
         "collectives",
     ),
     "grad_matmul_communication_overlap": (
-        "degraded", "autograd computes both gradients of a matmul first, then starts the collective",
+        "degraded", "both gradients of a matmul are computed first, then the collective starts",
     ),
     "grad_fa_allgather_overlap": ("rejected", "attention gathers no keys or values here: nothing to overlap"),
     FUSION: ("satisfied", "whole gradients travel in buckets of 64 MB, sharded ones a group at a time"),
@@ -162,7 +162,7 @@ ALWAYS: dict[str, tuple[Fate, str]] = {
     ),
     "allreduce_and_biasadd_swap": ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
     "enable_allreduce_slice_to_reducescatter": (
-        "satisfied", "DTensor makes a reduce-scatter of a sum of which each rank keeps a slice",
+        "satisfied", "a sum of which each rank keeps a slice is a reduce-scatter",
     ),
     "enable_interleave_split_concat_branch": ("degraded", "branches run one after the other, on one stream"),
     "enable_interleave_parallel_branch": ("degraded", "branches run one after the other, on one stream"),

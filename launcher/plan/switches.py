@@ -33,8 +33,6 @@ def reading_of(job: Job, sizes: Sizes) -> reading.Reading:
 def resolve(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """Those that are not at their default."""
     par = job.parallel
-    if not par.loss_repeated_mean:
-        yield Setting("parallel.loss_repeated_mean", "false", "satisfied", "no rank repeats the loss of another")
     if par.dataset_strategy != "data_parallel":
         fate = reading.fate(reading_of(job, sizes), sizes)
         yield Setting(reading.KEY, reading.written(par.dataset_strategy), *fate)
@@ -43,6 +41,27 @@ def resolve(job: Job, sizes: Sizes) -> Iterator[Setting]:
     for s in speed_up.switches(job, sizes):
         assert s.status != "rejected", s
         yield Setting(f"{speed_up.KEY}.{s.name}", s.value, s.status, s.why)
+
+
+def repeats(job: Job, sizes: Sizes, cut: bool) -> int:
+    """How often the loss counts: ranks of ``tp`` repeat it, unless its classes are ``cut`` among them."""
+    return 1 if job.parallel.loss_repeated_mean or cut else sizes.grid["tp"]
+
+
+def resolve_loss(job: Job, sizes: Sizes, cut: bool) -> Iterator[Setting]:
+    """``loss_repeated_mean: false`` adds up what a mean over the ranks that repeat a loss would make one of."""
+    key, n = "parallel.loss_repeated_mean", sizes.grid["tp"]
+    if job.parallel.loss_repeated_mean:
+        return
+    if repeats(job, sizes, cut) > 1:
+        why = f"the loss that {n} tensor-parallel ranks repeat counts {n} times: gradients are {n} times as large"
+        yield Setting(key, "false", "applied", why)
+    elif n > 1:
+        yield Setting(
+            key, "false", "satisfied", f"{n} tensor-parallel ranks work out one loss together, none repeats it"
+        )
+    else:
+        yield Setting(key, "false", "satisfied", "no rank repeats the loss of another")
 
 
 def _files(job: Job) -> Iterator[Setting]:
@@ -58,6 +77,12 @@ def _files(job: Job) -> Iterator[Setting]:
     if (path := par.param_strategy.load) is not None:
         why = f"this plan gives {which} the layouts of the file"
         yield Setting("parallel.param_strategy.load", path, "satisfied", why)
+    if (path := par.operator_strategy.save) is not None:
+        why = "strategies of the operators that are cut are written before the first step"
+        yield Setting("parallel.operator_strategy.save", path, "applied", why)
+    if (path := par.operator_strategy.load) is not None:
+        why = "operators are cut as the file says, unless parallel.operators names the same module"
+        yield Setting("parallel.operator_strategy.load", path, "applied", why)
     if par.group_file is not None:
         why = "which ranks share which group is written before the first step"
         yield Setting("parallel.group_file", par.group_file, "applied", why)

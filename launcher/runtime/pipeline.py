@@ -34,7 +34,7 @@ class Pipeline:
         self.first = any(p.stage.index == 0 for p in model.parts)
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
         micros = plan.sizes.micros if plan.loss_reduction == "mean" else 1
-        self.scale = 1.0 / (micros * (plan.sizes.replicas if plan.gradients_mean else 1))
+        self.scale = plan.loss_repeats / (micros * (plan.sizes.replicas if plan.gradients_mean else 1))
         self.scaled = 1.0
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []

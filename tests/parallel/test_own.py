@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -89,6 +90,22 @@ def test_each_rank_sees_the_gradient_of_its_own_samples(parallel: dict[str, Any]
         for name, norm in first.items():
             there = untied.get(name, name) if at["pp"] else name
             assert norm == pytest.approx(want[there], rel=1e-12), (rank, name)
+
+
+OPERATORS = {"layers.*.mlp.up": {"weight": ["tp", None], "output": [None, None, None]}}
+
+
+@pytest.mark.parametrize("more", [{}, {"hsdp": HSDP}], ids=["tp2", "tp2 x level1"])
+def test_of_an_operator_over_tp_each_rank_sees_its_piece(more: dict[str, Any]) -> None:
+    j = job(parallel={"operators": OPERATORS, "grid": {"tp": 2}, "pipeline": {"micro_batch_num": MICROS}} | more)
+    plan = plan_job(j)
+    ranks = [first for first, _ in on_ranks(plan.sizes.grid.size, rank_norms, j, plan)]
+    name = "layers.0.mlp.up.weight"
+    for rank in range(0, len(ranks), 2):  # tp is the innermost axis
+        want = alone(j, plan, plan.sizes.grid.coords(rank)["dp_shard"], together=True)
+        both = [r[name] for r in ranks[rank : rank + 2]]
+        assert math.hypot(*both) == pytest.approx(want[name], rel=1e-12)
+        assert max(both) < want[name]
 
 
 def rank_off(world: World, j: Job, plan: Plan, folder: Any) -> tuple[bool, int]:

@@ -16,9 +16,6 @@ REFUSED = {
         f"{P}.mode: sharding_propagation is not available yet (try: {P}.mode=semi_auto)",
     f"{P}.mode=recursive_programming":
         f"{P}.mode: recursive_programming is not available yet (try: {P}.mode=semi_auto)",
-    f"{P}.operator_strategy.load=o.json":
-        f"{P}.operator_strategy: saving or loading operator strategies is not available yet "
-        f"(try: '~{P}.operator_strategy')",
     "checkpoint.encrypt=aes-gcm": "checkpoint.encrypt: encryption is not available yet (try: checkpoint.encrypt=null)",
 }  # fmt: skip
 
@@ -42,7 +39,9 @@ def test_what_is_not_there_yet_is_refused_and_the_cure_accepted(override: str) -
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    error = refusal("parallel.mode=sharding_propagation", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]")
+    error = refusal(
+        "parallel.mode=sharding_propagation", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]"
+    )
     assert [p.key for p in error.problems] == ["parallel.mode", "launch.nproc", "steps.transform"]
 
 
@@ -89,8 +88,6 @@ BECOMES = {
     f"{P}.dataset_strategy=[[2,1],[2,1]] launch.nproc=4":
         [f"{P}.dataset_strategy=[[2,1],[2,1]]: applied, each data-parallel rank reads one of 2 parts, 16 samples, and "
          "keeps its slice of 8"],
-    f"{P}.loss_repeated_mean=false":
-        [f"{P}.loss_repeated_mean=false: satisfied, no rank repeats the loss of another"],
     f"{P}.shared=[[embed.weight,head.weight]]":
         [f"{P}.shared=embed.weight=head.weight: satisfied, the ties of the model are these"],
     f"{P}.param_strategy.save=p.json":
@@ -98,6 +95,9 @@ BECOMES = {
     f"{P}.param_strategy.load=p.json {P}.param_strategy.only_trainable=false":
         [f"{P}.param_strategy.load=p.json: satisfied, this plan gives all parameters and buffers the layouts of the "
          "file"],
+    f"{P}.operator_strategy.save=/o.json":
+        [f"{P}.operator_strategy.save=/o.json: applied, strategies of the operators that are cut are written before "
+         "the first step"],
     f"{P}.group_file=g.json":
         [f"{P}.group_file=g.json: applied, which ranks share which group is written before the first step"],
     "checkpoint.async=true checkpoint.every=2": [

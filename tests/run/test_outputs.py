@@ -16,7 +16,7 @@ from launcher.plan.peers import as_json
 from launcher.plan.plan import Plan
 from launcher.runtime.metrics import read
 from tests.plan.made import words
-from tests.run.launching import TINY, run
+from tests.run.launching import TINY, run, status
 
 SAVE, LOAD = "parallel.param_strategy.save", "parallel.param_strategy.load"
 
@@ -98,3 +98,11 @@ def test_what_is_no_layout_file_is_refused(tmp_path: Path) -> None:
     assert str(refusal(f"{LOAD}={path}")) == f"{LOAD}: {why} (try: {LOAD}=null)"
     path.write_text("{")
     assert str(refusal(f"{LOAD}={path}")) == f"{LOAD}: {path}: not a strategy file: no JSON (try: {LOAD}=null)"
+
+
+def test_held_out_samples_count_once_however_many_ranks_work_on_them(tmp_path: Path) -> None:
+    one = ["launch.nproc=1", "parallel.pipeline.stages=1", "parallel.hsdp=null", "steps=[evaluate]"]
+    up = "parallel.operators.layers.*.mlp.up={weight: [tp, null], output: [null, null, null]}"
+    alone, cut = run(tmp_path / "a", *one), run(tmp_path / "b", *one, "launch.nproc=2", "parallel.grid.tp=2", up)
+    found = [status(folder)["metrics"]["val_loss"] for folder in (alone, cut)]
+    assert found[1] == pytest.approx(found[0], rel=1e-6)

@@ -115,3 +115,18 @@ def test_ranks_that_share_a_part_keep_their_own_slice_of_it() -> None:
         HALVES[1],
     ]
     assert [s.inputs for s in ranks] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+TP: dict[str, Any] = {"operators": {"layers.*.mlp.up": {"weight": ["tp", None], "output": [None, None, None]}}}
+
+
+@pytest.mark.parametrize(("n", "readers"), [(0, [0, 1, 2, 3]), (1, [0, 1]), (2, [0, 2]), (3, [0])])
+def test_a_tensor_parallel_group_has_one_reader_or_as_many_as_asked(n: int, readers: list[int]) -> None:
+    j = job(parallel={"pipeline": {"stages": 2}, "grid": {"tp": 2}, **TP, **level(n)})
+    ranks = on_ranks(4, rank_reads, plan_job(j))  # rank = 2 pp + tp
+    everything = list(range(8))
+    assert [r.inputs for r in ranks] == [everything, everything, [], []]
+    assert [r.targets for r in ranks] == [[], [], everything, everything]
+    assert [rank for rank, s in enumerate(ranks) if s.read] == readers
+    most = Counter(r for s in ranks for r in s.read)
+    assert set(most.values()) == {2 if n in (0, 1) else 1}

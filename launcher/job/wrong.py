@@ -1,0 +1,94 @@
+"""The schema's complaints as an error for a caller in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from launcher.errors import Problem, RequestError, RequestTypeError
+from launcher.job.redact import HIDDEN, secret
+
+WORDS = {
+    "int_type": "should be a whole number",
+    "int_parsing": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_type": "should be a number",
+    "float_parsing": "should be a number",
+    "finite_number": "should be a finite number",
+    "bool_type": "should be true or false",
+    "bool_parsing": "should be true or false",
+    "string_type": "should be text",
+    "string_too_short": "should not be empty",
+    "string_pattern_mismatch": "should be letters, digits, '.', '_' and '-', starting with a letter or digit",
+    "model_type": "should be a group of keys",
+    "model_attributes_type": "should be a group of keys",
+    "dict_type": "should be a group of keys",
+    "tuple_type": "should be a list",
+    "greater_than_equal": "should be at least {ge:g}",
+    "greater_than": "should be more than {gt:g}",
+    "less_than_equal": "should be at most {le:g}",
+    "less_than": "should be less than {lt:g}",
+    "too_long": "should have at most {max_length} items",
+    "too_short": "should have at least {min_length} items",
+    "extra_forbidden": "unknown key",
+    "missing": "needs a value",
+}
+TYPES = ("_type", "_parsing", "int_from_float")
+
+
+def request_error(error: ValidationError, data: Any) -> RequestError:
+    """Every complaint about ``data``, one a key; a ``TypeError`` too where the type of a value is wrong."""
+    grouped: dict[tuple[str, ...], list[tuple[int, ErrorDetails]]] = {}
+    for detail in error.errors(include_url=False):
+        key, depth = _place(detail["loc"], data)
+        grouped.setdefault(key, []).append((depth, detail))
+    problems = tuple(_problem(".".join(key), found) for key, found in grouped.items())
+    kinds = [max(found, key=lambda f: f[0])[1]["type"] for found in grouped.values()]
+    wrong_type = any(kind.endswith(TYPES) for kind in kinds) or any(_no_choice(f) for f in grouped.values())
+    return (RequestTypeError if wrong_type else RequestError)(problems)
+
+
+def _place(loc: Sequence[int | str], data: Any) -> tuple[tuple[str, ...], int]:
+    """The parts of a key, without the names of union members; how deep in a list it lies."""
+    parts, items = [], 0
+    for i, part in enumerate(loc):
+        if isinstance(part, int):
+            items += 1
+        elif isinstance(data, Mapping) and (part in data or i == len(loc) - 1) and not items:
+            parts.append(part)
+            data = data.get(part)
+        elif not items and part in getattr(type(data), "model_fields", {}):
+            parts.append(part)
+            data = getattr(data, part)
+    return tuple(parts), items
+
+
+def _no_choice(found: list[tuple[int, ErrorDetails]]) -> bool:
+    """Neither one of the words nor of the other type: what is no text has the wrong type."""
+    return len(found) > 1 and not isinstance(found[0][1]["input"], str)
+
+
+def _problem(key: str, found: list[tuple[int, ErrorDetails]]) -> Problem:
+    depth, detail = max(found, key=lambda f: f[0])
+    reasons = [reason(detail)] if depth else [reason(d) for _, d in found]
+    text = " or ".join([reasons[0], *(r.removeprefix("should be ") for r in reasons[1:])])
+    if detail["type"] in ("missing", "extra_forbidden"):
+        return Problem(key, text)
+    value = HIDDEN if secret(key) else repr(detail["input"])
+    at = "".join(f"[{i}]" for i in detail["loc"] if isinstance(i, int))
+    shown = value if len(value) <= 60 else value[:57] + "..."
+    return Problem(key, f"{f'item {at} = ' if at else ''}{shown}: {text}")
+
+
+def reason(detail: ErrorDetails) -> str:
+    """What is wrong, in plain words."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "literal_error":
+        return f"should be {context['expected']}"
+    if kind == "value_error":
+        return str(context["error"])
+    text: str = detail["msg"]
+    return WORDS[kind].format(**context) if kind in WORDS else text[:1].lower() + text[1:]

@@ -1,0 +1,108 @@
+"""Settings made in Python: what the documents of AutoParallel call a TypeError is one, and the same of ValueErrors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher import Job, plan_job
+from launcher.errors import RequestError, RequestTypeError
+from launcher.job.parallel import CommFusion, Hsdp, Parallel, Pipeline
+from tests.parity import job
+
+ALL = "'gpipe', '1f1b', 'zero_bubble_h1', 'zero_bubble_v', 'dualpipe_v', 'seqpipe', 'seqvpp', 'seqsmartvpp' or 'auto'"
+MODES = "'semi_auto', 'sharding_propagation' or 'recursive_programming'"
+WORDS = "should be 'data_parallel' or 'full_batch' or a list"
+
+WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "shard_size 0": ({"hsdp": {"shard_size": 0}}, ValueError,
+        "parallel.hsdp.shard_size: 0: must be -1 (the whole data-parallel group) or a positive integer"),
+    "shard_size text": ({"hsdp": {"shard_size": "2"}}, TypeError,
+        "parallel.hsdp.shard_size: '2': should be a whole number"),
+    "threshold -1": ({"hsdp": {"threshold": -1}}, ValueError, "parallel.hsdp.threshold: -1: should be at least 0"),
+    "level4": ({"hsdp": {"optimizer_level": "level4"}}, ValueError,
+        "parallel.hsdp.optimizer_level: 'level4': should be 'level1', 'level2' or 'level3'"),
+    "stages 0": ({"pipeline": {"stages": 0}}, ValueError, "parallel.pipeline.stages: 0: should be at least 1"),
+    "stages text": ({"pipeline": {"stages": "2"}}, TypeError,
+        "parallel.pipeline.stages: '2': should be a whole number"),
+    "stages true": ({"pipeline": {"stages": True}}, TypeError,
+        "parallel.pipeline.stages: True: should be a whole number"),
+    "output_broadcast 1": ({"pipeline": {"output_broadcast": 1}}, TypeError,
+        "parallel.pipeline.output_broadcast: 1: should be true or false"),
+    "interleave text": ({"pipeline": {"interleave": "yes"}}, TypeError,
+        "parallel.pipeline.interleave: 'yes': should be true or false"),
+    "unknown scheduler": ({"pipeline": {"scheduler": "1F1B"}}, ValueError,
+        f"parallel.pipeline.scheduler: '1F1B': should be {ALL}"),
+    "unknown mode": ({"mode": "data_parallel"}, ValueError, f"parallel.mode: 'data_parallel': should be {MODES}"),
+    "comm_fusion no group": ({"comm_fusion": 64}, TypeError, "parallel.comm_fusion: 64: should be a group of keys"),
+    "comm_fusion unknown key": ({"comm_fusion": {"all": {}}}, ValueError, "parallel.comm_fusion.all: unknown key"),
+    "comm_fusion of the wrong form": ({"comm_fusion": {"allreduce": {"mode": "index", "config": [35, 20]}}}, ValueError,
+        "parallel.comm_fusion.allreduce: {'mode': 'index', 'config': [35, 20]}: mode index needs config: a list of "
+        "ascending, distinct parameter indices"),
+    "comm_fusion openstate 1": ({"comm_fusion": {"openstate": 1}}, TypeError,
+        "parallel.comm_fusion.openstate: 1: should be true or false"),
+    "dataset_strategy None": ({"dataset_strategy": None}, ValueError, f"parallel.dataset_strategy: None: {WORDS}"),
+    "dataset_strategy no list": ({"dataset_strategy": 8}, TypeError, f"parallel.dataset_strategy: 8: {WORDS}"),
+    "dataset_strategy no such word": ({"dataset_strategy": "half"}, ValueError,
+        f"parallel.dataset_strategy: 'half': {WORDS}"),
+    "dataset_strategy not nested": ({"dataset_strategy": (8, 1)}, TypeError,
+        "parallel.dataset_strategy: item [0] = 8: should be a list"),
+    "dataset_strategy no numbers": ({"dataset_strategy": ((8, "1"), (8,))}, TypeError,
+        "parallel.dataset_strategy: item [0][1] = '1': should be a whole number"),
+    "gradients_mean 1": ({"gradients_mean": 1}, TypeError, "parallel.gradients_mean: 1: should be true or false"),
+    "operator strategy not absolute": ({"operator_strategy": {"save": "o.json"}}, ValueError,
+        "parallel.operator_strategy.save: 'o.json': should be an absolute path"),
+    "operator strategy not .json": ({"operator_strategy": {"load": "/o.txt"}}, ValueError,
+        "parallel.operator_strategy.load: '/o.txt': should end in .json"),
+    "operator strategy no text": ({"operator_strategy": {"save": 5}}, TypeError,
+        "parallel.operator_strategy.save: 5: should be text"),
+    "parameter strategy no text": ({"param_strategy": {"load": 5}}, TypeError,
+        "parallel.param_strategy.load: 5: should be text"),
+    "group file no text": ({"group_file": ["g.json"]}, TypeError,
+        "parallel.group_file: ['g.json']: should be text"),
+    "dump no text": ({"local_norm": {"dump": 3}}, TypeError, "parallel.local_norm.dump: 3: should be text"),
+}  # fmt: skip
+
+
+def least(parallel: Any) -> dict[str, Any]:
+    return job().model_dump(by_alias=True) | {"parallel": parallel}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_job_made_in_python_raises_what_is_documented(name: str) -> None:
+    parallel, kind, text = WRONG[name]
+    for make in (lambda: Job(**least(parallel)), lambda: Job.model_validate(least(parallel))):
+        with pytest.raises(kind) as caught:
+            make()
+        assert isinstance(caught.value, RequestError)
+        assert str(caught.value) == text
+        assert isinstance(caught.value, TypeError) == (kind is TypeError or "None" in name)
+
+
+def test_what_is_wrong_of_a_part_is_named_within_it() -> None:
+    with pytest.raises(TypeError, match=r"^stages: '2': should be a whole number$"):
+        Pipeline(stages="2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^threshold: -1: should be at least 0$"):
+        Parallel(hsdp=Hsdp(threshold=-1))
+    with pytest.raises(ValueError, match=r"^allgather.index: unknown key$"):
+        CommFusion(allgather={"index": 1})  # type: ignore[arg-type]
+
+
+def test_everything_wrong_is_said_at_once_and_a_secret_never() -> None:
+    data = least({"pipeline": {"stages": "2"}, "hsdp": {"threshold": -1}})
+    data["checkpoint"]["encrypt"] = 5
+    with pytest.raises(RequestTypeError) as caught:
+        Job(**data)
+    assert str(caught.value).splitlines() == [
+        "parallel.pipeline.stages: '2': should be a whole number",
+        "parallel.hsdp.threshold: -1: should be at least 0",
+        "checkpoint.encrypt: ***: should be text",
+    ]
+
+
+def test_what_only_the_plan_can_tell_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"^parallel.transformer_opt.x: unknown switch"):
+        plan_job(job(parallel__transformer_opt={"x": 1}))
+    with pytest.raises(ValueError, match=r"^parallel.dataset_strategy: \[\[3,1\],\[3,1\]\]: dim 0 is cut in 3"):
+        plan_job(job(parallel__dataset_strategy=[[3, 1], [3, 1]]))

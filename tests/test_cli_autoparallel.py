@@ -1,0 +1,72 @@
+"""What the documents of AutoParallel call an error is one at the door: the whole text, and a cure that is accepted."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.job.compose import compose
+
+P, PIPE, FUSE = "parallel", "parallel.pipeline", "parallel.comm_fusion"
+SCHEDULERS = "gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, dualpipe_v, seqpipe, seqvpp, seqsmartvpp, auto"
+MODES = "semi_auto, sharding_propagation, recursive_programming"
+FLAG, WHOLE, GROUP = "should be true or false", "should be a whole number", "should be a group of keys"
+SLICES = "should be data_parallel or full_batch or a list"
+
+CASES = [
+    (f"{P}.hsdp.shard_size=0", "0: must be -1 (the whole data-parallel group) or a positive integer",
+     f"{P}.hsdp.shard_size=2"),
+    (f"{P}.hsdp.shard_size=a", f"a: {WHOLE}", f"{P}.hsdp.shard_size=2"),
+    (f"{P}.hsdp.threshold=-1", "-1: should be at least 0", f"{P}.hsdp.threshold=64"),
+    (f"{P}.hsdp.optimizer_level=level4", "level4: should be one of level1, level2, level3; did you mean 'level3'?",
+     f"{P}.hsdp.optimizer_level=level3"),
+    (f"{P}.hsdp=level1", f"level1: {GROUP}", f"{P}.hsdp=null"),
+    (f"{PIPE}.stages=0", "0: should be at least 1", f"{PIPE}.stages=2"),
+    (f"{PIPE}.stages=two", f"two: {WHOLE}", f"{PIPE}.stages=2"),
+    (f"{PIPE}.micro_batch_num=0", "0: should be at least 1", f"{PIPE}.micro_batch_num=4"),
+    (f"{PIPE}.output_broadcast=1", f"1: {FLAG}", f"{PIPE}.output_broadcast=false"),
+    (f"{PIPE}.interleave=yes", f"yes: {FLAG}", f"{PIPE}.interleave=true"),
+    (f"{PIPE}.scheduler=1F1B", f"1F1B: should be one of {SCHEDULERS}; did you mean '1f1b'?", f"{PIPE}.scheduler=1f1b"),
+    (f"{PIPE}.scheduler=3", f"3: should be one of {SCHEDULERS}", f"{PIPE}.scheduler=1f1b"),
+    (f"{P}.mode=auto", f"auto: should be one of {MODES}; did you mean 'semi_auto'?", f"{P}.mode=semi_auto"),
+    (f"{P}.mode=data_parallel", f"data_parallel: should be one of {MODES}", f"{P}.mode=semi_auto"),
+    (f"{FUSE}=64", f"64: {GROUP}", f"'~{FUSE}'"),
+    (f"{FUSE}.openstate=1", f"1: {FLAG}", f"{FUSE}.openstate=true"),
+    (f"{FUSE}.allreduce=64", f"64: {GROUP}", f"{FUSE}.allreduce=null"),
+    (f"{P}.dataset_strategy=null", f"null: {SLICES}", f"{P}.dataset_strategy=data_parallel"),
+    (f"{P}.dataset_strategy=half", f"half: {SLICES}", f"{P}.dataset_strategy=data_parallel"),
+    (f"{P}.dataset_strategy=8", f"8: {SLICES}", f"{P}.dataset_strategy=data_parallel"),
+    (f"{P}.dataset_strategy=[8,1]", "[8,1]: item [0] = 8 should be a list", f"{P}.dataset_strategy=data_parallel"),
+    (f"{P}.dataset_strategy=[[8,1.5],[8]]", f"[[8,1.5],[8]]: item [0][1] = 1.5 {WHOLE}",
+     f"{P}.dataset_strategy=data_parallel"),
+    (f"{P}.dataset_strategy=[[8,0],[8]]", "[[8,0],[8]]: item [0][1] = 0 should be at least 1",
+     f"{P}.dataset_strategy=data_parallel"),
+    (f"{P}.operator_strategy.save=o.json", "o.json: should be an absolute path",
+     f"{P}.operator_strategy.save=/path/to/o.json"),
+    (f"{P}.operator_strategy.load=/tmp/o.txt", "/tmp/o.txt: should end in .json",
+     f"{P}.operator_strategy.load=/tmp/o.json"),
+    (f"{P}.operator_strategy.save=5", "5: should be text", f"{P}.operator_strategy.save=VALUE"),
+    (f"{P}.param_strategy.save=p.ckpt", "p.ckpt: should end in .json", f"{P}.param_strategy.save=p.json"),
+    (f"{P}.param_strategy.only_trainable=0", f"0: {FLAG}", f"{P}.param_strategy.only_trainable=true"),
+    (f"{P}.group_file=g.pb", "g.pb: should end in .json", f"{P}.group_file=g.json"),
+    (f"{P}.group_file=[a]", "[a]: should be text", f"{P}.group_file=VALUE"),
+    (f"{P}.local_norm.print=1", f"1: {FLAG}", f"{P}.local_norm.print=false"),
+    (f"{P}.gradients_mean=1", f"1: {FLAG}", f"{P}.gradients_mean=true"),
+    (f"{P}.fp32_communication=1", f"1: {FLAG}", f"{P}.fp32_communication=false"),
+    (f"{P}.loss_repeated_mean=maybe", f"maybe: {FLAG}", f"{P}.loss_repeated_mean=true"),
+    (f"{P}.deferred_init=no", f"no: {FLAG}", f"{P}.deferred_init=false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "text", "cure"), CASES, ids=[typed for typed, _, _ in CASES])
+def test_it_is_refused_by_key_value_and_cure(
+    typed: str, text: str, cure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show=plan", typed]) == 2
+    head = "error: 1 problem in this request; nothing was started"
+    whole = f"{head}\n\n  {typed.partition('=')[0]} = {text}\n    set by: {typed} (command line)\n    try:    {cure}\n"
+    assert capsys.readouterr().err == whole
+    if not cure.endswith("VALUE"):
+        compose([typed, *shlex.split(cure)])
