@@ -22,8 +22,14 @@ from tests.parity import LM, alone, build, error, job, step
 from tests.ranks import on_ranks
 
 TOLERANCE = 1e-12
+PIECES: dict[str, dict[str, Any]] = {
+    "seqpipe": {"seq_chunks": 2},
+    "seqvpp": {"seq_chunks": 2, "interleave": True},
+    "seqsmartvpp": {"seq_chunks": 2, "interleave": True},
+}
+"""What the schedules of pieces of a sequence ask for."""
 SCHEDULES: dict[str, dict[str, Any]] = {
-    **{name: {"scheduler": name} for name in get_args(Scheduler) if name != "auto"},
+    **{name: {"scheduler": name, **PIECES.get(name, {})} for name in get_args(Scheduler) if name != "auto"},
     "1f1b interleaved": {"scheduler": "1f1b", "interleave": True},
     "gpipe interleaved": {"scheduler": "gpipe", "interleave": True},
 }
