@@ -133,7 +133,8 @@ def options() -> Iterator[str]:
 def opening(config: str) -> str:
     path = Shelf().file(config)
     assert path is not None
-    return path.read_text().partition("\n")[0].removeprefix("# ")
+    first, second, *_ = path.read_text().splitlines()
+    return (second if first.startswith("# @package") else first).removeprefix("# ")  # Hydra wants its own line first
 
 
 def settable() -> Iterator[tuple[str, str, str]]:

@@ -17,7 +17,7 @@ from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_ext
 from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
-from launcher.parallel.read import spec
+from launcher.parallel.read import dtype_of, spec
 from launcher.plan.params import Placed
 from launcher.runtime.session import Session
 
@@ -76,10 +76,16 @@ def blob(t: Tensor) -> Blob:
 
 def fill(t: Tensor, b: Blob) -> None:
     """Overwrite ``t`` with the numbers of ``b``."""
-    assert tuple(t.shape) == b.shape, f"{tuple(t.shape)} != {b.shape}"
-    if t.numel():
-        raw = torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
-        t.copy_(raw.view(t.dtype).reshape(b.shape))
+    new = unpacked(b)
+    assert (new.dtype, new.shape) == (t.dtype, t.shape), f"{new.dtype} {new.shape} != {t.dtype} {t.shape}"
+    t.copy_(new)
+
+
+def unpacked(b: Blob) -> Tensor:
+    """Its numbers as a tensor of their own."""
+    dtype = dtype_of(b.dtype)
+    raw = torch.frombuffer(bytearray(b.data), dtype=torch.uint8) if b.data.nbytes else torch.empty(0, dtype=torch.uint8)
+    return raw.view(dtype).reshape(b.shape)
 
 
 def extra(s: Session) -> Mapping[str, Blob]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from launcher.checkpoint.blob import Blob
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
@@ -15,6 +14,9 @@ from launcher.plan.plan import Plan
 from launcher.plan.words import many
 from launcher.steps import export, importing, look, merge, transform
 from launcher.steps.paths import Paths
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Say = Callable[[str], None]
 
@@ -78,6 +80,6 @@ def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say) -> dict[str, flo
     return {f"{step.of}_loss": loss}
 
 
-def _exported(job: Job, paths: Paths) -> Mapping[str, Blob]:
+def _exported(job: Job, paths: Paths) -> Mapping[str, Tensor]:
     step = next(s for s in job.steps.values() if isinstance(s, Export))
     return export.read(step, paths)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.export import export, read_full
-from launcher.checkpoint.hf import read_hf
+from launcher.checkpoint.export import export
 from launcher.checkpoint.hf_write import write_hf
 from launcher.checkpoint.names import renamed
 from launcher.checkpoint.read import open_checkpoint
@@ -19,6 +18,9 @@ from launcher.job.steps import Evaluate, Export
 from launcher.plan.memory import bytes_text
 from launcher.plan.words import many
 from launcher.steps.paths import Paths
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Say = Callable[[str], None]
 
@@ -46,14 +48,16 @@ def run(step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: 
     return {"exported_loss": loss, "export_gap": gap}
 
 
-def read(step: Export, paths: Paths) -> Mapping[str, Blob]:
-    """What the step has written, by our names."""
+def read(step: Export, paths: Paths) -> Mapping[str, Tensor]:
+    """What the step has written, by our names, as the library of the format reads it: the writer is ours."""
+    from safetensors.torch import load_file
+
+    path = paths.exported()
     if step.format == "safetensors":
-        return read_full(paths.exported())
+        return load_file(path)
     ours = open_checkpoint(paths.export_source(step)).strategy.only("param", "buffer").entries
     back = {theirs: name for name, theirs in renamed(ours, from_ours(step.names)).names.items()}
-    found = read_hf(paths.exported())
-    return {back[theirs]: found[theirs] for theirs in found}
+    return {back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
 
 
 def _write(step: Export, src: Path, path: Path) -> Report:

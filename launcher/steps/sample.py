@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from launcher.checkpoint.blob import Blob
 from launcher.data.open import open_data
 from launcher.job.models import Text
 from launcher.job.schema import Job
@@ -15,7 +14,7 @@ from launcher.steps import whole
 
 
 @torch.no_grad()
-def run(job: Job, step: Sample, exported: Mapping[str, Blob]) -> str:
+def run(job: Job, step: Sample, exported: Mapping[str, torch.Tensor]) -> str:
     """The prompt and what follows it. Draws from the job's seed, so the same model says the same."""
     assert isinstance(job.data, Text), "the planner lets only text be sampled"
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)

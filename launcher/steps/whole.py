@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.checkpoint.strategy import single
 from launcher.decide import builder
@@ -15,24 +14,26 @@ from launcher.job.schema import Job
 from launcher.parallel.init import tensors
 from launcher.parallel.read import default_dtype, dtype_of
 from launcher.plan.facts import DTYPE
-from launcher.runtime.state import fill
+from launcher.runtime.state import unpacked
 
 
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
     """The model with the weights and buffers of a checkpoint of any layout."""
     checkpoint = open_checkpoint(folder)
-    return of(job, read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer")))
+    held = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
+    return of(job, {name: unpacked(blob) for name, blob in held.items()})
 
 
 @torch.no_grad()
-def of(job: Job, found: Mapping[str, Blob]) -> torch.nn.Module:
+def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     """The model with the numbers of ``found``; a tied tensor may come under any of its names."""
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         model = builder(job)()
     mine = tensors(model)
     done: set[int] = set()
-    for name, b in found.items():
-        fill(mine[name], b)
+    for name, t in found.items():
+        assert (t.dtype, t.shape) == (mine[name].dtype, mine[name].shape), (name, t.dtype, t.shape)
+        mine[name].copy_(t)
         done.add(id(mine[name]))
     missing = [n for n in model.state_dict() if id(mine[n]) not in done]
     if missing:
