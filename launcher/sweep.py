@@ -207,17 +207,27 @@ def _summary(folder: Path, results: Sequence[Result]) -> None:
     rows = [list(_row(r, metrics)) for r in results]
     with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([head, *rows])
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*head)
-    for row in rows:
-        table.add_row(*(Text(f"{v:.4g}" if isinstance(v, float) else str(v)) for v in row))
-    Console().print(table)
+    _print_table(head, rows)
     failed = sum(r.status != "done" for r in results)
     again = f"; to run those again: -m sweep_dir={folder} and the same overrides" if failed else ""
     print(f"{len(results) - failed} of {len(results)} done, {folder / 'summary.csv'}{again}")
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Columns that say something; a narrow terminal folds what does not fit, a file gets whole lines."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    shown = [i for i in range(len(head)) if any(row[i] != "" for row in rows)]
+    table = Table(*(Column(head[i], overflow="fold") for i in shown), box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*(Text(f"{row[i]:.4g}" if isinstance(row[i], float) else str(row[i])) for i in shown))
+    console = Console()
+    if not console.is_terminal:
+        console.width = console.measure(table, options=console.options.update_width(10_000)).maximum
+    console.print(table)
 
 
 def _row(result: Result, metrics: Sequence[str]) -> Iterator[Any]:
