@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
+from launcher.job.shelf import Shelf
 
-RECIPES = (
-    "broadcast_after_load, lm_pp4_interleaved, lm_single, lm_tied_pp2_hsdp2, lm_tp2, mlp_autoparallel, "
-    "resnet50_cifar_pp2, tied_pp2_to_single"
-)
+RECIPES = ", ".join(Shelf().options("recipe"))
 STEPS = (
     "train, evaluate, sync_shared, save, load, broadcast, certify, merge_strategies, transform, export, import, "
     "verify, inspect, sample"

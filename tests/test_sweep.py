@@ -78,12 +78,8 @@ def test_a_sweep_is_every_combination_the_last_varying_fastest(overrides, expect
 
 
 def test_a_glob_takes_the_options_of_its_group():
-    grid = cells(["recipe=glob(*pp2*)"], Shelf())
-    assert [c.overrides for c in grid] == [
-        ("recipe=lm_tied_pp2_hsdp2",),
-        ("recipe=resnet50_cifar_pp2",),
-        ("recipe=tied_pp2_to_single",),
-    ]
+    grid = cells(["recipe=glob(lm_t*)"], Shelf())
+    assert [c.overrides for c in grid] == [("recipe=lm_tied_pp2_hsdp2",), ("recipe=lm_tp2",)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +100,7 @@ def test_every_bad_cell_is_reported_before_anything_runs(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     assert main(["-m", "recipe=lm_single,lm_singel", "train.steps=1,0,x", "run_dir=y"]) == 2
     assert capsys.readouterr().err == (
-        """error: 4 problems in this request; nothing was started
+        f"""error: 4 problems in this request; nothing was started
 
   run_dir = y: a sweep gives each cell its own folder
     set by: run_dir=y (command line)
@@ -118,8 +114,7 @@ def test_every_bad_cell_is_reported_before_anything_runs(tmp_path, monkeypatch, 
     set by: train.steps=x (command line)
     try:    train.steps=200
 
-  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: lm_pp4_interleaved, lm_single, """
-        """lm_tied_pp2_hsdp2, mlp_autoparallel, resnet50_cifar_pp2, tied_pp2_to_single)
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {", ".join(Shelf().options("recipe"))})
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 """
