@@ -89,9 +89,10 @@ def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> 
     kinds = {s.kind for s in steps.values()}
     if maker not in kinds and _made(need, kinds):
         maker = "import"
-    comes = maker in kinds
-    hint = f"it comes after {name!r}" if comes else f"no {maker!r} step is asked for"
-    return f"needs {thing}, which {maker!r} makes, and {hint}"
+    if maker in kinds:
+        return f"needs {thing}, which {maker!r} makes, and it comes after {name!r}"
+    old = f", nor an old one named by steps.{name}.src" if hasattr(step, "src") else ""
+    return f"needs {thing}, which {maker!r} makes, and no {maker!r} step is asked for{old}"
 
 
 def _forgets(step: Step, done: set[str], live: bool) -> str:

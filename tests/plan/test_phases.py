@@ -54,13 +54,16 @@ WRONG = {
         "steps.transform: needs a checkpoint, which 'save' makes, and it comes after 'transform' "
         "(try: 'steps=[train,save,transform]')",
     "train,transform":
-        "steps.transform: needs a checkpoint, which 'save' makes, and no 'save' step is asked for "
+        "steps.transform: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "nor an old one named by steps.transform.src "
         "(try: 'steps=[train,save,transform]')",
     "train,merge_strategies":
-        "steps.merge_strategies: needs a checkpoint, which 'save' makes, and no 'save' step is asked for "
+        "steps.merge_strategies: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "nor an old one named by steps.merge_strategies.src "
         "(try: 'steps=[train,save,merge_strategies]')",
     "train,export":
-        "steps.export: needs a checkpoint, which 'save' makes, and no 'save' step is asked for "
+        "steps.export: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "nor an old one named by steps.export.src "
         "(try: 'steps=[train,save,export]')",
     "train,sample":
         "steps.sample: needs an exported model, which 'export' makes, and no 'export' step is asked for "
@@ -80,13 +83,15 @@ WRONG = {
         "steps.evaluate: needs a transformed checkpoint, which 'transform' makes, and no 'transform' step is asked for "
         "(try: 'steps=[train,save,transform,evaluate]')",
     "import,train,export":
-        "steps.export: needs a checkpoint, which 'save' makes, and no 'save' step is asked for "
+        "steps.export: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "nor an old one named by steps.export.src "
         "(try: 'steps=[import,train,save,export]')",
     "inspect,import":
         "steps.inspect: needs a checkpoint, which 'import' makes, and it comes after 'inspect' "
         "(try: 'steps=[import,inspect]')",
     "verify":
-        "steps.verify: needs a checkpoint, which 'save' makes, and no 'save' step is asked for "
+        "steps.verify: needs a checkpoint, which 'save' makes, and no 'save' step is asked for, "
+        "nor an old one named by steps.verify.src "
         "(try: 'steps=[save,verify]')",
     "train,import,save":
         "steps.import: the ranks start from what it brings; put it before them (try: 'steps=[import,train,save]')\n"
