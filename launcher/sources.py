@@ -39,7 +39,7 @@ def previews(job: Job) -> list[str]:
             except RequestError as error:
                 found += error.problems
             except (ValueError, OSError) as error:
-                found.append(Problem(f"steps.{name}", str(error)))
+                found.append(Problem(f"steps.{name}.src", str(error)))
     if found:
         raise RequestError(tuple(found))
     return out
