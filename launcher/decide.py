@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,9 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
+from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
+from launcher.plan.pieces import Pieces, grain
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.reading import unlike
 from launcher.plan.sizes import Note
@@ -89,14 +91,7 @@ def plan_job(job: Job) -> Plan:
         lost = unknown(model, tape) if job.parallel.deferred_init else []
         if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
             narrow(model, compute)
-        flow = _spread(job, asked, skeleton, model, whole, specs)
-        graph = read.whole(model, specs) if whole is None else read.graph(model, frozenset(whole), specs)
-        cut = None
-        if whole is not None and asked.sizes.pieces > 1:
-            from launcher.parallel import sequence
-
-            split = job.parallel.pipeline.seq_split
-            cut = sequence.pieces(model, frozenset(whole), specs, graph, asked.sizes.pieces, split)
+        flow, graph, pieces = _followed(job, asked, skeleton, model, whole, specs)
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
     if fallback := resolve_data(job.data)[1]:
         notes.append(Note(*fallback.split(" ", 1)))
@@ -108,28 +103,38 @@ def plan_job(job: Job) -> Plan:
             f"true -> false: {lost[0]} is made from data the planner cannot see; every rank builds the whole model once"
         )
         note = Note("parallel.deferred_init", text)
-    made = plan(job, asked, skeleton, graph, whole, note, notes, flow, cut)
+    made = plan(job, asked, skeleton, graph, whole, note, notes, flow, pieces)
     fits(job, made)
     return made
 
 
-def _spread(
+def _followed(
     job: Job,
     asked: Asked,
     skeleton: Skeleton,
     model: nn.Module,
     whole: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
-) -> Flow:
-    """Work out the operators, and leave ``model`` with one rank's pieces: what follows is read off those."""
-    from launcher.parallel import flow, spread
+) -> tuple[Flow, Graph, Pieces | None]:
+    """How the operators run, and what one rank of ``tp`` does: ``model`` is left with its parts of their weights."""
+    from launcher.parallel import flow, read, sequence, spread
     from launcher.parallel.region import Axis
 
-    grid = asked.sizes.grid
-    operators, found = resolve(job.parallel.operators, skeleton, grid)
-    if found := found or uncalled(operators, whole):
+    tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
+    operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
+    found = found or uncalled(operators, whole)
+    if found := found or (sequence.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
-    out = flow.follow(model, operators, grid["tp"], specs)
-    spread.cut(model, splits([s.operator for s in out.spreads]), Axis(grid["tp"]))
-    spread.install(model, out.spreads, Axis(grid["tp"]))
-    return out
+    bare = copy.deepcopy(model) if count > 1 else model
+    out = flow.follow(model, operators, tp, specs)
+    spread.cut(model, splits([s.operator for s in out.spreads]), Axis(tp))
+    spread.install(model, out.spreads, Axis(tp))
+    if whole is None:
+        return out, read.whole(model, specs), None
+    leaves = frozenset(whole)
+    graph = read.graph(model, leaves, specs)
+    if count == 1:
+        return out, graph, None
+    lengths = sequence.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
+    out = flow.in_pieces(bare, out, tp, specs, lengths)
+    return out, graph, sequence.graphs(model, leaves, specs, graph, lengths)

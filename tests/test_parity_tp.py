@@ -80,6 +80,30 @@ def test_the_language_model_in_every_layout_equals_one_process(layout, operators
     assert_parity(job(parallel=parallel, model__tied=tied, launch={"nproc": ranks}, train__precision=precision))
 
 
+SEQPIPE = {"stages": 2, "micro_batch_num": 4, "scheduler": "seqpipe", "seq_chunks": 2}
+PIECES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
+    "seqpipe, megatron": (4, MEGATRON, {"pipeline": SEQPIPE}),
+    "seqvpp, sequence, level3": (
+        8, SEQUENCE,
+        {"pipeline": SEQPIPE | {"scheduler": "seqvpp", "interleave": True},
+         "hsdp": {"threshold": 0, "optimizer_level": "level3"}},
+    ),
+    "seqpipe, attention as one operator": (
+        4, {"embed": {"output": TIME}, "layers.*.attn": {"input": ["dp", None, None], "output": TIME},
+            "norm": {"output": ["dp", None, None]}},
+        {"pipeline": SEQPIPE},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "operators", "rest"), list(PIECES.values()), ids=list(PIECES))
+def test_sequences_in_pieces_equal_one_process(ranks, operators, rest):
+    j = job(parallel={"operators": operators, "grid": {"tp": 2}, **rest}, launch={"nproc": ranks}, data__seq_len=10,
+            model__tied=ranks == 8)  # fmt: skip
+    plan, _ = assert_parity(j)
+    assert plan.pieces == ((6, 4) if TIME in [v for o in operators.values() for v in o.values()] else (5, 5))
+
+
 def test_four_ways_with_fewer_key_heads_equal_one_process():
     changes = {"model__heads": 8, "model__kv_heads": 4, "model__dim": 32}
     assert_parity(job(parallel={"operators": SEQUENCE, "grid": {"tp": 4}}, **changes))

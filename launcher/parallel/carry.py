@@ -12,8 +12,9 @@ one, in order: what ``piece`` returned for it as its second value (keys and valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -27,6 +28,7 @@ Kept = tuple[Tensor, ...]
 class Pieced(Protocol):
     """A module that can run a sequence in pieces."""
 
+    def forward(self, *inputs: Any) -> Any: ...
     def piece(self, *inputs: Any, start: int, past: Sequence[Kept]) -> tuple[Tensor, Kept]: ...
 
 
@@ -62,15 +64,18 @@ class Carry:
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
-    """Every module with ``piece`` asks ``carry`` what to run."""
+    """Every module with ``piece`` asks ``carry`` what to run; what is put around its forward stays around it."""
     for name, module in model.named_modules():
         if isinstance(module, Pieced):
-            vars(module)["forward"] = partial(_forward, module, name, carry)
+            outer: Any = module.forward
+            around = hasattr(outer, "plain")
+            inner = partial(_forward, module, outer.plain if around else outer, name, carry)
+            vars(module)["forward"] = replace(outer, plain=inner) if around else inner
 
 
-def _forward(module: Any, name: str, carry: Carry, *inputs: Any, **named: Any) -> Any:
+def _forward(module: Any, plain: Callable[..., Any], name: str, carry: Carry, *inputs: Any, **named: Any) -> Any:
     if carry.now is None:
-        return type(module).forward(module, *inputs, **named)
+        return plain(*inputs, **named)
     micro, piece = carry.now
     left = carry.left.setdefault(micro, {}).setdefault(name, [])
     del left[piece:]  # when the same piece runs again

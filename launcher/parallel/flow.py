@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from shlex import quote
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel import spread
+from launcher.parallel.carry import Carry, attach
 from launcher.parallel.mode import default_dtype
 from launcher.parallel.read import NORMS, meta
 from launcher.parallel.region import Axis, bring
@@ -28,9 +30,12 @@ from launcher.parallel.rules import UNITS, Given, Refused, State, after
 from launcher.parallel.trace import RUNNING, call, refusing
 from launcher.plan.facts import TensorSpec
 from launcher.plan.operators import KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
+from launcher.plan.pieces import shortened
 from launcher.plan.strategy import Axes, axes_text
 
 Row = tuple[str, tuple[tuple[int, ...], ...]]
+Lengths = tuple[int, ...]
+"""Of the pieces of a sequence; empty when it passes whole."""
 
 
 @dataclass
@@ -130,20 +135,25 @@ class _Calls(TorchFunctionMode):
             raise Refused(text, KEY, quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}"))
 
 
-def follow(model: nn.Module, operators: tuple[Operator, ...], tp: int, inputs: Sequence[TensorSpec]) -> Flow:
-    """How ``operators`` run in ``model`` (on meta). Raises ``RequestError`` where the numbers would not be right."""
+def follow(
+    model: nn.Module, operators: tuple[Operator, ...], tp: int, inputs: Sequence[TensorSpec], lengths: Lengths = ()
+) -> Flow:
+    """How ``operators`` run in ``model`` (on meta), its sequences whole or in pieces of these lengths.
+
+    Raises ``RequestError`` where the numbers would not be right.
+    """
     if not operators or tp == 1:
         return Flow()
     whole = _Run()
-    _pass(copy.deepcopy(model), operators, whole, inputs)
-    run, pieces = _Run(Axis(tp), whole.rows), copy.deepcopy(model)
-    spread.cut(pieces, splits(operators), Axis(tp))
-    outs = _pass(pieces, operators, run, inputs)
+    _pass(copy.deepcopy(model), operators, whole, inputs, lengths)
+    run, part = _Run(Axis(tp), whole.rows), copy.deepcopy(model)
+    spread.cut(part, splits(operators), Axis(tp))
+    outs = _pass(part, operators, run, inputs, lengths)
     for o in operators:
         if o not in run.spreads:
             text = f"{o.module} is never called by the forward, so nothing can be cut there"
             raise RequestError((Problem(f"{KEY}.{o.key}", text),))
-    output = _output(outs, run)
+    output = [_output(some, run) for some in outs][-1]
     if both := sorted(run.terms & run.full):
         text = "works on what is cut over tp and on what is whole: its gradient is neither whole nor a sum"
         raise RequestError((Problem(KEY, f"{both[0]} {text}"),))
@@ -153,13 +163,25 @@ def follow(model: nn.Module, operators: tuple[Operator, ...], tp: int, inputs: S
     return Flow(tuple(run.spreads.values()), tuple(n for n in first.values() if n in run.terms), output)
 
 
+def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec], lengths: Lengths) -> Flow:
+    """``flow``, as it is when sequences pass in pieces: the same cuts, other collectives. Raises ``RequestError``."""
+    whole = [replace(s, comms=()) for s in flow.spreads]
+    out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths)
+    for a, s in zip(whole, out.spreads, strict=True):
+        if a != replace(s, comms=()):
+            text = f"{s.operator.module} is not given the cuts by a piece of a sequence that the whole gives it"
+            raise RequestError((Problem(f"{KEY}.{s.operator.key}", text),))
+    return out
+
+
 def _pass(
-    model: nn.Module, operators: tuple[Operator, ...], run: _Run, inputs: Sequence[TensorSpec]
-) -> list[tuple[Tensor, State]]:
-    """One forward; its outputs."""
-    xs = meta(inputs)
-    for t in (*model.buffers(), *xs):
-        run.tag(t, State())
+    model: nn.Module, operators: tuple[Operator, ...], run: _Run, inputs: Sequence[TensorSpec], lengths: Lengths
+) -> list[list[tuple[Tensor, State]]]:
+    """One forward, or one of every piece in turn; their outputs."""
+    carry = Carry(lengths)
+    attach(model, carry)
+    for b in model.buffers():
+        run.tag(b, State())
     for name, p in model.named_parameters():
         run.tag(p, State(made=frozenset({name})))
     run.layers = frozenset(n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *NORMS)))
@@ -169,6 +191,29 @@ def _pass(
     for name, module in model.named_modules():
         module.register_forward_pre_hook(partial(_begin, run, name))
         module.register_forward_hook(partial(_end, run))
+    each = [[shortened(s, n, sum(lengths)) for s in inputs] for n in lengths] or [list(inputs)]
+    outs, found = [], dict[Operator, Spread]()
+    for piece, specs in enumerate(each):
+        run.spreads = {}
+        with carry.running(0, piece) if lengths else nullcontext():
+            outs.append(_forward(model, run, meta(specs)))
+        found = _together(found, run.spreads)
+    run.spreads = found
+    return outs
+
+
+def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> dict[Operator, Spread]:
+    """The operators of a sequence, of those of its pieces: what they send adds up."""
+    for o, s in now.items():
+        if o in before and replace(before[o], comms=()) != replace(s, comms=()):
+            text = f"{o.module} is not given the same cuts by every piece of a sequence"
+            raise RequestError((Problem(f"{KEY}.{o.key}", text),))
+    return {o: replace(s, comms=(*(before[o].comms if o in before else ()), *s.comms)) for o, s in now.items()}
+
+
+def _forward(model: nn.Module, run: _Run, xs: list[Tensor]) -> list[tuple[Tensor, State]]:
+    for x in xs:
+        run.tag(x, State())
     try:
         with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), torch.device("meta"), _Ops(run), _Calls(run):
             out = call(model, xs, {})

@@ -130,7 +130,7 @@ def _legal(name: str, op: Any, args: Sequence[Any], given: Sequence[Given], lead
         good = len({g.state.cut for g in given}) == 1
     elif name == "attention":
         good = len({g.state.cut for g in given[:3]}) == 1 and dim < len(cut.shape) - 2
-        good = good and all(g.state.cut is None and g.shape[dim - len(cut.shape)] == 1 for g in given[3:])
+        good = good and all(g.state.cut is None and _spreads(g, dim - len(cut.shape)) for g in given[3:])
     elif name in ("layer_norm", "rms_norm"):
         good = dim < len(cut.shape) - len(args[1]) and all(g.state.cut is None for g in given[1:])
     elif name == "linear":
@@ -179,4 +179,9 @@ def _aligned(given: Sequence[Given]) -> bool:
     if len(from_end) > 1:
         return False
     at = from_end.pop()
-    return all(g.state.cut is not None or len(g.shape) < -at or g.shape[at] == 1 for g in given)
+    return all(g.state.cut is not None or _spreads(g, at) for g in given)
+
+
+def _spreads(g: Given, at: int) -> bool:
+    """Whether a tensor is the same for all that is cut on this dim, counted from the end."""
+    return len(g.shape) < -at or g.shape[at] == 1

@@ -36,27 +36,41 @@ ALIKE_FUNCTIONS = frozenset({
 """Functions, by name without underscores, whose result at one position depends on that position alone."""
 
 
-def pieces(
-    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], whole: Graph, count: int, split: str
-) -> Pieces:
-    """Cut the sequences of ``specs``, whose dim 1 is the sequence, into ``count``. Raises ``RequestError``."""
+def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[Problem]:
+    """Why ``model`` cannot run the sequences of ``specs``, which are their dim 1, in ``count`` pieces."""
     lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
     if len(lengths) > 1 or min(lengths) < count:
         shapes = ", ".join(str(s.shape) for s in specs)
-        raise RequestError(
-            (Problem(KEY, f"{count}: no sequence of {count} positions in dim 1 of {shapes}", f"{KEY}=1"),)
+        return [Problem(KEY, f"{count}: no sequence of {count} positions in dim 1 of {shapes}", f"{KEY}=1")]
+    return mixing(model, specs)
+
+
+def cut(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], count: int, split: str, step: int
+) -> tuple[int, ...]:
+    """The lengths of ``count`` pieces of ``specs``, each a multiple of ``step``. Raises ``RequestError``."""
+    parts = specs[0].shape[1] // step
+    if parts < count:
+        text = (
+            f"{count}: operators cut each piece over tp={step}, so pieces are multiples of {step} positions, "
+            f"and {specs[0].shape[1]} positions make {parts} of them"
         )
-    (length,) = lengths
-    if found := mixing(model, specs):
-        raise RequestError(tuple(found))
+        raise RequestError((Problem(KEY, text, f"{KEY}={parts}"),))
     if split == "equal":
-        cut = equal(length, count)
-    else:
-        half = length // 2
-        first, second = (sum(n.flops for n in g.nodes) for g in _traced(model, leaves, specs, (half, length - half)))
-        quadratic = max(0.0, (second / (length - half) - first / half) / (length - half))
-        cut = balanced(length, count, max(first / half - quadratic * half, 0.0) or 1.0, quadratic)
-    return Pieces(cut, _same(whole, _traced(model, leaves, specs, cut), cut))
+        return tuple(n * step for n in equal(parts, count))
+    half, rest = parts // 2, parts - parts // 2
+    halves = _traced(model, leaves, specs, (half * step, rest * step))
+    first, second = (sum(n.flops for n in g.nodes) for g in halves)
+    quadratic = max(0.0, (second / rest - first / half) / rest)
+    linear = max(first / half - quadratic * half, 0.0) or 1.0
+    return tuple(n * step for n in balanced(parts, count, linear, quadratic))
+
+
+def graphs(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], whole: Graph, lengths: tuple[int, ...]
+) -> Pieces:
+    """The pieces, run as ``whole`` runs whole sequences. Raises ``RequestError`` when something else comes out."""
+    return Pieces(lengths, _same(whole, _traced(model, leaves, specs, lengths), lengths))
 
 
 def _traced(
@@ -68,17 +82,18 @@ def _traced(
     out = []
     for piece, length in enumerate(lengths):
         with carry.running(0, piece):
-            out.append(read.graph(model, leaves, [shortened(s, length) for s in specs]))
+            out.append(read.graph(model, leaves, [shortened(s, length, sum(lengths)) for s in specs]))
     return tuple(out)
 
 
 def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
     """``parts``, if between modules they do what ``whole`` does and all they make has the sequence in dim 1."""
+    total = sum(lengths)
     for part, length in zip(parts, lengths, strict=True):
         alike = [(n.name, n.kind, n.target) for n in part.nodes] == [(n.name, n.kind, n.target) for n in whole.nodes]
         for a, b in zip(whole.nodes, part.nodes, strict=False):
             fits = a.kind == "param" or a.out is None or tuple(
-                shortened(t, length) if len(t.shape) > 1 else t for t in a.out
+                shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in a.out
             ) == b.out  # fmt: skip
             if not (alike and fits):
                 text = f"{a.target!r} makes something else of {length} positions; dim 1 must be the sequence everywhere"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,15 +64,25 @@ def install(model: nn.Module, spreads: Iterable[Spread], axis: Axis) -> None:
     """Give each operator's module the forward that its spread describes."""
     for s in spreads:
         module = model.get_submodule(s.operator.module)
-        module.forward = partial(forward, module, module.forward, s, axis)
+        module.forward = Forward(module, module.forward, s, axis)
 
 
-def forward(module: nn.Module, plain: Any, s: Spread, axis: Axis, *args: Any, **kwargs: Any) -> Any:
-    """Bring the first input to what the operator takes, compute, hand on."""
-    x, *rest = args if args else (kwargs.pop("input"),)
-    x = bring(x, s.arrives, s.takes, axis, terms=s.operator.mode == "column")
-    y = compute(module, plain, s, axis, x, *rest, **kwargs)
-    return hand_on(module, y, s, axis)
+@dataclass(frozen=True)
+class Forward:
+    """The forward of an operator, around the ``plain`` one of its module."""
+
+    module: nn.Module
+    plain: Callable[..., Any]
+    spread: Spread
+    axis: Axis
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Bring the first input to what the operator takes, compute, hand on."""
+        x, *rest = args if args else (kwargs.pop("input"),)
+        s = self.spread
+        x = bring(x, s.arrives, s.takes, self.axis, terms=s.operator.mode == "column")
+        y = compute(self.module, self.plain, s, self.axis, x, *rest, **kwargs)
+        return hand_on(self.module, y, s, self.axis)
 
 
 def compute(module: nn.Module, plain: Any, s: Spread, axis: Axis, x: Tensor, *rest: Any, **kwargs: Any) -> Any:

@@ -79,9 +79,6 @@ def _pieces(job: Job, rule: Rule) -> Iterator[Problem]:
     if pieces > 1 and not rule.seq:
         text = f"{pieces}: {pipe.scheduler} does not cut sequences"
         yield Problem(key, text, f"{PIPE}.scheduler=seqpipe")
-    if pieces > 1 and job.parallel.grid.tp not in (None, 1):
-        text = f"{pieces}: cutting sequences under tensor parallelism is not available yet"
-        yield Problem(key, text, f"{key}=1")
     if rule.several and not (pipe.interleave and pipe.chunks > 1):
         text = f"{pipe.scheduler}: needs several virtual stages a rank"
         yield Problem(f"{PIPE}.scheduler", text, f"{PIPE}.interleave=true {PIPE}.chunks={max(pipe.chunks, 2)}")

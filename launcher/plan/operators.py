@@ -177,7 +177,7 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
         return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
     if kind == "embedding" and weight is not None and into is not None:
         return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
-    if made is not None and weight == {"linear": 0, "embedding": 1}.get(kind):
+    if made is not None and weight is not None and weight == {"linear": 0, "embedding": 1}.get(kind):
         out = tp_dim(made)
         if out is not None and out != len(made) - 1:
             return f"output {axes_text(made)}: what comes out is cut on its last dim; it can be kept so or gathered"

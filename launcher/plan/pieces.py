@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import sqrt
 
 from launcher.plan.facts import Graph, TensorSpec
-from launcher.plan.stages import Crossing
+from launcher.plan.operators import Flow, tp_dim
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,12 @@ def _ends(start: int, length: int, count: int, limit: float, linear: float, quad
     return ends
 
 
-def shortened(spec: TensorSpec, length: int) -> TensorSpec:
-    """``spec`` with ``length`` positions in dim 1, which is the sequence's."""
-    return replace(spec, shape=(spec.shape[0], length, *spec.shape[2:]))
+def grain(flow: Flow, tp: int) -> int:
+    """What every length is a multiple of: where an operator cuts the sequence, each rank has its part of each piece."""
+    said = ((o.kind, axes) for o in (s.operator for s in flow.spreads) for axes in (o.input, o.output) if axes)
+    return tp if any(tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in said) else 1
 
 
-def crossing(crossings: tuple[Crossing, ...], length: int) -> tuple[TensorSpec, ...]:
-    """What travels for a piece of ``length``, one spec a tensor."""
-    return tuple(shortened(t, length) for c in crossings for t in c.specs)
+def shortened(spec: TensorSpec, length: int, whole: int) -> TensorSpec:
+    """``spec`` for ``length`` of ``whole`` positions: dim 1 is the sequence's, or a rank's part of it."""
+    return replace(spec, shape=(spec.shape[0], spec.shape[1] * length // whole, *spec.shape[2:]))

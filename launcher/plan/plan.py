@@ -143,6 +143,7 @@ def plan(
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
     boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
+    lengths = pieces.lengths if pieces else ()
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -154,7 +155,7 @@ def plan(
         leaves=whole,
         stages=cut,
         boundaries=boundaries,
-        pieces=pieces.lengths if pieces else (),
+        pieces=lengths,
         inputs=tuple(t for n in graph.nodes if n.kind == "input" for t in n.out or ()),
         output=graph.nodes[-1].out or (),
         params=params,
@@ -167,7 +168,7 @@ def plan(
         evaluation=schedules.forward_only(sz.places, sz.micros),
         timeline=order.timeline,
         memory=memory(params, group, sz, par.hsdp, copies(job.optim), order.timeline.peak),
-        traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes),
+        traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes, lengths),
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),

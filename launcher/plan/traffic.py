@@ -42,6 +42,7 @@ def traffic(
     schedule: Schedule,
     hsdp: Hsdp | None,
     dtypes: Precision,
+    pieces: tuple[int, ...] = (),
 ) -> tuple[Traffic, ...]:
     """Rank after rank, in the order of ``KINDS``; a kind that a rank has none of is left out.
 
@@ -54,7 +55,7 @@ def traffic(
         mine = [g for g in groups if place[g.stage] == pp] if hsdp else []
         same = [e for g in mine for e in _group(g, named, sizes, hsdp, dtypes)]
         same += [("all_reduce", b.nbytes + _flags(b, named, dtypes)) for b in buckets if place[b.stage] == pp]
-        same += [*_statistics(params, sizes, place, pp), *_messages(schedule[pp], pp, place, boundaries)]
+        same += [*_statistics(params, sizes, place, pp), *_messages(schedule[pp], pp, place, boundaries, pieces)]
         same.append(("all_reduce", 16))  # of the loss and the gradient norm
         for rank in sizes.grid.ranks(pp=pp):
             out[rank] = list(_sums(rank, [*same, *_tied(rank, ties, named, sizes.grid, place)]))
@@ -73,10 +74,11 @@ def _group(g: Group, named: dict[str, Placed], sizes: Sizes, hsdp: Hsdp | None, 
     assert hsdp is not None
     held = [named[n] for n in g.names]
     shard, trained = sizes.grid["dp_shard"], [named[n] for n in g.names if n not in g.idle]
-    again = sizes.micros * g.calls * (1 + g.backward) if hsdp.optimizer_level == "level3" else 1
+    micros = sizes.micros * sizes.pieces
+    again = micros * g.calls * (1 + g.backward) if hsdp.optimizer_level == "level3" else 1
     gathered = sum(_padded(p, shard) * ITEMSIZE[p.compute] for p in held)
     yield from [("all_gather", gathered)] * again
-    each = 1 if hsdp.optimizer_level == "level1" else sizes.micros
+    each = 1 if hsdp.optimizer_level == "level1" else micros
     scattered = sum(_padded(p, shard) * _reduced(p, dtypes) for p in trained)
     if trained:
         yield from [("reduce_scatter", scattered)] * each
@@ -111,7 +113,11 @@ def _statistics(params: tuple[Placed, ...], sizes: Sizes, place: tuple[int, ...]
 
 
 def _messages(
-    row: Row, pp: int, place: tuple[int, ...], boundaries: tuple[tuple[Crossing, ...], ...]
+    row: Row,
+    pp: int,
+    place: tuple[int, ...],
+    boundaries: tuple[tuple[Crossing, ...], ...],
+    pieces: tuple[int, ...],
 ) -> Iterator[Event]:
     """Values go forward, gradients of what is floating come back; within a rank nothing is sent."""
     last = len(place) - 1
@@ -120,14 +126,16 @@ def _messages(
         if a.kind == "W":
             continue
         before, after = ("receive", "send") if forward else ("send", "receive")
+        part = (pieces[a.micro % len(pieces)], sum(pieces)) if pieces else (1, 1)
         if a.stage > 0 and place[a.stage - 1] != pp:
-            yield from ((before, n) for n in _specs(boundaries[a.stage - 1], forward))
+            yield from ((before, n) for n in _specs(boundaries[a.stage - 1], forward, *part))
         if a.stage < last and place[a.stage + 1] != pp:
-            yield from ((after, n) for n in _specs(boundaries[a.stage], forward))
+            yield from ((after, n) for n in _specs(boundaries[a.stage], forward, *part))
 
 
-def _specs(crossing: tuple[Crossing, ...], forward: bool) -> list[int]:
-    return [t.nbytes for c in crossing for t in c.specs if forward or "float" in t.dtype]
+def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: int) -> list[int]:
+    """Bytes of each tensor for ``length`` of ``whole`` positions."""
+    return [t.nbytes * length // whole for c in crossing for t in c.specs if forward or "float" in t.dtype]
 
 
 def _tied(

@@ -178,7 +178,7 @@ def _stages(
 
 def _each(specs: Sequence[TensorSpec], pieces: tuple[int, ...]) -> list[tuple[TensorSpec, ...]]:
     """Of the whole micro batch, or of each of its pieces."""
-    return [tuple(shortened(t, n) for t in specs) for n in pieces] or [tuple(specs)]
+    return [tuple(shortened(t, n, sum(pieces)) for t in specs) for n in pieces] or [tuple(specs)]
 
 
 def _flat(plan: Plan, boundary: int) -> tuple[TensorSpec, ...]:

@@ -52,13 +52,14 @@ GOOD = {
     "softmax over time": lambda net, x: x.softmax(1),
     "mean over time": lambda net, x: x.mean(1, keepdim=True).expand(4, 10, x.shape[2]),
     "attention by heads": lambda net, x: _attend(x),
+    "attention by heads with a mask": lambda net, x: _attend(x, torch.ones(10, 10, dtype=torch.bool)),
     "a stack of copies": lambda net, x: torch.stack([x, x]).sum(0),
 }
 
 
-def _attend(x: Tensor) -> Tensor:
+def _attend(x: Tensor, mask: Tensor | None = None) -> Tensor:
     h = x.view(4, 10, -1, 2).transpose(1, 2)
-    return F.scaled_dot_product_attention(h, h, h, is_causal=True).transpose(1, 2).flatten(2)
+    return F.scaled_dot_product_attention(h, h, h, mask, is_causal=mask is None).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("between", GOOD.values(), ids=GOOD)

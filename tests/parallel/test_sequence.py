@@ -11,6 +11,7 @@ from launcher.errors import RequestError
 from launcher.parallel.carry import Carry
 from tests.parity import assert_parity, batch, build, error, job, own, plain, step
 from tests.ranks import on_ranks
+from tests.test_parity_tp import SEQUENCE
 
 STAGES = {"embed": 0, "a": 0, "b": 1, "head": 1}
 
@@ -53,6 +54,16 @@ def test_more_pieces_than_positions_are_refused():
         plan_job(pieced("Summing", count=8))
     assert str(refused.value) == (
         f"parallel.pipeline.seq_chunks: 8: no sequence of 8 positions in dim 1 of (4, 7) {CURE}"
+    )
+
+
+def test_pieces_of_fewer_positions_than_operators_cut_them_over_ranks_are_refused():
+    pipe = {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 4}
+    with pytest.raises(RequestError) as refused:
+        plan_job(job(parallel={"pipeline": pipe, "grid": {"tp": 2}, "operators": SEQUENCE}, data__seq_len=6))
+    assert str(refused.value) == (
+        "parallel.pipeline.seq_chunks: 4: operators cut each piece over tp=2, so pieces are multiples of 2 positions, "
+        "and 6 positions make 3 of them (try: parallel.pipeline.seq_chunks=3)"
     )
 
 

@@ -43,20 +43,28 @@ def counted(world: World, j: Job, plan: Plan) -> tuple[Counter[str], int]:
     return calls, sent
 
 
+PIPELINES: dict[str, dict[str, Any]] = {
+    "whole": {"micro_batch_num": 2},
+    "in pieces": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2, "micro_batch_num": 2},
+}
+
+
+@pytest.mark.parametrize("pipeline", list(PIPELINES.values()), ids=list(PIPELINES))
 @pytest.mark.parametrize("operators", [MEGATRON, SEQUENCE], ids=["megatron", "sequence"])
-def test_a_step_sends_the_collectives_of_the_plan_and_their_bytes(operators):
-    pipeline = {"micro_batch_num": 2}
+def test_a_step_sends_the_collectives_of_the_plan_and_their_bytes(operators, pipeline):
     j = job(parallel={"operators": operators, "grid": {"tp": 2}, "pipeline": pipeline}, train__precision="fp32")
     plan = plan_job(j)
     planned = Counter(c.op for s in plan.operators.spreads for c in s.comms)
     planned = Counter({op: 2 * n for op, n in planned.items()})  # two micro batches
-    planned["all_reduce"] += 2 * 2 + len(plan.sums)  # the loss, and what is added up once a step
+    planned["all_reduce"] += 2 * 2 * plan.sizes.pieces + len(plan.sums)  # the loss, and what is added up once a step
     nbytes = 2 * sum(c.nbytes for s in plan.operators.spreads for c in s.comms)
     nbytes += 2 * 3 * plan.output[0].nbytes // plan.output[0].shape[-1]
     nbytes += sum(b.nbytes + 4 * len(b.names) for b in plan.sums)  # with a number a tensor: is there a gradient
-    for calls, sent in on_ranks(2, counted, j, plan):
-        assert calls == planned
-        assert sent == nbytes
+    ranks = on_ranks(plan.sizes.grid.size, counted, j, plan)
+    for tp in range(2):
+        every = [r for i, r in enumerate(ranks) if plan.sizes.grid.coords(i)["tp"] == tp]
+        assert sum((calls for calls, _ in every), Counter()) == planned
+        assert sum(sent for _, sent in every) == nbytes
 
 
 def predicted(world: World, j: Job, plan: Plan) -> torch.Tensor | None:

@@ -72,6 +72,10 @@ ODD = {
     "frozen": own("nets.FrozenFirst", ["int64", 5], stages=1, parallel={"hsdp": hsdp("level3")}),
     "twice": own("nets.Twice", [6], stages=1, parallel={"hsdp": hsdp("level3")}),
     "unused": own("nets.Unused", [6], stages=1, parallel={"hsdp": hsdp("level3")}),
+    **{f"pieces, {level}": job(
+        parallel={"pipeline": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2}, "hsdp": hsdp(level)},
+        data__seq_len=11, launch__nproc=4,
+    ) for level in ("level1", "level3")},
     "statistics": own("nets.Normed", [2, 6, 6], stages=1, parallel={"grid": {"dp_replicate": 2}}),
 }  # fmt: skip
 
