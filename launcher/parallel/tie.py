@@ -16,15 +16,21 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Tied:
-    """One rank's copies of tied tensors on the same pipeline ranks: of a sharded one, one a stage that it holds."""
+    """One rank's copies of tied tensors on the same pipeline ranks: of a sharded one, one a stage that it holds.
+
+    Those that are not ``trained`` have no gradients.
+    """
 
     names: tuple[str, ...]
     copies: tuple[tuple[torch.Tensor, ...], ...]
     group: dist.ProcessGroup | None
+    trained: bool
 
     @torch.no_grad()
     def reduce(self) -> None:
         """Sum gradients: first this rank's copies, then over the ranks; every copy gets the sum."""
+        if not self.trained:
+            return
         for first, *others in self.copies:
             for t in others:
                 if first.grad is None:
@@ -54,12 +60,12 @@ def tie(parts: list[Part], plan: Plan, meshes: Meshes) -> list[Tied]:
         for placed, _, t in part.named(plan.params):
             if all(t is not other for other in copies.setdefault(placed.name, [])):
                 copies[placed.name].append(t)
-    rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    rows: dict[tuple[tuple[int, ...], str, bool], list[str]] = {}
     dtypes = {p.name: p.spec.dtype for p in plan.params}
     for tied in plan.ties:
         if tied.name in copies:
-            rows.setdefault((tied.ranks, dtypes[tied.name]), []).append(tied.name)
+            rows.setdefault((tied.ranks, dtypes[tied.name], tied.trained), []).append(tied.name)
     return [
-        Tied(tuple(names), tuple(tuple(copies[n]) for n in names), meshes.ties.get(pp))
-        for (pp, _), names in rows.items()
+        Tied(tuple(names), tuple(tuple(copies[n]) for n in names), meshes.ties.get(pp), trained)
+        for (pp, _, trained), names in rows.items()
     ]

@@ -67,14 +67,15 @@ class Placed:
 
 @dataclass(frozen=True)
 class Tie:
-    """A trainable tensor of several stages: gradients are summed over its copies, the first of which is saved.
+    """A parameter of several stages: gradients are summed over its copies, the first of which is saved.
 
-    ``ranks`` are the pipeline ranks of the stages, ascending.
+    ``ranks`` are the pipeline ranks of the stages, ascending. One that is not ``trained`` has no gradients.
     """
 
     name: str
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
+    trained: bool = True
 
 
 def placed(
@@ -139,5 +140,6 @@ def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, .
 
 
 def ties(params: tuple[Placed, ...]) -> tuple[Tie, ...]:
-    """Trainable tensors that several stages hold."""
-    return tuple(Tie(p.name, p.stages, dict(p.layout.at)["pp"]) for p in params if len(p.stages) > 1 and p.trainable)
+    """Parameters that several stages hold."""
+    shared = [p for p in params if len(p.stages) > 1 and not p.buffer]
+    return tuple(Tie(p.name, p.stages, dict(p.layout.at)["pp"], p.trainable) for p in shared)

@@ -37,12 +37,12 @@ def check(listed: Listed, params: tuple[Placed, ...]) -> Iterator[Problem]:
             yield Problem(KEY, text, cure)
     named = {n for group in listed for n in group}
     for p in params:
-        if len(p.stages) > 1 and p.trainable and named.isdisjoint(p.names):
+        if len(p.stages) > 1 and not p.buffer and named.isdisjoint(p.names):
             at = ", ".join(map(str, p.stages))
             yield Problem(KEY, f"{' = '.join(p.names)} is one tensor on stages {at}, and is not listed", cure)
 
 
 def _cure(params: tuple[Placed, ...]) -> str:
     """The list that is right."""
-    tied = [p.names for p in params if len(p.stages) > 1 and p.trainable]
+    tied = [p.names for p in params if len(p.stages) > 1 and not p.buffer]
     return quote(f"{KEY}=[{','.join(f'[{chr(44).join(names)}]' for names in tied)}]") if tied else f"{KEY}=auto"

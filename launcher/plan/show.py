@@ -104,7 +104,8 @@ def _ties(plan: Plan) -> Rows:
     for t in plan.ties:
         p, at = params[t.name], ", ".join(map(str, t.stages))
         one = len(t.ranks) == 1 and not p.sharded
-        what = f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else "gradients summed"
+        summed = "gradients summed" if t.trained else "frozen"
+        what = f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else summed
         yield "tied", f"{' = '.join(p.names)} on stages {at}: {what}, counted and saved once"
 
 

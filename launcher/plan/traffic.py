@@ -147,7 +147,7 @@ def _tied(
     for tie in ties:
         at = tuple(sorted({place[s] for s in tie.stages}))
         box = named[tie.name].layout.box(rank)
-        if pp in at and len(at) > 1 and box is not None:
+        if tie.trained and pp in at and len(at) > 1 and box is not None:
             dtype = named[tie.name].spec.dtype
             found[at, dtype] += (prod(box.shape) + 1) * ITEMSIZE[dtype]
     yield from (("all_reduce", n) for n in found.values())

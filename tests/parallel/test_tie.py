@@ -84,7 +84,15 @@ def rank_sync(world, j, plan) -> tuple[list[Any], list[Any]]:
     return before, pieces(par, weights=True)
 
 
-@every_job
+FROZEN = {
+    f"frozen{', sharded' if more else ''}": own(
+        "nets.FrozenTied", ["int64", 5], stages={"embed": 0, "mid": 0, "head": 1}, **more
+    )
+    for more in ({}, {"parallel__hsdp": {"shard_size": 2, "threshold": 0}})
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("job", [*JOBS.values(), *FROZEN.values()], ids=[*JOBS, *FROZEN])
 def test_sync_makes_every_copy_that_of_the_first_stage_from_any_state(job):
     plan = plan_job(job)
     ranks = on_ranks(plan.sizes.grid.size, rank_sync, job, plan)

@@ -70,6 +70,7 @@ ODD = {
     "untied": job(model=LM | {"tied": False}, parallel__hsdp=hsdp("level3")),
     "uneven": own("glue_nets.Uneven", [6], stages=1, parallel={"hsdp": hsdp("level2")}),
     "frozen": own("nets.FrozenFirst", ["int64", 5], stages=1, parallel={"hsdp": hsdp("level3")}),
+    "frozen tied": own("nets.FrozenTied", ["int64", 5], stages={"embed": 0, "mid": 0, "head": 1}),
     "twice": own("nets.Twice", [6], stages=1, parallel={"hsdp": hsdp("level3")}),
     "unused": own("nets.Unused", [6], stages=1, parallel={"hsdp": hsdp("level3")}),
     **{f"pieces, {level}": job(

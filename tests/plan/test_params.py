@@ -73,8 +73,13 @@ def test_a_tied_tensor_is_there_once_on_all_its_stages() -> None:
     assert ties((a,)) == (Tie("a.weight", (0, 1), (0, 1)),)
 
 
-def test_a_frozen_tensor_on_two_stages_needs_no_tie() -> None:
+def test_a_frozen_tensor_on_two_stages_is_tied_without_gradients() -> None:
     model = skeleton({"a.weight": KB, "b.weight": KB}, same={"b.weight": "a.weight"}, frozen=["a.weight", "b.weight"])
+    assert ties(two(model)) == (Tie("a.weight", (0, 1), (0, 1), trained=False),)
+
+
+def test_a_buffer_on_two_stages_is_no_tie() -> None:
+    model = skeleton({"a.mean": KB, "b.mean": KB}, same={"b.mean": "a.mean"}, buffers=["a.mean", "b.mean"])
     assert ties(two(model)) == ()
 
 

@@ -105,6 +105,16 @@ def lines(plan: Plan, label: str) -> list[str]:
     return out
 
 
+def test_a_frozen_tie_has_no_gradients_to_sum() -> None:
+    model = skeleton(
+        {"a.weight": (4,), "b.weight": (4,)}, same={"b.weight": "a.weight"}, frozen=["a.weight", "b.weight"]
+    )
+    j = job("launch.nproc=2", "parallel.pipeline={stages: 2, stage_config: {a: 0, b: 1}}")
+    assert lines(planned(j, model, chain("a", "b")), "tied") == [
+        "a.weight = b.weight on stages 0, 1: frozen, counted and saved once"
+    ]
+
+
 def test_a_deep_pipeline_shows_its_ends() -> None:
     model, glue = decoder(30)
     j = job("launch.nproc=20", "parallel.pipeline.stages=20", "train.batch_size=20", "steps=[train]")
@@ -151,7 +161,7 @@ def test_the_json_has_a_version_and_what_the_text_says() -> None:
     assert (stored["timeline"]["messages"], stored["timeline"]["in_flight"]) == (48, [4, 3, 2, 1])
     assert [s["modules"][0] for s in stored["stages"]] == ["embed", "layers.24", "layers.50", "layers.76"]
     assert stored["boundaries"][0][0]["specs"] == [{"shape": [2, 4], "dtype": "float32"}]
-    assert stored["ties"] == [{"name": "embed.weight", "stages": [0, 3], "ranks": [0, 3]}]
+    assert stored["ties"] == [{"name": "embed.weight", "stages": [0, 3], "ranks": [0, 3], "trained": True}]
     assert stored["params"][0]["names"] == ["embed.weight", "head.weight"]
     assert (stored["params"][0]["split"], stored["params"][0]["at"]) == ([["dp_shard"], []], [["pp", [0, 3]]])
     assert stored["hsdp"] == {"shard_size": 8, "threshold": 1, "optimizer_level": "level2", "uneven": "pad"}
