@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.keys import is_place, load_key
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.strategy_file import text
 from launcher.errors import Problem
@@ -20,7 +21,17 @@ def unwritable(job: Job) -> list[Problem]:
     found = [_unwritable(key, Path(path)) for key, path in _named(job)]
     if (dump := job.parallel.local_norm.dump) is not None:
         found.append(folder.check_writable(Path(dump), "parallel.local_norm.dump", "the folder of norms"))
+    if (place := job.checkpoint.encrypt) is not None and is_place(place):
+        found.append(_no_key(place))
     return [p for p in found if p is not None]
+
+
+def _no_key(place: str) -> Problem | None:
+    try:
+        load_key(place)
+    except ValueError as error:
+        return Problem("checkpoint.encrypt", str(error), "checkpoint.encrypt=null")
+    return None
 
 
 def _unwritable(key: str, path: Path) -> Problem | None:

@@ -67,7 +67,11 @@ def source(job: Job, plan: Plan, run: Path) -> Path | None:
     if job.checkpoint.resume != "auto":
         return Path(job.checkpoint.resume)
     own = latest(run / "checkpoints")
-    if own is not None and (found := _unfit("run_dir", open_checkpoint(own), job, plan, "run_dir=ANOTHER")):
+    if own is None:
+        return None
+    if found := _closed("run_dir", str(own), f"{RESUME}=never"):
+        raise RequestError(tuple(found))
+    if found := _unfit("run_dir", open_checkpoint(own), job, plan, "run_dir=ANOTHER"):
         raise RequestError(tuple(found))
     return own
 

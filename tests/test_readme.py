@@ -50,7 +50,7 @@ SAMPLES: dict[str, Any] = {
     "parallel.operator_strategy.load": "/operators.json",
     "parallel.group_file": "groups.json",
     "parallel.transformer_opt": "parallel_speed_up.json",
-    "checkpoint.encrypt": "aes-gcm",
+    "checkpoint.encrypt": "env:CHECKPOINT_KEY",
 }
 
 

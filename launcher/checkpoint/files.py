@@ -13,6 +13,7 @@ import xxhash
 
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.header import Header, arrange
+from launcher.checkpoint.sealed import Sealer, sealed_size
 from launcher.checkpoint.space import told
 from launcher.plan.facts import TensorSpec
 
@@ -21,7 +22,10 @@ CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file 
 
 @dataclass(frozen=True)
 class Written:
-    """``digest`` is that of the header, ``tensors`` those of the tensors (xxh3, 128 bits, hexadecimal)."""
+    """``size`` is that of the file, ``digest`` that of the header, ``tensors`` those of the tensors.
+
+    Digests are xxh3, 128 bits, hexadecimal.
+    """
 
     size: int
     digest: str
@@ -31,14 +35,21 @@ class Written:
 class FileWriter:
     """A file at its full size whose tensors are filled in any order; synced to disk when the block ends well."""
 
-    def __init__(self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str], key: bytes | None = None
+    ) -> None:
+        """With a ``key`` the file is encrypted, and its tensors must come in order."""
         self.path = path
         head, self.header = arrange(specs, metadata)
-        with told(path, self.header.size):
+        self.size = self.header.size if key is None else sealed_size(self.header.size)
+        self._sealer: Sealer | None = None
+        with told(path, self.size):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            with told(path, self.header.size):
-                os.ftruncate(self._fd, self.header.size)
+            with told(path, self.size):
+                os.ftruncate(self._fd, self.size)
+            if key is not None:
+                self._sealer = Sealer(path, self._fd, self.header.size, key)
             self._write(0, memoryview(head))
         except BaseException:
             os.close(self._fd)
@@ -56,13 +67,18 @@ class FileWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
             if kind is None:
-                with told(self.path, self.header.size):
+                if self._sealer is not None:
+                    self._sealer.finish()
+                with told(self.path, self.size):
                     os.fsync(self._fd)
         finally:
             os.close(self._fd)
 
     def _write(self, at: int, data: memoryview) -> None:
-        with told(self.path, self.header.size):
+        if self._sealer is not None:
+            self._sealer.write(at, data)
+            return
+        with told(self.path, self.size):
             while data:
                 done = os.pwrite(self._fd, data, at)
                 at, data = at + done, data[done:]
@@ -73,10 +89,14 @@ def write_stream(
     specs: Mapping[str, TensorSpec],
     chunks: Callable[[str], Iterable[memoryview]],
     metadata: Mapping[str, str],
+    key: bytes | None = None,
 ) -> Written:
-    """A file whose tensors come piece by piece, each in order, digested on the way. A chunk may be reused after."""
+    """A file whose tensors come piece by piece, each in order, digested on the way. A chunk may be reused after.
+
+    With a ``key`` the file is encrypted; the digests are those of the plain text.
+    """
     digests = {}
-    with FileWriter(path, specs, metadata) as file:
+    with FileWriter(path, specs, metadata, key) as file:
         for name, slot in file.header.entries.items():
             at, digest = 0, xxhash.xxh3_128()
             for chunk in chunks(name):
@@ -85,7 +105,7 @@ def write_stream(
                 at += chunk.nbytes
             assert at == slot.spec.nbytes, (name, at)
             digests[name] = digest.hexdigest()
-    return Written(file.header.size, file.header.digest, digests)
+    return Written(file.size, file.header.digest, digests)
 
 
 def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:

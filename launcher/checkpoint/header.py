@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import xxhash
 
 from launcher.checkpoint.blob import CODES, DTYPES, described
+from launcher.checkpoint.sealed import Sealed, is_sealed
 from launcher.plan.facts import ITEMSIZE, TensorSpec
 
 LONGEST = 100_000_000  # bytes of header, as the safetensors library has it
@@ -54,21 +56,31 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
     return head, Header(entries, dict(metadata), len(head) + at, xxhash.xxh3_128_hexdigest(head))
 
 
-def read_header(path: Path) -> Header:
-    """Raises ``ValueError`` naming the file unless the tensors fill it exactly: no gap, no overlap, not cut short."""
-    size = path.stat().st_size
+def read_header(path: Path, key: bytes | None = None) -> Header:
+    """``key`` is that of an encrypted file, whose ``size`` is then that of its plain text.
+
+    Raises ``ValueError`` naming the file unless the tensors fill it exactly: no gap, no overlap, not cut short."""
+    if key is not None:
+        sealed = Sealed(path, key)
+        return _read(path, BytesIO(sealed.read(0, min(8, sealed.size))), sealed.size, sealed)
     with path.open("rb") as file:
-        head = file.read(8)
-        if len(head) < 8:
-            raise ValueError(f"{path}: truncated: a safetensors file has at least 8 bytes, this one {size}")
-        length = int.from_bytes(head, "little")
-        if length > LONGEST:
-            raise ValueError(
-                f"{path}: not a safetensors file: its header claims {length} bytes, at most {LONGEST} are read"
-            )
-        if length > size - 8:
-            raise ValueError(f"{path}: truncated: its header ends at byte {8 + length}, the file has {size}")
-        text = file.read(length)
+        return _read(path, file, path.stat().st_size, None)
+
+
+def _read(path: Path, file: BinaryIO, size: int, sealed: Sealed | None) -> Header:
+    head = file.read(8)
+    if is_sealed(head):
+        raise ValueError(f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is")
+    if len(head) < 8:
+        raise ValueError(f"{path}: truncated: a safetensors file has at least 8 bytes, this one {size}")
+    length = int.from_bytes(head, "little")
+    if length > LONGEST:
+        raise ValueError(
+            f"{path}: not a safetensors file: its header claims {length} bytes, at most {LONGEST} are read"
+        )
+    if length > size - 8:
+        raise ValueError(f"{path}: truncated: its header ends at byte {8 + length}, the file has {size}")
+    text = file.read(length) if sealed is None else sealed.read(8, 8 + length)
     try:
         return _parse(text, head, size)
     except ValueError as error:

@@ -22,13 +22,20 @@ from launcher.plan.layout import Box, Layout
 
 
 def import_full(
-    src: Mapping[str, Blob], dst: Path, target: Strategy, state: Mapping[str, Any], *, overwrite: bool = False
+    src: Mapping[str, Blob],
+    dst: Path,
+    target: Strategy,
+    state: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
 ) -> Report:
     """Write the tensors of ``src`` as the checkpoint ``dst``, laid out by ``target``.
 
     ``state`` is what it says of itself, anything JSON can say. ``src`` is ``read_full`` or ``read_hf`` of a file, or
-    blobs in memory. A tied tensor may come under any of its names, under several if they are equal. Everything is
-    checked before the first byte is written. Raises as ``transform`` does.
+    blobs in memory. A tied tensor may come under any of its names, under several if they are equal. ``key``
+    says where the key is to encrypt with. Everything is checked before the first byte is written. Raises as
+    ``transform`` does.
     """
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
     names = _names(src, target)
@@ -40,7 +47,7 @@ def import_full(
         return gathered(box, blob.dtype, lambda part, out: window.take(blob, slices(part), out))
 
     with fresh(dst) as new:
-        records = [write_pieces(new, rank, target, chunks, {}) for rank in range(target.grid.size)]
+        records = [write_pieces(new, rank, target, chunks, {}, key) for rank in range(target.grid.size)]
         seal(new, records, state)
     files = {path: record for r in records for path, record in r.files.items()}
     read = sum(blob.data.nbytes for blob in tensors.values())

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.keys import is_place
 from launcher.checkpoint.strategy import Kind
 
 FORMAT, VERSION = "launcher.checkpoint", 1
@@ -34,16 +35,22 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """``strategy`` is the digest of the strategy; ``files`` are by path within the folder."""
+    """``strategy`` is the digest of the strategy; ``files`` are by path within the folder.
+
+    ``key``: where the key of the tensor files is; ``None``: they are not encrypted.
+    """
 
     world: int
     strategy: str
     files: Mapping[str, FileRecord]
+    key: str | None = None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     files = {path: manifest.files[path] for path in sorted(manifest.files)}
-    data = {"format": FORMAT, "version": VERSION, **asdict(Manifest(manifest.world, manifest.strategy, files))}
+    data = {"format": FORMAT, "version": VERSION, **asdict(replace(manifest, files=files))}
+    if manifest.key is None:
+        del data["key"]
     write_text(folder / NAME, json.dumps(data, indent=1) + "\n")
 
 
@@ -78,13 +85,19 @@ def _parse(path: Path, data: Any) -> Manifest:
             str(name): FileRecord(int(r["size"]), str(r["digest"]), dict(r["tensors"]))
             for name, r in data["files"].items()
         }
-        manifest = Manifest(int(data["world"]), str(data["strategy"]), files)
+        manifest = Manifest(int(data["world"]), str(data["strategy"]), files, _place(data.get("key")))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: a field is missing or of the wrong type: {error}") from error
     for name in files:
         if not _FILE.fullmatch(name):
             raise ValueError(f"{path}: {name} is not the name of a checkpoint file")
     return manifest
+
+
+def _place(key: Any) -> str | None:
+    if key is not None and not (isinstance(key, str) and is_place(key)):
+        raise ValueError("key does not say where a key is")
+    return key
 
 
 def rank_file(rank: int, file: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ import xxhash
 
 from launcher.checkpoint import strategy_file
 from launcher.checkpoint.blob import Blob, described, words
-from launcher.checkpoint.files import blob_at, mapped
 from launcher.checkpoint.gather import gathered, slices
 from launcher.checkpoint.header import Header, Slot, read_header
+from launcher.checkpoint.keys import ANOTHER, FORMS, load_key, now
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, Manifest, rank_file, read_manifest, stamp
 from launcher.checkpoint.pieces import parts
+from launcher.checkpoint.sealed import check_key
 from launcher.checkpoint.store import STATE
 from launcher.checkpoint.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.window import Window
@@ -30,16 +31,17 @@ from launcher.plan.layout import Box
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint folder; its tensors stay on disk."""
+    """A complete checkpoint folder; its tensors stay on disk. ``key`` opens them, if they are encrypted."""
 
     folder: Path
     manifest: Manifest
     strategy: Strategy
     state: Mapping[str, Any]
+    key: bytes | None = field(default=None, repr=False)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Raises ``ValueError`` when the folder is incomplete or its parts do not belong together."""
+    """Raises ``ValueError`` when the folder is incomplete, its parts do not belong together, or its key is another."""
     manifest = read_manifest(folder)
     strategy = strategy_file.load(folder / "strategy")
     if strategy.digest != manifest.strategy or strategy.grid.size != manifest.world:
@@ -47,7 +49,20 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     path = folder / STATE
     if STATE not in manifest.files or text_record(path) != manifest.files[STATE]:
         raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
-    return Checkpoint(folder, manifest, strategy, json.loads(path.read_text(encoding="utf-8")))
+    return Checkpoint(folder, manifest, strategy, json.loads(path.read_text(encoding="utf-8")), _key(folder, manifest))
+
+
+def _key(folder: Path, manifest: Manifest) -> bytes | None:
+    if (place := now(manifest.key)) is None:
+        return None
+    try:
+        key = load_key(place)
+        for path in sorted(p for p in map(folder.joinpath, manifest.files) if p.parent.name.startswith("rank_"))[:1]:
+            check_key(path, key)
+        return key
+    except ValueError as error:
+        text = f"{folder}: it is encrypted: {error}; {ANOTHER}={FORMS} says where the key is now"
+        raise ValueError(text) from error
 
 
 def read_box(checkpoint: Checkpoint, name: str, box: Box, *, verify: bool = True) -> Blob:
@@ -92,10 +107,12 @@ def read_extra(checkpoint: Checkpoint, rank: int) -> dict[str, Blob]:
     if rank_file(rank, EXTRA) not in checkpoint.manifest.files:
         return {}
     path, header = checkpoint.folder / rank_file(rank, EXTRA), file_header(checkpoint, rank, EXTRA)
-    blobs = {name: blob_at(mapped(path), header, name) for name in header.entries}
-    for name, blob in blobs.items():
-        check_digest(checkpoint, rank, EXTRA, name, xxhash.xxh3_128_hexdigest(blob.data))
-    return {name: Blob.of(blob.dtype, blob.shape, bytearray(blob.data)) for name, blob in blobs.items()}
+    window, blobs = Window(checkpoint.key), {}
+    for name, slot in header.entries.items():
+        data = bytearray().join(window.chunks(path, slot))
+        check_digest(checkpoint, rank, EXTRA, name, xxhash.xxh3_128_hexdigest(data))
+        blobs[name] = Blob.of(slot.spec.dtype, slot.spec.shape, data)
+    return blobs
 
 
 class Reader:
@@ -106,7 +123,7 @@ class Reader:
         self.bytes_read = 0
         self._verify = verify
         self._good: set[tuple[str, int]] = set()
-        self._window = Window()
+        self._window = Window(checkpoint.key)
         self._header = lru_cache(maxsize=None)(partial(file_header, checkpoint))
 
     def check_headers(self) -> None:
@@ -165,7 +182,7 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
     record = manifest.files.get(rank_file(rank, file))
     if record is None:
         raise ValueError(f"{path}: it is not in the manifest, the strategy needs it")
-    header = read_header(path)
+    header = read_header(path, checkpoint.key)
     mark = stamp(rank, manifest.world, manifest.strategy)
     if header.metadata != mark:
         told = [f"{key.removeprefix('launcher.')} {header.metadata.get(key)}, not {v}" for key, v in mark.items()]

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.durable import publish, remove, sync, write_text
+from launcher.checkpoint.keys import load_key
 from launcher.checkpoint.manifest import Manifest, read_manifest, write_manifest
+from launcher.checkpoint.sealed import check_key
 from launcher.checkpoint.write import RankRecord, text_record
 
 STATE = "state.json"
@@ -42,7 +44,10 @@ def commit(partial_folder: Path, final_folder: Path, records: Sequence[RankRecor
 def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) -> None:
     """Write what describes the whole, the manifest last; files of an earlier, interrupted attempt go."""
     first = records[0]
-    if sorted(r.rank for r in records) != list(range(first.world)) or len({(r.world, r.strategy) for r in records}) > 1:
+    if (
+        sorted(r.rank for r in records) != list(range(first.world))
+        or len({(r.world, r.strategy, r.key) for r in records}) > 1
+    ):
         told = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
         raise ValueError(f"{folder}: not one record of each rank under one strategy: {told}")
     write_text(folder / STATE, json.dumps(dict(state), indent=1, sort_keys=True) + "\n")
@@ -52,8 +57,17 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
     for path, record in files.items():
         if (size := (folder / path).stat().st_size) != record.size:
             raise ValueError(f"{folder}: {path} has {size} bytes, its rank wrote {record.size}")
+    if first.key is not None:
+        _check_keys(folder, load_key(first.key), records)
     sync(folder)
-    write_manifest(folder, Manifest(first.world, first.strategy, files))
+    write_manifest(folder, Manifest(first.world, first.strategy, files, first.key))
+
+
+def _check_keys(folder: Path, key: bytes, records: Sequence[RankRecord]) -> None:
+    """One place on two machines may hold two keys."""
+    for record in records:
+        for path in (p for p in record.files if p.startswith("rank_")):
+            check_key(folder / path, key)
 
 
 def latest(checkpoints: Path) -> Path | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.checkpoint.files import CHUNK
 from launcher.checkpoint.fresh import check_apart, check_destination, fresh
+from launcher.checkpoint.keys import now
 from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import seal
@@ -32,27 +33,31 @@ class Report:
 PEAK = 3 * CHUNK  # one buffer to gather in, and the stretch of source files that is mapped in meanwhile
 
 
-def transform(src: Path, dst: Path, target: Strategy, *, overwrite: bool = False) -> Report:
+def transform(src: Path, dst: Path, target: Strategy, *, overwrite: bool = False, key: str | None = None) -> Report:
     """Write the checkpoint ``src`` as ``dst``, laid out by ``target``: parameters, buffers, optimizer states, state.
 
+    An encrypted source gives an encrypted ``dst``: ``key`` says where the key is, if not where the source's is.
     Random states of single ranks stay behind, they fit one layout only. Names, shapes and dtypes of every file are
-    checked before the first byte is written; ``dst`` appears when complete. Raises ``ValueError`` for a source that
-    is incomplete, damaged or of other tensors, ``FileExistsError`` for a destination that is not empty.
+    checked before the first byte is written; ``dst`` appears when complete. Raises ``ValueError`` for a source that is
+    incomplete, damaged or of other tensors, ``FileExistsError`` for a destination that is not empty.
     """
     check_apart(src, dst)
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
     reader = Reader(open_checkpoint(src))
     names = match(reader.checkpoint.strategy, target)
     reader.check_headers()
+    key = key or now(reader.checkpoint.manifest.key)
     with fresh(dst) as new:
-        records = [_write(reader, names, new, rank, target) for rank in range(target.grid.size)]
+        records = [_write(reader, names, new, rank, target, key) for rank in range(target.grid.size)]
         seal(new, records, reader.checkpoint.state)
     files = {path: record for r in records for path, record in r.files.items()}
     return Report(dst, len(files), reader.bytes_read, sum(f.size for f in files.values()), PEAK)
 
 
-def _write(reader: Reader, names: dict[str, str], folder: Path, rank: int, target: Strategy) -> RankRecord:
-    return write_pieces(folder, rank, target, lambda name, box: reader.chunks(names[name], box), {})
+def _write(
+    reader: Reader, names: dict[str, str], folder: Path, rank: int, target: Strategy, key: str | None
+) -> RankRecord:
+    return write_pieces(folder, rank, target, lambda name, box: reader.chunks(names[name], box), {}, key)
 
 
 def is_checkpoint(folder: Path) -> bool:

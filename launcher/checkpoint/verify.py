@@ -45,7 +45,7 @@ def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[str]:
-    window = Window()
+    window = Window(checkpoint.key)
     for name in sorted(checkpoint.manifest.files):
         if not name.startswith("rank_"):
             continue
@@ -62,9 +62,9 @@ def _files(checkpoint: Checkpoint) -> Iterator[str]:
 def _tensors(checkpoint: Checkpoint, rank: int, file: str, header: Header, window: Window) -> Iterator[str]:
     for name, slot in header.entries.items():
         digest = xxhash.xxh3_128()
-        for chunk in window.chunks(checkpoint.folder / rank_file(rank, file), slot):
-            digest.update(chunk)
         try:
+            for chunk in window.chunks(checkpoint.folder / rank_file(rank, file), slot):
+                digest.update(chunk)
             check_digest(checkpoint, rank, file, name, digest.hexdigest())
         except ValueError as error:
             yield str(error)

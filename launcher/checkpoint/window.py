@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.blob import Blob, words
 from launcher.checkpoint.files import CHUNK, mapped
 from launcher.checkpoint.header import Slot
+from launcher.checkpoint.sealed import Sealed
 
 OPEN = 128  # files mapped at once
+OPEN_SEALED = 4  # encrypted ones, of each of which a few blocks are kept
 
 
 class Window:
     """Reads many files, however large, while about ``2 * CHUNK`` bytes of them are in this process's memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes | None = None) -> None:
+        """With a ``key`` the files are encrypted; what is read of them is in memory until it is copied."""
+        self._sealed = None if key is None else lru_cache(maxsize=OPEN_SEALED)(partial(_sealed, key))
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._touched: dict[int, mmap.mmap] = {}
         self._resident = 0
 
     def copy(self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
         """``out[...] = tensor[where]``; ``out`` is as ``words`` makes it."""
+        if self._sealed is not None:
+            _opened(self._sealed(path), slot, where, out)
+            return
         data = self._map(path)
         self._paced(data, words(data, slot.spec, slot.start)[where], out)
 
@@ -39,6 +47,10 @@ class Window:
 
     def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
         """The bytes of a tensor, in order. A chunk is good until the next."""
+        if self._sealed is not None:
+            for at in range(slot.start, slot.stop, CHUNK):
+                yield memoryview(self._sealed(path).read(at, min(at + CHUNK, slot.stop)))
+            return
         data = self._map(path)
         view = memoryview(data)
         for at in range(slot.start, slot.stop, CHUNK):
@@ -71,3 +83,30 @@ class Window:
                 file.madvise(mmap.MADV_DONTNEED)  # the pages stay in the kernel's cache, not in ours
             self._touched.clear()
             self._resident = 0
+
+
+def _sealed(key: bytes, path: Path) -> Sealed:
+    return Sealed(path, key)
+
+
+def _opened(file: Sealed, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+    """As ``Window.copy``: the stretch of plain text around the part, in halves while it is long."""
+    strides = np.cumprod([out.itemsize, *reversed(slot.spec.shape[1:])])[::-1] if slot.spec.shape else np.array([], int)
+    steps = tuple(int(stride) for stride in strides)
+    cuts = [cut for cut in where if isinstance(cut, slice)]
+    first = sum(cut.start * step for cut, step in zip(cuts, steps, strict=True))
+    _stretch(file, slot.start + first, steps, out)
+
+
+def _stretch(file: Sealed, at: int, steps: tuple[int, ...], out: npt.NDArray[Any]) -> None:
+    if not out.size:
+        return
+    span = sum((n - 1) * step for n, step in zip(out.shape, steps, strict=True)) + out.itemsize
+    if span <= CHUNK:
+        out[...] = np.ndarray(out.shape, out.dtype, file.read(at, at + span), strides=steps)
+        return
+    dim = next(d for d, n in enumerate(out.shape) if n > 1)
+    half = out.shape[dim] // 2
+    parts = [(slice(None),) * dim + (piece,) for piece in (slice(None, half), slice(half, None))]
+    _stretch(file, at, steps, out[parts[0]])
+    _stretch(file, at + half * steps[dim], steps, out[parts[1]])

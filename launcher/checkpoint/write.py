@@ -13,6 +13,7 @@ from launcher.checkpoint import strategy_file
 from launcher.checkpoint.blob import Blob, described
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.files import sliced, write_stream
+from launcher.checkpoint.keys import load_key
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, FileRecord, rank_file, stamp
 from launcher.checkpoint.pieces import saved_at_home
 from launcher.checkpoint.strategy import Strategy
@@ -22,16 +23,25 @@ from launcher.plan.layout import Box
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What ``rank`` wrote, for ``commit``; ``strategy`` is a digest, ``files`` are by path within the folder."""
+    """What ``rank`` wrote, for ``commit``; ``strategy`` is a digest, ``files`` are by path within the folder.
+
+    ``key`` says where the key is that the files are encrypted with.
+    """
 
     rank: int
     world: int
     strategy: str
     files: Mapping[str, FileRecord]
+    key: str | None = None
 
 
 def write_rank(
-    folder: Path, rank: int, strategy: Strategy, tensors: Mapping[str, Blob], extra: Mapping[str, Blob] | None = None
+    folder: Path,
+    rank: int,
+    strategy: Strategy,
+    tensors: Mapping[str, Blob],
+    extra: Mapping[str, Blob] | None = None,
+    key: str | None = None,
 ) -> RankRecord:
     """Save this rank's share of what it holds: ``tensors`` are its pieces by first name, copies included.
 
@@ -39,14 +49,19 @@ def write_rank(
     ``partial(final)``; ``commit`` makes it a checkpoint once every rank has returned. Everything is checked first.
     """
     check_pieces(rank, strategy, {name: blob.spec for name, blob in tensors.items()})
-    return write_share(folder, rank, strategy, tensors, extra or {})
+    return write_share(folder, rank, strategy, tensors, extra or {}, key)
 
 
 def write_share(
-    folder: Path, rank: int, strategy: Strategy, tensors: Mapping[str, Blob], extra: Mapping[str, Blob]
+    folder: Path,
+    rank: int,
+    strategy: Strategy,
+    tensors: Mapping[str, Blob],
+    extra: Mapping[str, Blob],
+    key: str | None = None,
 ) -> RankRecord:
     """As ``write_rank``, of tensors that ``check_pieces`` has seen; those that other ranks write may be missing."""
-    return write_pieces(folder, rank, strategy, lambda name, _: sliced(tensors[name].data), extra)
+    return write_pieces(folder, rank, strategy, lambda name, _: sliced(tensors[name].data), extra, key)
 
 
 def write_pieces(
@@ -55,12 +70,13 @@ def write_pieces(
     strategy: Strategy,
     chunks: Callable[[str, Box], Iterable[memoryview]],
     extra: Mapping[str, Blob],
+    key: str | None = None,
 ) -> RankRecord:
     """As ``write_rank``; ``chunks`` gives the bytes of a box, in order. What it wrote goes when it fails."""
     home = folder / f"rank_{rank}"
     home.mkdir(parents=True, exist_ok=True)
     try:
-        return _write_pieces(folder, home, rank, strategy, chunks, extra)
+        return _write_pieces(folder, home, rank, strategy, chunks, extra, key)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
@@ -73,21 +89,23 @@ def _write_pieces(
     strategy: Strategy,
     chunks: Callable[[str, Box], Iterable[memoryview]],
     extra: Mapping[str, Blob],
+    key: str | None,
 ) -> RankRecord:
+    secret = None if key is None else load_key(key)
     mark = stamp(rank, strategy.grid.size, strategy.digest)
     files = {}
     for file, boxes in shares(strategy, rank).items():
         specs = {n: TensorSpec(box.shape, strategy.entries[n].dtype) for n, box in boxes.items()}
-        done = write_stream(home / file, specs, lambda name, of=boxes: chunks(name, of[name]), mark)  # type: ignore[misc]
+        done = write_stream(home / file, specs, lambda name, of=boxes: chunks(name, of[name]), mark, secret)  # type: ignore[misc]
         files[rank_file(rank, file)] = FileRecord(done.size, done.digest, done.tensors)
     if extra:
         specs = {n: blob.spec for n, blob in extra.items()}
-        done = write_stream(home / EXTRA, specs, lambda name: sliced(extra[name].data), mark)
+        done = write_stream(home / EXTRA, specs, lambda name: sliced(extra[name].data), mark, secret)
         files[rank_file(rank, EXTRA)] = FileRecord(done.size, done.digest, done.tensors)
     sync(home)
     if rank == 0:
         files |= {f"strategy/{p.name}": text_record(p) for p in strategy_file.dump(strategy, folder / "strategy")}
-    return RankRecord(rank, strategy.grid.size, strategy.digest, files)
+    return RankRecord(rank, strategy.grid.size, strategy.digest, files, key)
 
 
 def shares(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:

@@ -21,13 +21,17 @@ def secret(key: str) -> bool:
     return any(_SECRET.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()) for part in key.split("."))
 
 
+_PLACE = re.compile(r"""['"]?(env:[A-Za-z_][A-Za-z0-9_]*|file:[^\s,}]+)['"]?\s*$""")
+"""Where a secret is, which is none itself."""
+
+
 def values(data: Any, key: str = "") -> Any:
     """A copy of plain data in which every secret that is set reads ``***``."""
     if isinstance(data, dict):
         return {k: values(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
     if isinstance(data, list | tuple):
         return [values(v, key) for v in data]
-    return HIDDEN if data is not None and secret(key) else data
+    return HIDDEN if data is not None and secret(key) and not _PLACE.match(str(data)) else data
 
 
 def text(line: str) -> str:
@@ -38,7 +42,7 @@ def text(line: str) -> str:
     """
     at = 0
     while pair := _PAIR.search(line, at):
-        if secret(pair[2]) and pair[4].strip() not in ("null", "~", ""):
+        if secret(pair[2]) and pair[4].strip() not in ("null", "~", "") and not _PLACE.match(pair[4].strip()):
             return line[: pair.start(4)] + HIDDEN
         at = pair.start(4)
     return line

@@ -17,15 +17,16 @@ LATER = "not available yet"
 
 def refused(job: Job) -> list[Problem]:
     """Settings that name something this version cannot do. Never accepted in silence."""
-    return [Problem(key, f"{value} is {LATER}", quote(cure)) for key, value, cure in _later(job)]
+    return [
+        *(Problem(key, f"{value} is {LATER}", quote(cure)) for key, value, cure in _later(job)),
+        *saving.refused(job),
+    ]
 
 
 def _later(job: Job) -> Iterator[tuple[str, str, str]]:
     par = job.parallel
     if par.mode != "semi_auto":
         yield "parallel.mode", par.mode, "parallel.mode=semi_auto"
-    if job.checkpoint.encrypt is not None:
-        yield "checkpoint.encrypt", "encryption", "checkpoint.encrypt=null"
 
 
 LEVELS = {

@@ -32,6 +32,7 @@ class Snapshot:
     tensors: Mapping[str, Blob]
     extra: Mapping[str, Blob]
     state: Mapping[str, Any]
+    key: str | None
 
 
 def save(s: Session, keep: int | None) -> Path:
@@ -61,13 +62,15 @@ def _snapshot(s: Session, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
     blobs = {n: blob(place(n, held[n])) for n in mine}
     state = {"step": s.step, "seed": s.plan.seed, "name": s.plan.name, "batch_size": s.plan.sizes.global_batch,
              "results": dict(s.results), "loss_scale": [s.scaling.factor, s.scaling.good]}  # fmt: skip
-    return Snapshot(store.step_folder(s.folder / "checkpoints", s.step), layout, blobs, extra(s), state)
+    return Snapshot(store.step_folder(s.folder / "checkpoints", s.step), layout, blobs, extra(s), state, s.key)
 
 
 def _write(shot: Snapshot, world: World, group: dist.ProcessGroup | None, keep: int | None) -> None:
     """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all return."""
     new = store.partial(shot.final)
-    records = _all(world, group, shot, lambda: write_share(new, world.rank, shot.layout, shot.tensors, shot.extra))
+    records = _all(
+        world, group, shot, lambda: write_share(new, world.rank, shot.layout, shot.tensors, shot.extra, shot.key)
+    )
 
     def commit() -> None:
         if world.rank == 0:

@@ -25,6 +25,7 @@ class Session:
     """``step``: how many optimizer steps the weights have seen. ``emit`` takes news for the console and the metrics.
 
     ``saver`` writes checkpoints while training goes on; ``None``: training waits for them.
+    ``key`` says where the key is that checkpoints are encrypted with; ``None``: they are not.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
     """
 
@@ -40,6 +41,7 @@ class Session:
     baseline: float | None = None
     local_norm: LocalNorm | None = None
     saver: Saver | None = None
+    key: str | None = None
     step: int = 0
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

@@ -41,9 +41,10 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
     if isinstance(step, Evaluate):
         return _evaluate(step, job, paths, say)
     if isinstance(step, Import):
-        return importing.run(step, plan, paths.checkpoints, say, anew=job.checkpoint.resume == "never")
+        anew = job.checkpoint.resume == "never"
+        return importing.run(step, plan, paths.checkpoints, say, anew=anew, key=job.checkpoint.encrypt)
     if isinstance(step, Transform):
-        _transform(step, paths, say)
+        _transform(step, paths, say, job.checkpoint.encrypt)
     elif isinstance(step, Verify):
         say(f"verify: {look.verified(paths.source(step.src))}")
     elif isinstance(step, Inspect):
@@ -60,10 +61,10 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
     return {}
 
 
-def _transform(step: Transform, paths: Paths, say: Say) -> None:
+def _transform(step: Transform, paths: Paths, say: Say, key: str | None) -> None:
     src = paths.source(step.src)
     own = step.dst is None  # a folder of this run, which a second start may write again
-    done = transform.run(step.model_copy(update={"overwrite": step.overwrite or own}), src, paths.transformed())
+    done = transform.run(step.model_copy(update={"overwrite": step.overwrite or own}), src, paths.transformed(), key)
     ranks = step.strategy if step.strategy is not None else many(step.nproc, "rank")
     say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}, {done.path}")
 

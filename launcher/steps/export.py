@@ -31,7 +31,8 @@ def run(step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: 
     path.parent.mkdir(parents=True, exist_ok=True)
     done = _write(step, paths.export_source(step), path)
     files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
-    say(f"export: {path}, {bytes_text(done.bytes_written)}{files}")
+    clear = ", not encrypted" if job.checkpoint.encrypt is not None else ""
+    say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}")
     if not step.check:
         return {}
     from launcher.steps import evaluate, whole

@@ -23,8 +23,10 @@ def place(checkpoints: Path) -> Path:
     return step_folder(checkpoints, 0)
 
 
-def run(step: Import, plan: Plan, checkpoints: Path, say: Callable[[str], None], *, anew: bool) -> dict[str, float]:
-    """Everything is checked before the checkpoint appears; it becomes the newest.
+def run(
+    step: Import, plan: Plan, checkpoints: Path, say: Callable[[str], None], *, anew: bool, key: str | None = None
+) -> dict[str, float]:
+    """Everything is checked before the checkpoint appears, encrypted with ``key``; it becomes the newest.
 
     What the run has saved since an earlier start is kept: the ranks go on from that. ``anew``: not.
     """
@@ -45,7 +47,7 @@ def run(step: Import, plan: Plan, checkpoints: Path, say: Callable[[str], None],
         results = {"saved_step": 0}
         state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
                  "results": results}  # fmt: skip
-        done = import_full(tensors, final, target, state, overwrite=True)
+        done = import_full(tensors, final, target, state, overwrite=True, key=key)
     write_text(checkpoints / LATEST, final.name + "\n")
     ranks = many(target.grid.size, "rank")
     say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, "

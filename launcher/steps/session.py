@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from launcher.checkpoint.keys import load_key
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
 from launcher.decide import builder, inputs
+from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
@@ -47,8 +49,20 @@ def build(world: World, job: Job, plan: Plan, folder: Path) -> Session:
     return Session(
         world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
         _local_norm(job, world, model, pipeline), scaling=scaling(plan.dtypes),
+        key=_key(job),
         saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,
     )  # fmt: skip
+
+
+def _key(job: Job) -> str | None:
+    """Where it is; looked for now, for this rank may be on a machine of its own."""
+    if (place := job.checkpoint.encrypt) is None:
+        return None
+    try:
+        load_key(place)
+    except ValueError as error:
+        raise RunError(f"checkpoint.encrypt: {error}") from error
+    return place
 
 
 def _local_norm(job: Job, world: World, model: Parallel, pipeline: Pipeline) -> LocalNorm | None:

@@ -23,9 +23,9 @@ def target(step: Transform, src: Strategy) -> Strategy:
     return followed(of_whole(found, whole_specs(src)), src)
 
 
-def run(step: Transform, src: Path, dst: Path) -> Report:
-    """``src`` and ``dst`` are checkpoint folders; ``dst`` is complete on return or not there."""
-    return transform(src, dst, target(step, open_checkpoint(src).strategy), overwrite=step.overwrite)
+def run(step: Transform, src: Path, dst: Path, key: str | None = None) -> Report:
+    """``src`` and ``dst`` are checkpoint folders; ``dst`` is complete on return or not there. ``key`` is its own."""
+    return transform(src, dst, target(step, open_checkpoint(src).strategy), overwrite=step.overwrite, key=key)
 
 
 def preview(step: Transform, src: Path) -> str:

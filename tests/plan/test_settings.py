@@ -16,7 +16,9 @@ REFUSED = {
         f"{P}.mode: sharding_propagation is not available yet (try: {P}.mode=semi_auto)",
     f"{P}.mode=recursive_programming":
         f"{P}.mode: recursive_programming is not available yet (try: {P}.mode=semi_auto)",
-    "checkpoint.encrypt=aes-gcm": "checkpoint.encrypt: encryption is not available yet (try: checkpoint.encrypt=null)",
+    "checkpoint.encrypt=aes-gcm":
+        "checkpoint.encrypt: this does not say where the key is; a key itself belongs into no configuration "
+        "(try: checkpoint.encrypt=env:CHECKPOINT_KEY)",
 }  # fmt: skip
 
 
@@ -103,6 +105,10 @@ BECOMES = {
     "checkpoint.async=true checkpoint.every=2": [
         "checkpoint.async=true: applied, a thread writes a copy in host memory; training stands still for the copy "
         "alone",
+    ],
+    "checkpoint.encrypt=env:KEY": [
+        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM; names, shapes and digests of "
+        "tensors stay readable",
     ],
     "checkpoint.async=true": ["checkpoint.async=true: satisfied, nothing is saved while training"],
     f"{P}.local_norm.print=true":

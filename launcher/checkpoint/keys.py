@@ -1,0 +1,71 @@
+"""Keys of encrypted checkpoints: where one is found, never what it is."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import string
+from importlib.util import find_spec
+from pathlib import Path
+
+from launcher.plan.saving import PLACE
+
+ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
+"""An environment variable: where the key is now, when it is not where it was when the checkpoint was written."""
+SIZE = 32  # bytes of an AES-256 key
+FORMS = "env:NAME (an environment variable) or file:PATH"
+
+
+def is_place(text: str) -> bool:
+    """Whether ``text`` says where a key is: ``env:NAME`` or ``file:PATH``."""
+    return PLACE.fullmatch(text) is not None
+
+
+def now(place: str | None) -> str | None:
+    """Where the key is that was at ``place``; ``None`` stays ``None``."""
+    return None if place is None else os.environ.get(ANOTHER) or place
+
+
+def load_key(place: str) -> bytes:
+    """The key at ``place``. Raises ``ValueError``, which shows no key; also when cryptography is not installed."""
+    if find_spec("cryptography") is None:
+        raise ValueError(
+            "encrypted checkpoints need the package cryptography, which is not installed: "
+            "pip install 'launcher[crypto]'"
+        )
+    match = PLACE.fullmatch(place)
+    if match is None:
+        raise ValueError(f"the place of a key is {FORMS}")
+    raw = _of_variable(place, match[2]) if match[1] else _of_file(place, Path(match[4]))
+    # a passphrase of 32 letters is no key: nobody draws 32 random bytes that are all letters
+    as_it_is = match[3] and len(raw) == SIZE and not set(raw) <= set(string.printable.encode())
+    key = raw if as_it_is else _decoded(raw.strip())
+    if key is None or len(key) != SIZE:
+        raise ValueError(
+            f"{place}: no key of AES-256: it has {len(raw)} bytes; wanted are {SIZE} random bytes, as 64 hexadecimal "
+            "digits (openssl rand -hex 32), as base64 or, in a file, as they are"
+        )
+    return key
+
+
+def _of_variable(place: str, name: str) -> bytes:
+    value = os.environ.get(name)
+    if not value:
+        raise ValueError(f"{place}: this environment variable is not set; it must hold the key (openssl rand -hex 32)")
+    return os.fsencode(value)
+
+
+def _of_file(place: str, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(1024)
+    except OSError as error:
+        raise ValueError(f"{place}: the key cannot be read: {error.strerror}") from error
+
+
+def _decoded(text: bytes) -> bytes | None:
+    try:
+        return bytes.fromhex(text.decode("ascii")) if len(text) == 2 * SIZE else base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return None

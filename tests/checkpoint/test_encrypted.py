@@ -1,0 +1,276 @@
+"""Encrypted checkpoints: read like any other with the key, and not at all without it."""
+
+from __future__ import annotations
+
+import base64
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from launcher.checkpoint import open_checkpoint, partial, read_extra, read_rank, single, transform, verify, write_rank
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.export import export
+from launcher.checkpoint.header import read_header
+from launcher.checkpoint.import_full import import_full
+from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
+from launcher.checkpoint.sealed import BLOCK, HEAD, TAG, Sealed, Sealer, key_id, sealed_size
+from launcher.checkpoint.store import commit
+from launcher.checkpoint.strategy import Entry, Strategy
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Layout
+from tests.checkpoint.saving import Full, filled, held, save
+
+KEY, OTHER = bytes(range(32)), bytes(32)
+GRID = Grid((("dp_shard", 2),))
+
+
+def strategy() -> Strategy:
+    """A tensor of more than two blocks in rows, one in columns, a number and nothing."""
+    rows, columns = ((("dp_shard",), ()), ((), ("dp_shard",)))
+    shapes = {"rows": ((3000, 513), rows), "columns": ((64, 4098), columns)}
+    entries = {n: Entry(Layout(GRID, shape, split), "float32", "param", ()) for n, (shape, split) in shapes.items()}
+    return Strategy(GRID, entries | {"optim.step.rows": Entry(Layout(GRID, (), ()), "float32", "optim", ())})
+
+
+@pytest.fixture
+def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Full]:
+    monkeypatch.setenv("CHECKPOINT_KEY", KEY.hex())
+    final, full = tmp_path / "checkpoint", filled(strategy())
+    written(final, full)
+    return final, full
+
+
+def written(final: Path, full: Full) -> None:
+    plan, rng = strategy(), {"rng": Blob.of("uint8", (2,), b"ab")}
+    records = [
+        write_rank(partial(final), rank, plan, held(plan, rank, full), rng, "env:CHECKPOINT_KEY") for rank in range(2)
+    ]
+    commit(partial(final), final, records, {"step": 1})
+
+
+def whole(folder: Path) -> Full:
+    found = open_checkpoint(folder)
+    return {name: bytes(b.data) for name, b in read_rank(found, single(found.strategy), 0).items()}
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
+        whole(folder)
+    return str(caught.value)
+
+
+def test_what_is_encrypted_comes_back_in_any_layout(sealed: tuple[Path, Full], tmp_path: Path) -> None:
+    folder, full = sealed
+    assert whole(folder) == full
+    assert verify(folder) == []
+    assert bytes(read_extra(open_checkpoint(folder), 1)["rng"].data) == b"ab"
+    transform(folder, tmp_path / "one", single(strategy()))
+    assert whole(tmp_path / "one") == full
+    assert open_checkpoint(tmp_path / "one").key == KEY
+    export(folder, tmp_path / "full.safetensors")
+    header = read_header(tmp_path / "full.safetensors")
+    data = (tmp_path / "full.safetensors").read_bytes()
+    for name, slot in header.entries.items():
+        assert data[slot.start : slot.stop] == full[name]
+
+
+def test_no_byte_of_a_tensor_and_no_key_is_on_the_disk(sealed: tuple[Path, Full]) -> None:
+    folder, full = sealed
+    everything = b"".join(p.read_bytes() for p in folder.rglob("*") if p.is_file())
+    assert full["rows"][:16] not in everything
+    assert KEY not in everything
+    assert KEY.hex().encode() not in everything
+    assert b'"key": "env:CHECKPOINT_KEY"' in everything
+    assert KEY.hex() not in repr(open_checkpoint(folder))
+    assert repr(KEY) not in repr(open_checkpoint(folder))
+
+
+def test_another_key_is_named_as_such(sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = sealed
+    monkeypatch.setenv("CHECKPOINT_KEY", OTHER.hex())
+    text = (
+        f"{folder}: it is encrypted: {folder}/rank_0/extra.safetensors: wrong key: it is encrypted with key "
+        f"{key_id(KEY).hex()}, this is {key_id(OTHER).hex()}; {ANOTHER}={FORMS} says where the key is now"
+    )
+    assert refusal(folder) == text
+    assert verify(folder) == [text]
+
+
+def test_a_file_of_another_key_in_the_folder_is_named(sealed: tuple[Path, Full]) -> None:
+    folder, _ = sealed
+    path = folder / "rank_1/model.safetensors"
+    plain = Sealed(path, KEY)
+    made(path, plain.read(0, plain.size), OTHER)
+    text = f"{path}: wrong key: it is encrypted with key {key_id(OTHER).hex()}, this is {key_id(KEY).hex()}"
+    assert refusal(folder) == text
+    assert text in verify(folder)
+
+
+def test_a_file_of_another_checkpoint_with_the_same_key_is_named(sealed: tuple[Path, Full], tmp_path: Path) -> None:
+    folder, full = sealed
+    other = tmp_path / "other"
+    written(other, filled(strategy(), 1))
+    for rank, text in (
+        (0, "tensor rows is damaged: its digest is "),
+        (1, "a file from another place: it says rank"),
+    ):
+        path = folder / "rank_0/model.safetensors"
+        shutil.copy(other / f"rank_{rank}/model.safetensors", path)
+        assert refusal(folder).startswith(f"{path}: {text}")
+        assert any(line.startswith(f"{path}: {text}") for line in verify(folder))
+    assert whole(other) != full
+
+
+def test_two_machines_with_two_keys_at_one_place_are_noticed_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final, plan, full, records = tmp_path / "checkpoint", strategy(), filled(strategy()), []
+    for rank, key in enumerate((OTHER, KEY)):
+        monkeypatch.setenv("CHECKPOINT_KEY", key.hex())
+        records.append(write_rank(partial(final), rank, plan, held(plan, rank, full), None, "env:CHECKPOINT_KEY"))
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
+        commit(partial(final), final, records, {"step": 1})
+    path = partial(final) / "rank_0/model.safetensors"
+    text = f"{path}: wrong key: it is encrypted with key {key_id(OTHER).hex()}, this is {key_id(KEY).hex()}"
+    assert str(caught.value) == text
+    assert not final.exists()
+
+
+def test_a_transform_gives_it_another_key_and_encrypts_what_was_not(
+    sealed: tuple[Path, Full], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, full = sealed
+    monkeypatch.setenv("NEW", OTHER.hex())
+    transform(folder, tmp_path / "new", single(strategy()), key="env:NEW")
+    save(tmp_path / "plain", strategy(), full)
+    transform(tmp_path / "plain", tmp_path / "sealed", single(strategy()), key="env:NEW")
+    import_full(read_rank(open_checkpoint(folder), single(strategy()), 0), tmp_path / "imported", strategy(), {},
+                key="env:NEW")  # fmt: skip
+    monkeypatch.delenv("CHECKPOINT_KEY")
+    for name in ("new", "sealed", "imported"):
+        assert whole(tmp_path / name) == full
+        assert open_checkpoint(tmp_path / name).key == OTHER
+
+
+def test_a_key_that_has_moved_is_found_where_the_variable_says(
+    sealed: tuple[Path, Full], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, full = sealed
+    monkeypatch.delenv("CHECKPOINT_KEY")
+    assert refusal(folder) == (
+        f"{folder}: it is encrypted: env:CHECKPOINT_KEY: this environment variable is not set; it must hold the key "
+        "(openssl rand -hex 32); LAUNCHER_CHECKPOINT_KEY=env:NAME (an environment variable) or file:PATH says where "
+        "the key is now"
+    )
+    (tmp_path / "key").write_bytes(KEY)
+    monkeypatch.setenv(ANOTHER, f"file:{tmp_path}/key")
+    assert whole(folder) == full
+    transform(folder, tmp_path / "one", single(strategy()))
+    monkeypatch.delenv(ANOTHER)
+    assert whole(tmp_path / "one") == full
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def block(number: int) -> str:
+    return f"damaged or tampered with: block {number} does not open with the key"
+
+
+HEADED = "damaged or tampered with: its head does not open with the key"
+FIRST = HEAD + TAG
+STEP = BLOCK + TAG
+TAMPERED = {
+    "a flipped bit": (lambda d: flipped(d, FIRST + STEP + 9), block(1)),
+    "a flipped tag": (lambda d: flipped(d, FIRST + STEP - 1), block(0)),
+    "another salt": (lambda d: flipped(d, 20), HEADED),
+    "another size": (lambda d: flipped(d, HEAD - 8), HEADED),
+    "blocks in another order": (
+        lambda d: d[:FIRST] + d[FIRST + STEP : FIRST + 2 * STEP] + d[FIRST : FIRST + STEP] + d[FIRST + 2 * STEP :],
+        block(0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "told"), TAMPERED.values(), ids=TAMPERED)
+def test_what_was_tampered_with_is_named(change, told, sealed: tuple[Path, Full]) -> None:
+    folder, _ = sealed
+    path = folder / "rank_0/model.safetensors"
+    path.write_bytes(change(path.read_bytes()))
+    assert refusal(folder) == f"{path}: {told}"
+    assert f"{path}: {told}" in verify(folder)
+
+
+def made(path: Path, plain: bytes, key: bytes = KEY) -> Path:
+    with path.open("wb") as file:
+        sealer = Sealer(path, file.fileno(), len(plain), key)
+        for at in range(0, len(plain), 700_001):
+            sealer.write(at, memoryview(plain)[at : at + 700_001])
+        sealer.finish()
+    return path
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
+def test_any_stretch_is_the_plain_text_again(size: int, tmp_path: Path) -> None:
+    plain = random.Random(size).randbytes(size)
+    path = made(tmp_path / "a", plain)
+    file = Sealed(path, KEY)
+    assert path.stat().st_size == sealed_size(size)
+    assert file.size == size
+    assert file.read(0, size) == plain
+    for start, stop in ((size // 3, size // 2), (max(0, size - 2), size), (0, min(5, size))):
+        assert file.read(start, stop) == plain[start:stop]
+
+
+def test_a_file_cut_short_or_grown_is_named(tmp_path: Path) -> None:
+    path = made(tmp_path / "a", bytes(2 * BLOCK))
+    data = path.read_bytes()
+    for cut, told in (
+        (data[:-STEP], f"truncated: it is {len(data)} bytes by its head, it has {len(data) - STEP}"),
+        (data + b"x", f"bytes were added: it is {len(data)} bytes by its head, it has {len(data) + 1}"),
+        (data[:30], f"truncated: an encrypted file has at least {HEAD + TAG} bytes, this one 30"),
+        (b"plain", "it is not encrypted, and the manifest says that it is"),
+    ):
+        path.write_bytes(cut)
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
+            Sealed(path, KEY)
+        assert str(caught.value) == f"{path}: {told}"
+
+
+def test_a_block_of_another_file_does_not_open(tmp_path: Path) -> None:
+    a, b = made(tmp_path / "a", bytes(BLOCK)), made(tmp_path / "b", bytes(BLOCK))
+    a.write_bytes(a.read_bytes()[:FIRST] + b.read_bytes()[FIRST:])
+    with pytest.raises(ValueError, match="block 0 does not open with the key"):
+        Sealed(a, KEY).read(0, 1)
+
+
+def test_an_encrypted_file_alone_says_what_it_is(sealed: tuple[Path, Full]) -> None:
+    path = sealed[0] / "rank_0/model.safetensors"
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
+        read_header(path)
+    text = f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is"
+    assert str(caught.value) == text
+
+
+def test_a_key_is_read_in_each_of_its_forms_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "key"
+    for text in (KEY, KEY.hex().encode() + b"\n", base64.b64encode(KEY)):
+        path.write_bytes(text)
+        assert load_key(f"file:{path}") == KEY
+    for secret in ("hunter2", KEY[:16].hex(), "a phrase of thirty-two letters!!"):  # no key, nor half a one
+        path.write_text(secret)
+        monkeypatch.setenv("K", secret)
+        for place in ("env:K", f"file:{path}"):
+            with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
+                load_key(place)
+            assert str(caught.value) == (
+                f"{place}: no key of AES-256: it has {len(secret)} bytes; wanted are 32 random bytes, as 64 "
+                "hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
+            )
+    shutil.rmtree(tmp_path)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        load_key(f"file:{path}")
+    assert str(caught.value) == f"file:{path}: the key cannot be read: No such file or directory"

@@ -1,0 +1,115 @@
+"""``checkpoint.encrypt``: a run whose checkpoints nobody reads without the key."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.checkpoint.read import open_checkpoint, read_rank
+from launcher.checkpoint.strategy import single
+from tests.run.launching import TINY, losses, run, shape
+
+KEY = "5a" * 32
+SEALED = "checkpoint.encrypt=env:CHECKPOINT_KEY"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    monkeypatch.setenv("CHECKPOINT_KEY", KEY)
+
+
+def plain(folder, step):
+    checkpoint = open_checkpoint(folder / f"checkpoints/step-{step:06d}")
+    return {n: bytes(b.data) for n, b in read_rank(checkpoint, single(checkpoint.strategy), 0).items()}
+
+
+def test_an_encrypted_run_goes_on_to_the_same_bits_and_its_key_is_nowhere(tmp_path, capsys):
+    more = ["schedule=constant", "steps=[train,save,transform,export]"]
+    run(tmp_path / "run", SEALED, "schedule=constant", "checkpoint.async=true", "checkpoint.every=1", steps=2)
+    run(tmp_path / "run", SEALED, *more, steps=4)
+    out = capsys.readouterr().out
+    run(tmp_path / "straight", *more, steps=4)
+    assert plain(tmp_path / "run", 4) == plain(tmp_path / "straight", 4)
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+    assert KEY not in out
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.is_dir() or not any(k in path.read_bytes() for k in (KEY.encode(), bytes.fromhex(KEY)))
+    assert "encrypt: env:CHECKPOINT_KEY" in (tmp_path / "run/config.yaml").read_text()
+    assert SEALED in (tmp_path / "run/command.txt").read_text() or SEALED in (tmp_path / "run/status.json").read_text()
+
+
+def refused(tmp_path, capsys, place):
+    assert main([*TINY, f"runs={tmp_path}/runs", f"checkpoint.encrypt={place}", *shape()]) == 2
+    assert not (tmp_path / "runs").exists()
+    return capsys.readouterr().err
+
+
+def test_a_key_that_is_not_there_is_refused_before_anything_starts(tmp_path, capsys):
+    assert refused(tmp_path, capsys, "env:NOBODY") == (
+        "error: 1 problem in this request; nothing was started\n\n"
+        "  checkpoint.encrypt: env:NOBODY: this environment variable is not set; it must hold the key "
+        "(openssl rand -hex 32)\n"
+        "    set by: checkpoint.encrypt=env:NOBODY (command line)\n"
+        "    try:    checkpoint.encrypt=null\n"
+    )
+
+
+def test_a_key_in_the_configuration_is_refused_and_not_shown(tmp_path, capsys):
+    err = refused(tmp_path, capsys, KEY)
+    assert "this does not say where the key is; a key itself belongs into no configuration" in err
+    assert KEY not in err
+
+
+def test_without_cryptography_the_command_to_install_it_is_told(tmp_path, capsys, monkeypatch):
+    before = importlib.util.find_spec
+    monkeypatch.setattr("launcher.checkpoint.keys.find_spec", lambda n: None if n == "cryptography" else before(n))
+    told = "encrypted checkpoints need the package cryptography, which is not installed: pip install 'launcher[crypto]'"
+    assert told in refused(tmp_path, capsys, "env:CHECKPOINT_KEY")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Two steps of one rank, encrypted; with the key as it was then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHECKPOINT_KEY", KEY)
+        folder = tmp_path_factory.mktemp("trained") / "run"
+        return run(folder, SEALED, *shape(), "schedule=constant", steps=2)
+
+
+@pytest.mark.parametrize("value", ["", "a5" * 32], ids=["no key", "another key"])
+@pytest.mark.parametrize("how", ["run_dir", "checkpoint.resume", "steps.load.path"])
+def test_without_its_key_a_run_does_not_go_on(how, value, trained, tmp_path, capsys, monkeypatch):
+    """Whatever names the checkpoint: found before anything starts."""
+    monkeypatch.setenv("CHECKPOINT_KEY", value)
+    path = trained / "checkpoints/step-000002"
+    named = {"run_dir": trained}.get(how, path)
+    more = ["steps=[load,train]"] if how == "steps.load.path" else []
+    before = sorted(trained.rglob("*"))
+    words = [*TINY, f"runs={tmp_path}/runs", *shape(), "schedule=constant", "train.steps=3", *more, f"{how}={named}"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    why = "wrong key: it is encrypted with key " if value else "env:CHECKPOINT_KEY: this environment variable is not "
+    assert f"  {how}: {path}: cannot go on from there: {path}: it is encrypted: " in err.replace(" = ", ": ", 1)
+    assert why in err
+    assert (
+        "; LAUNCHER_CHECKPOINT_KEY=env:NAME (an environment variable) or file:PATH says where the key is now\n" in err
+    )
+    assert KEY not in err
+    assert sorted(trained.rglob("*")) == before
+    assert not (tmp_path / "runs").exists()
+
+
+def test_import_and_transform_encrypt_too_and_export_says_that_it_does_not(trained, tmp_path, capsys):
+    file = tmp_path / "full.safetensors"
+    run(tmp_path / "a", *shape(), f"steps.export.path={file}", "steps=[train,save,export]", steps=1)
+    assert "not encrypted" not in capsys.readouterr().out
+    steps = ["steps=[import,transform,export,verify,inspect]", f"steps.import.src={file}"]
+    folder = run(tmp_path / "b", SEALED, *shape(), *steps)
+    out = capsys.readouterr().out
+    assert re.search(r"export: .*, not encrypted\n", out)
+    for name in ("checkpoints/step-000000", "transformed"):
+        assert open_checkpoint(folder / name).key == bytes.fromhex(KEY)
+    assert KEY not in out
