@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from launcher.checkpoint import (
     Entry,
     Strategy,
+    durable,
     latest,
     partial,
     prune,
@@ -26,7 +29,13 @@ from tests.checkpoint.dying import killed, moments
 from tests.checkpoint.saving import files, filled, held, save, small
 
 
-def deaths(home: Path, act: Callable[[], None], count: int = 40) -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def page_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has written outlives it, on the disk or not: waiting for the disk would tell nothing here."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def deaths(home: Path, act: Callable[[], None], count: int = 15) -> Iterator[None]:
     """Each turn finds ``home`` as it is now, after ``act`` was killed: at some moment, chosen at random."""
     before = home.with_name("before")
     shutil.copytree(home, before)
@@ -36,6 +45,17 @@ def deaths(home: Path, act: Callable[[], None], count: int = 40) -> Iterator[Non
         shutil.copytree(before, home)
         killed(act, moment)
         yield
+
+
+def other() -> Strategy:
+    """As ``small``, in rows of four ranks."""
+    grid = Grid.of(dp_shard=4)
+    entries = small().entries.items()
+    return Strategy(grid, {n: replace(e, layout=flat(grid, e.layout.shape)) for n, e in entries})
+
+
+def flat(grid: Grid, shape: tuple[int, ...]) -> Layout:
+    return Layout(grid, shape, (("dp_shard",), *((),) * (len(shape) - 1)) if shape else ())
 
 
 def made(home: Path, act: Callable[[], None]) -> dict[str, bytes]:
@@ -56,18 +76,18 @@ def test_a_transform_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_o
     (dst.parent / "latest").unlink()
 
     def act() -> None:
-        transform(src, dst, single(small()), overwrite=True)
+        transform(src, dst, other(), overwrite=True)
 
     old, new = files(dst.parent), made(dst.parent, act)
     seen = []
-    for _ in deaths(dst.parent, act):
+    for _ in deaths(dst.parent, act, 100):
         assert verify(dst) == []
         found = {f"b/{name}": data for name, data in files(dst).items()}
         assert found in (old, new)
         seen.append(found == new)
         act()
         assert files(dst.parent) == new
-    assert len(seen) >= 40
+    assert len(seen) >= 100
     assert {*seen} == {False, True}
 
 
@@ -85,8 +105,10 @@ def test_a_first_transform_killed_at_any_moment_leaves_nothing_that_counts_or_al
         assert files(dst.parent) == new
 
 
-@pytest.mark.parametrize("step", [1, 2, 3], ids=["older", "again", "newer"])
-def test_a_save_killed_at_any_moment_leaves_the_last_checkpoint_or_the_new_one(tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(("step", "count"), [(1, 15), (2, 100), (3, 15)], ids=["older", "again", "newer"])
+def test_a_save_killed_at_any_moment_leaves_the_last_checkpoint_or_the_new_one(
+    tmp_path: Path, step: int, count: int
+) -> None:
     home = tmp_path / "checkpoints"
     save(step_folder(home, 2), small(), filled(small(), 2), {"step": 2})
 
@@ -96,7 +118,7 @@ def test_a_save_killed_at_any_moment_leaves_the_last_checkpoint_or_the_new_one(t
 
     old, new = files(step_folder(home, 2)), files_of_step(made(home, act), step)
     seen = []
-    for _ in deaths(home, act):
+    for _ in deaths(home, act, count):
         last = latest(home)
         assert last is not None
         assert verify(last) == []
@@ -106,7 +128,7 @@ def test_a_save_killed_at_any_moment_leaves_the_last_checkpoint_or_the_new_one(t
         assert latest(home) == step_folder(home, step)
         assert {p.name for p in home.iterdir()} == {"latest", f"step-00000{step}"}
         assert files(step_folder(home, step)) == new
-    assert len(seen) >= 40
+    assert len(seen) >= count
     assert {*seen} == {False, True}
 
 
@@ -131,6 +153,35 @@ def test_where_folders_cannot_be_swapped_the_old_one_is_whole_beside_its_name(
         assert verify(dst if dst.exists() else dst.with_name("b.trash")) == []
         act()
         assert files(dst.parent) == new
+
+
+def test_all_is_on_the_disk_before_the_manifest_and_the_manifest_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    publish = durable.publish
+
+    def published(new: Path, final: Path) -> None:
+        seen.append("its name")
+        publish(new, final)
+
+    home = tmp_path / "checkpoints"
+    monkeypatch.setattr(os, "fsync", lambda fd: seen.append(synced(fd, home)))
+    monkeypatch.setattr("launcher.checkpoint.store.publish", published)
+    save(step_folder(home, 1), small(), filled(small()), {"step": 1})
+    new = "step-000001.partial"
+    manifest, name = seen.index(f"{new}/manifest.json"), seen.index("its name")
+    written = {f"{new}/{path}" for path in files(step_folder(home, 1)) if path != "manifest.json"}
+    folders = {new, *(f"{new}/{p.name}" for p in step_folder(home, 1).iterdir() if p.is_dir())}
+    assert written | folders <= {*seen[:manifest]}
+    assert seen[manifest + 1 : name] == [new]
+    assert seen[name + 1 :] == [".", "latest", "."]
+
+
+def synced(fd: int, home: Path) -> str:
+    """The file or folder behind ``fd``; a new text goes by the name that it gets."""
+    path = Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(home)
+    return str(path.with_name(path.name[1:].rpartition(".")[0]) if path.name.startswith(".") else path)
 
 
 def void(_: object) -> None:
