@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,8 +67,24 @@ def _snapshot(s: Session, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
 
 
 def _write(shot: Snapshot, world: World, group: dist.ProcessGroup | None, keep: int | None) -> None:
-    """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all return."""
+    """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all return.
+
+    When one of them fails nothing is left of it: the disk may be full.
+    """
     new = store.partial(shot.final)
+
+    def discard() -> None:
+        if world.rank == 0:
+            shutil.rmtree(new, ignore_errors=True)
+
+    try:
+        _write_all(shot, new, world, group, keep)
+    except RunError:  # on every rank, so nobody is writing any more
+        _all(world, group, shot, discard)
+        raise
+
+
+def _write_all(shot: Snapshot, new: Path, world: World, group: dist.ProcessGroup | None, keep: int | None) -> None:
     records = _all(
         world, group, shot, lambda: write_share(new, world.rank, shot.layout, shot.tensors, shot.extra, shot.key)
     )
