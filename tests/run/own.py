@@ -50,3 +50,17 @@ class Spare(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.head(self.drop(self.embed(tokens)))
         return out
+
+
+class Dropped(nn.Module):
+    """Dropout draws from the random stream of each rank."""
+
+    def __init__(self, vocab: int, dim: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab, dim)
+        self.drop = nn.Dropout(0.3)
+        self.head = nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.drop(self.embed(tokens)))
+        return out

@@ -1,0 +1,65 @@
+"""Law 9 in one layout: whatever moves from step to step is where it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.decide import plan_job
+from launcher.job.compose import compose
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
+from launcher.runtime import state
+from launcher.runtime.session import Session
+from launcher.runtime.world import World
+from launcher.steps import session, train
+from tests.ranks import on_ranks
+from tests.run.launching import TINY
+
+MOVES = ("step", "loss", "lr", "grad_norm", "loss_scale")
+
+
+def left(s: Session) -> dict[str, Any]:
+    """The weights and all that a rank has beside them."""
+    return {**{n: t.clone() for n, t in state.tensors(s).items()}, "streams": torch.get_rng_state(),
+            "scaling": (s.scaling.factor, s.scaling.good)}  # fmt: skip
+
+
+def same(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else bool(a == b)
+
+
+def stopped_and_not(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[str], list[Any], list[Any]]:
+    """What differs after four steps when they went on from a checkpoint after two; and the rows of both."""
+    rows: list[list[Any]] = [[], []]
+    straight = session.build(replace(world, send=rows[0].append), j, plan, folder)
+    straight.scaling.factor, straight.scaling.good = 1024.0, 1997  # doubled after 2000, which is step 3
+    train.run(straight, j)
+    want = left(straight)
+    again = session.build(replace(world, send=rows[1].append), j, plan, folder)
+    state.load(again, folder / "checkpoints/step-000002")
+    train.run(again, j)
+    got = left(again)
+    assert got.keys() == want.keys()
+    moved = [[{k: row[k] for k in MOVES} for row in told if "loss" in row] for told in rows]
+    return [n for n in want if not same(want[n], got[n])], moved[0][2:], moved[1]
+
+
+def test_weights_optimizer_schedule_scaler_samples_and_streams_go_on_bit_for_bit(tmp_path):
+    j = compose([
+        *TINY[2:], "model={_target_: tests.run.own.Dropped, vocab: 64, dim: 16}", "security.allow=[tests]",
+        "parallel.pipeline.stage_config={embed: 0, drop: 0, head: 1}", "train.precision=fp16",
+        "schedule=cosine", "checkpoint.every=2", "checkpoint.keep=null", "train.steps=4",
+    ]).job  # fmt: skip
+    plan = plan_job(j)
+    assert [n for _, n in plan.sizes.grid.axes if n > 1] == [2, 2]
+    found = on_ranks(4, stopped_and_not, j, plan, tmp_path)
+    for different, want, got in found:
+        assert different == []
+        assert got == want
+    told = found[0][1]
+    assert [row["loss_scale"] for row in told] == [2048.0, 2048.0]
+    assert told[0]["lr"] != told[1]["lr"]
