@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import launch, outputs, phases, record, resume, sources
 from launcher.console import gone, say
+from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, settled
 from launcher.job.schema import Job
 from launcher.plan.phases import Phase, alone
@@ -95,6 +96,7 @@ def _carry_out(
             *launch.refused(job, outer),
             *resume.named(job),
             *sources.named(job),
+            *absent(job.data),
             *outputs.unwritable(job),
         ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.data.image_problems import check_cifar10, check_idx, check_mnist5k
 from launcher.data.resolve import resolve
-from launcher.data.text_problems import check_text
+from launcher.data.text_problems import check_absent, check_text
 from launcher.errors import Problem
 from launcher.job.models import Cifar10, Data, Idx, Mnist5k, Text
 
@@ -23,3 +23,8 @@ def check(settings: Data) -> list[Problem]:
             return list(check_cifar10(settings))
         case _:
             return []
+
+
+def absent(settings: Data) -> list[Problem]:
+    """Files that the run will read and that its plan does without."""
+    return list(check_absent(settings)) if isinstance(settings, Text) else []

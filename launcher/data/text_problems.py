@@ -10,6 +10,7 @@ from launcher.errors import Problem
 from launcher.job.models import Text
 
 SHIPPED = "data.path=null"
+LEARNED = "data.tokenizer=bpe data.tokenizer_file=null"
 
 
 def check_text(settings: Text) -> Iterator[Problem]:
@@ -26,8 +27,14 @@ def check_text(settings: Text) -> Iterator[Problem]:
     yield from _windows(settings, file)
     if settings.tokenizer != "bytes":
         yield from _utf8(settings, file)
-    if settings.tokenizer_file is not None:
-        yield from _tokenizer(Path(settings.tokenizer_file), settings.vocab_size)
+    if settings.tokenizer_file is not None and (path := Path(settings.tokenizer_file)).is_file():
+        yield from _tokenizer(path, settings.vocab_size)
+
+
+def check_absent(settings: Text) -> Iterator[Problem]:
+    """A tokenizer may come after the plan, from another machine: ``data.vocab_size`` says all that a plan needs."""
+    if settings.tokenizer_file is not None and not Path(settings.tokenizer_file).is_file():
+        yield Problem("data.tokenizer_file", f"{settings.tokenizer_file}: no such file", LEARNED)
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
@@ -43,15 +50,12 @@ def _windows(settings: Text, file: Path) -> Iterator[Problem]:
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
-    if not path.is_file():
-        yield Problem("data.tokenizer_file", f"{path}: no such file", "data.tokenizer=bpe data.tokenizer_file=null")
-        return
     from launcher.data import bpe
 
     try:
         size = bpe.load(path).get_vocab_size()
     except ValueError as error:
-        yield Problem("data.tokenizer_file", str(error), "data.tokenizer=bpe data.tokenizer_file=null")
+        yield Problem("data.tokenizer_file", str(error), LEARNED)
         return
     if size > vocab_size:
         text = f"{vocab_size}: {path} has {size} tokens"

@@ -14,7 +14,7 @@ from launcher.data import bpe, corpus
 from launcher.data.open import open_data
 from launcher.data.plain_text import decode_bytes, encode_bytes, open_text
 from launcher.data.source import entropy
-from launcher.data.text_problems import check_text
+from launcher.data.text_problems import check_absent, check_text
 from launcher.data.tokens import Windows
 from launcher.errors import RequestError
 from launcher.job.models import RandomTokens, Text
@@ -140,7 +140,7 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
         settings = Text(
             name="text", tokenizer="file", tokenizer_file=str(path), vocab_size=vocab_size, seq_len=32, val_fraction=0
         )
-        [problem] = check_text(settings)
+        [problem] = [*check_text(settings), *check_absent(settings)]
         return str(problem.key), problem.text, problem.cure
 
     bpe.train("to be or not to be\n" * 50, 270).save(str(tmp_path / "tokenizer.json"))

@@ -1,0 +1,38 @@
+"""A Hugging Face folder of a Llama so small that a test makes it: random weights, a tokenizer learned from a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from launcher.checkpoint.names import renamed
+from launcher.checkpoint.tables import TO_LLAMA
+from launcher.data import bpe
+from launcher.job.models import LanguageModel
+from launcher.models.build import build_model
+
+SIZES = {"dim": 36, "layers": 2, "heads": 9, "kv_heads": 3, "ffn_dim": 64}
+"""As many heads as SmolLM2-135M, which no two ranks share evenly."""
+VOCABULARY = 270
+
+
+def overrides(folder: Path) -> tuple[str, ...]:
+    """The words that make a run of the recipe ``smollm2_pp2_tp2`` take this folder for SmolLM2."""
+    sizes = (f"model.{key}={n}" for key, n in SIZES.items())
+    return (f"steps.import.src={folder}", f"data.vocab_size={VOCABULARY}", *sizes)
+
+
+def write(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """The weights, under our names; the table is there once, as transformers writes it."""
+    torch.manual_seed(0)
+    model = build_model(LanguageModel(name="lm", vocab_size=VOCABULARY, **SIZES))
+    ours = {name: (p.detach() * 5).to(dtype) for name, p in model.named_parameters()}
+    new = renamed(ours, TO_LLAMA).names
+    folder.mkdir(parents=True)
+    save_file({new[name]: t for name, t in ours.items()}, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    bpe.train("to be or not to be\n" * 50, VOCABULARY).save(str(folder / "tokenizer.json"))
+    return ours
