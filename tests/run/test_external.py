@@ -29,7 +29,8 @@ from tests.run.launching import (
 )
 
 FRAGILE = (
-    "model={_target_: tests.run.own.Fragile, vocab: 64, dim: 16, rank: 3}", "security.allow=[tests]",
+    "model={_target_: tests.run.own.Fragile, vocab: 64, dim: 16, rank: 1}", "security.allow=[tests]",
+    "launch.nproc=2", "parallel.hsdp=null",
     "parallel.pipeline.stage_config={embed: 0, guard: 1, head: 1}", "data=random_tokens", "data.vocab_size=64",
     "data.seq_len=8", "data.samples=64", "train.batch_size=16", "steps=[train,save]", "checkpoint.every=2",
 )  # fmt: skip
@@ -78,21 +79,21 @@ def test_a_plan_is_shown_once(tmp_path):
 
 
 def test_the_rank_that_failed_first_is_named(tmp_path):
-    done = torchrun(4, *FRAGILE, f"run_dir={tmp_path}/run", "train.steps=2")
-    text = "rank 3 has had enough; hydra is here: False"
+    done = torchrun(2, *FRAGILE, f"run_dir={tmp_path}/run", "train.steps=2")
+    text = "rank 1 has had enough; hydra is here: False"
     assert done.returncode == 1
-    assert f"error: rank 3: RuntimeError: {text}\nTraceback (most recent call last):\n" in done.stderr
-    assert f"log: {tmp_path}/run/logs/rank3.log\n" in done.stderr
-    fault = json.loads((tmp_path / "run/errors/rank3.json").read_text())
-    assert (fault["rank"], fault["type"], fault["message"], fault["echo"]) == (3, "RuntimeError", text, False)
+    assert f"error: rank 1: RuntimeError: {text}\nTraceback (most recent call last):\n" in done.stderr
+    assert f"log: {tmp_path}/run/logs/rank1.log\n" in done.stderr
+    fault = json.loads((tmp_path / "run/errors/rank1.json").read_text())
+    assert (fault["rank"], fault["type"], fault["message"], fault["echo"]) == (1, "RuntimeError", text, False)
     assert {k: status(tmp_path / "run")[k] for k in ("status", "error")} == {
         "status": "failed",
-        "error": f"rank 3: RuntimeError: {text}",
+        "error": f"rank 1: RuntimeError: {text}",
     }
 
 
 def test_torchruns_own_restart_goes_on_in_the_same_folder(tmp_path):
-    done = torchrun(4, *FRAGILE, f"runs={tmp_path}/runs", "train.steps=2", restarts=1)
+    done = torchrun(2, *FRAGILE, f"runs={tmp_path}/runs", "train.steps=2", restarts=1)
     assert done.returncode == 0, done.stderr
     [folder] = (tmp_path / "runs/lm_tied_pp2_hsdp2").glob("0*")
     assert status(folder)["status"] == "done"
