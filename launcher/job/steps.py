@@ -40,11 +40,14 @@ class Broadcast(Settings):
 
 
 class Certify(Settings):
-    """A small copy of the run, under its layout and in one process. ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32."""
+    """A small copy of the run, under its layout and in one process.
+
+    ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32, and in half precision 8 roundings, or 1e-6 where none can differ.
+    """
 
     kind: Literal["certify"] = "certify"
     steps: Count = 2
-    precision: Literal["fp64", "fp32"] = "fp64"
+    precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp64"
     tolerance: float | None = Field(None, gt=0, description="largest error, relative to each tensor's largest number")
 
 

@@ -73,12 +73,13 @@ def _step(live: Session, judge: Judge | None, clip: float | None) -> None:
     """One optimizer step of the real loop. The first is not clipped: its gradients are compared as they are."""
     seen: list[Piece] = []
     hook = live.optimizer.register_step_pre_hook(lambda *_: seen.extend(pieces(live.model)))
+    scale = live.scaling.factor
     loss, norm = loop.step(live, clip)
     hook.remove()
     live.step += 1
     grads, weights = gathered(live.plan, seen), gathered(live.plan, pieces(live.model, weights=True))
     if judge and grads and weights:
-        want = judge.reference.backward(live.step - 1, clip)
+        want = judge.reference.backward(live.step - 1, clip, scale)
         judge.gradients(live.step, loss, norm, grads, want)
         judge.weights("update", live.step, weights, judge.reference.update(grads.tensors))
 

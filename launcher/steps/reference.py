@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
@@ -16,7 +19,7 @@ from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import init
 from launcher.parallel.read import default_dtype, dtype_of
-from launcher.plan.facts import DTYPE
+from launcher.plan.facts import COMPUTE, DTYPE
 from launcher.plan.plan import Plan
 
 Samples = tuple[tuple[Tensor, ...], Tensor]
@@ -49,14 +52,25 @@ def plain(job: Job, plan: Plan) -> nn.Module:
     return model
 
 
-def accumulate(model: nn.Module, xs: tuple[Tensor, ...], y: Tensor, parts: int) -> float:
-    """Mean loss of the batch and its gradients, in ``parts`` equal micro batches one after the other."""
+def accumulate(
+    model: Callable[..., Tensor], xs: tuple[Tensor, ...], y: Tensor, parts: int, scale: float = 1.0
+) -> float:
+    """Mean loss of the batch, and ``scale`` times its gradients, in ``parts`` equal micro batches one by one."""
     total = 0.0
     for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
         loss = cross_entropy(model(*x), t) / parts
-        loss.backward()
+        (loss * scale).backward()
         total += loss.item()
     return total
+
+
+def computing(model: nn.Module, plan: Plan) -> Callable[..., Tensor]:
+    """``model``, or in half precision what it makes of weights that are cast anew for every micro batch."""
+    return partial(_low, model, {p.name: dtype_of(p.compute) for p in plan.params}) if plan.dtypes.mixed else model
+
+
+def _low(model: nn.Module, dtypes: Mapping[str, torch.dtype], *xs: Any) -> Any:
+    return functional_call(model, {n: p.to(dtypes[n]) for n, p in model.named_parameters()}, xs)
 
 
 class Reference:
@@ -72,21 +86,21 @@ class Reference:
     def batch(self, step: int) -> Samples:
         """All samples of an optimizer step, in order."""
         indices = batch_indices(self._job.seed, step, self.plan.sizes.global_batch, len(self._source))
-        dtype = dtype_of(DTYPE[self.plan.precision])
+        dtype = dtype_of(COMPUTE[self.plan.precision])
         *xs, y = (
             t.to(self.device, dtype if t.is_floating_point() else t.dtype)
             for t in (*self._source.inputs(indices), self._source.targets(indices))
         )
         return tuple(xs), y
 
-    def backward(self, step: int, clip: float | None) -> Outcome:
-        """Loss and gradients of a step, clipped as torch does it."""
+    def backward(self, step: int, clip: float | None, scale: float) -> Outcome:
+        """Loss and gradients of a step, clipped as torch does it; backward works on ``scale`` times the loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._accumulate(*self.batch(step))
+        loss = self._accumulate(*self.batch(step), scale)
         mine = init.tensors(self.model)
         grads = {p.name: g for p in self.plan.params if p.trainable and (g := mine[p.name].grad) is not None}
         for g in grads.values():
-            g.mul_(self._summed())
+            g.mul_(self._summed() / scale)
         square = sum((g.double().square().sum() for g in grads.values()), torch.zeros((), dtype=torch.float64))
         if clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), clip)
@@ -108,22 +122,22 @@ class Reference:
         mine = init.tensors(self.model)
         return _kept({p.name: mine[p.name] for p in self.plan.params if not p.buffer})
 
-    def _accumulate(self, xs: tuple[Tensor, ...], y: Tensor) -> float:
-        """At once; a model that may keep statistics sees the micro batches one by one, and keeps the first rank's."""
-        sizes = self.plan.sizes
-        before = self._buffers()
-        if not before:
-            return accumulate(self.model, xs, y, 1)
+    def _accumulate(self, xs: tuple[Tensor, ...], y: Tensor, scale: float) -> float:
+        """At once; a model that may keep statistics sees the micro batches one by one, and keeps the first rank's.
+
+        So does one in half precision, whose gradients of every micro batch are rounded before they are added up.
+        """
+        sizes, model = self.plan.sizes, computing(self.model, self.plan)
+        if not self.plan.dtypes.mixed and not self._buffers():
+            return accumulate(model, xs, y, 1, scale)
         loss, kept = 0.0, dict[str, Tensor]()
-        for n, *part in zip(range(sizes.replicas), *(t.chunk(sizes.replicas) for t in (*xs, y)), strict=True):
-            loss += accumulate(self.model, tuple(part[:-1]), part[-1], sizes.micros) / sizes.replicas
-            kept = _kept(self._buffers()) if n == 0 else kept
+        n = sizes.replicas
+        for rank, *part in zip(range(n), *(t.chunk(n) for t in (*xs, y)), strict=True):
+            loss += accumulate(model, tuple(part[:-1]), part[-1], sizes.micros, scale / n) / n
+            kept = _kept(self._buffers()) if rank == 0 else kept
         with torch.no_grad():
             for name, t in self._buffers().items():
                 t.copy_(kept[name])
-        for t in self.model.parameters():
-            if t.grad is not None:
-                t.grad.div_(sizes.replicas)
         return loss
 
     def _buffers(self) -> dict[str, Tensor]:

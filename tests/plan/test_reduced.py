@@ -35,6 +35,27 @@ def test_layers_that_a_setting_names_one_by_one_all_stay() -> None:
     assert "model.layers" not in dict(changes)
 
 
+def test_half_precision_allows_roundings_where_the_layout_has_another_order_of_them() -> None:
+    two = ("parallel.pipeline.stages=2", "launch.nproc=2")
+    cases = {
+        (): 1e-6, ("launch.nproc=2",): 1e-6, two: 2.0**-5,
+        ("launch.nproc=2", "parallel.gradient_fp32_sync=false"): 2.0**-5,
+    }  # fmt: skip
+    for words, want in cases.items():
+        asked = job(*LM, *words)
+        found, _ = sizes(asked)
+        assert found is not None
+        assert reduced(asked, Certify(precision="bf16"), found).tolerance == want, words
+    assert reduced(asked, Certify(precision="bf16", tolerance=0.5), found).tolerance == 0.5
+
+
+def test_fp16_is_certified_at_a_loss_scale_that_stays() -> None:
+    asked = job(*LM, "train.precision=fp16")
+    found, _ = sizes(asked)
+    assert found is not None
+    assert ("train.loss_scale", "null -> 1024.0") in reduced(asked, Certify(precision="fp16"), found).changes
+
+
 def test_the_plan_says_what_a_certificate_is_made_of() -> None:
     asked = job(*LM, "steps=[certify]", "parallel.pipeline.stages=3", "launch.nproc=3", "parallel.hsdp=null",
                 "parallel.pipeline.micro_batch_num=4", "train.steps=2")  # fmt: skip

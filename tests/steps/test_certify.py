@@ -31,10 +31,10 @@ ALL: dict[str, Any] = {
 REPLICAS: dict[str, Any] = {"pipeline": {"stages": 2}, "grid": {"dp_replicate": 2}}
 
 
-def certificate(parallel: dict[str, Any], **changes: Any) -> Certificate:
+def certificate(parallel: dict[str, Any], step: Certify | None = None, **changes: Any) -> Certificate:
     """Of a small job, on real ranks."""
     asked = job(parallel=parallel, **changes)
-    copy = reduced(asked, Certify(), plan_job(asked).sizes)
+    copy = reduced(asked, step or Certify(), plan_job(asked).sizes)
     plan = plan_job(copy.job)
 
     def work(world: World) -> Certificate | None:
@@ -66,6 +66,20 @@ def test_running_statistics_are_certified_too() -> None:
 def test_sums_in_place_of_means_are_certified_as_such() -> None:
     c = certificate(REPLICAS | {"gradients_mean": False, "pipeline": {"stages": 2, "loss_reduction": "sum"}})
     assert c.holds, c.verdict()
+
+
+HALF: dict[str, tuple[str, dict[str, Any], float]] = {
+    "bf16, nothing rounds in another order": ("bf16", {"grid": {"dp_replicate": 2}}, 1e-6),
+    "fp16, two stages that share a table": ("fp16", {"pipeline": {"stages": 2}}, 8 * 2.0**-11),
+}
+
+
+@pytest.mark.parametrize(("precision", "parallel", "allowed"), list(HALF.values()), ids=list(HALF))
+def test_half_precision_is_certified_against_one_process_in_the_same(precision, parallel, allowed):
+    c = certificate(parallel, Certify(precision=precision), model__layers=2)
+    assert c.holds, c.verdict()
+    assert c.tolerance == allowed
+    assert max(f.error for f in c.findings if f.part == "update") <= 1e-6
 
 
 def scaled(patch: pytest.MonkeyPatch) -> None:
