@@ -27,8 +27,9 @@ def plain(folder, step):
 
 
 def test_an_encrypted_run_goes_on_to_the_same_bits_and_its_key_is_nowhere(tmp_path, capsys):
-    more = ["schedule=constant", "steps=[train,save,transform,export]"]
-    run(tmp_path / "run", SEALED, "schedule=constant", "checkpoint.async=true", "checkpoint.every=1", steps=2)
+    two = [*shape(shard=2), "schedule=constant"]
+    more = [*two, "steps=[train,save,transform,export]"]
+    run(tmp_path / "run", SEALED, *two, "checkpoint.async=true", "checkpoint.every=1", steps=2)
     run(tmp_path / "run", SEALED, *more, steps=4)
     out = capsys.readouterr().out
     run(tmp_path / "straight", *more, steps=4)
