@@ -60,7 +60,7 @@ Cell = tuple[str, str, str]
 def asked(cell: Cell) -> Job:
     schedule, layout, tie = cell
     pipeline = {"stages": 2, "micro_batch_num": 4, **SCHEDULES[schedule]}
-    return job(parallel={"pipeline": pipeline, **LAYOUTS[layout]}, model={**LM, "tied": TIES[tie]},
+    return job(parallel={"pipeline": pipeline, **LAYOUTS[layout]}, model={**LM, "layers": 2, "tied": TIES[tie]},
                train__batch_size=16)  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,9 @@ LM = {"name": "lm", "vocab_size": 64, "dim": 16, "layers": 4, "heads": 2}
 TOKENS = {"name": "random_tokens", "vocab_size": 64, "seq_len": 8}
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-6}
 CPU = torch.device("cpu")
+K = TypeVar("K")
+Step = tuple[float, float, list[Piece]]
+"""Mean loss, norm, and what a rank holds."""
 
 
 def job(**changes: Any) -> Job:
@@ -100,7 +104,7 @@ def step(j: Job, par: Parallel, pipe: Pipeline) -> Tensor:
     return pipe.step(tuple(x[mine] for x in xs), y[mine])
 
 
-def rank_step(world: World, j: Job, plan: Plan) -> tuple[float, float, list[Piece]]:
+def rank_step(world: World, j: Job, plan: Plan) -> Step:
     """One forward and backward on one rank: mean loss, norm, and what it holds."""
     par, pipe = build(world, j, plan)
     both = torch.stack([step(j, par, pipe), norm.build(par).squared()])
@@ -129,13 +133,59 @@ def whole(plan: Plan, found: list[Piece]) -> dict[str, Tensor]:
     return full.tensors
 
 
+@dataclass(frozen=True)
+class Run:
+    """What every rank found under a layout, and what one process finds."""
+
+    plan: Plan
+    ranks: list[Step]
+    want: Outcome
+
+    def assert_same(self) -> Plan:
+        assert_same(outcome(self.plan, self.ranks), self.want, TOLERANCE[self.plan.precision])
+        return self.plan
+
+
+def together(jobs: Mapping[K, Job]) -> dict[K, Run]:
+    """Each job under its layout and alone. Ranks are forked once a size, and run all jobs of that size."""
+    plans = {k: plan_job(j) for k, j in jobs.items()}
+    found: dict[K, list[Step]] = {}
+    for size in {p.sizes.grid.size for p in plans.values()}:
+        mine = {k: (jobs[k], p) for k, p in plans.items() if p.sizes.grid.size == size}
+        ranks = on_ranks(size, rank_steps, mine, timeout_s=60)
+        found |= {k: [r[k] for r in ranks] for k in mine}
+    want: dict[str, Outcome] = {}
+    out = {}
+    for k, j in jobs.items():
+        same = j.model_dump_json(include={"model", "data", "train", "seed"})
+        if same not in want:
+            want[same] = alone(j, plans[k])
+        out[k] = Run(plans[k], found[k], want[same])
+    return out
+
+
+def rank_steps(world: World, cells: Mapping[K, tuple[Job, Plan]]) -> dict[K, Step]:
+    out = {}
+    for k, (j, plan) in cells.items():
+        try:
+            out[k] = rank_step(world, j, plan)
+        except Exception as error:
+            error.add_note(f"in {k}")
+            raise
+    return out
+
+
 def under_layout(j: Job) -> tuple[Plan, Outcome]:
     """Run ``j``'s layout on real gloo ranks and put the pieces together."""
     plan = plan_job(j)
-    ranks = on_ranks(plan.sizes.grid.size, rank_step, j, plan, timeout_s=60)
+    return plan, outcome(plan, on_ranks(plan.sizes.grid.size, rank_step, j, plan, timeout_s=60))
+
+
+def outcome(plan: Plan, ranks: list[Step]) -> Outcome:
+    """The whole tensors that all ranks hold pieces of."""
     full = whole(plan, [p for _, _, held in ranks for p in held])
     buffers = {p.name for p in plan.params if p.buffer}
-    return plan, Outcome(
+    return Outcome(
         ranks[0][0], ranks[0][1],
         {n: t for n, t in full.items() if n not in buffers}, {n: t for n, t in full.items() if n in buffers},
     )  # fmt: skip

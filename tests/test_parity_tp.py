@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 
 from launcher.decide import plan_job
 from launcher.parallel import region
-from tests.parity import assert_parity, error, job, rank_train, train_alone, whole
+from tests.parity import Run, assert_parity, error, job, rank_train, together, train_alone, whole
 from tests.ranks import on_ranks
 
 COLUMN: dict[str, Any] = {"weight": ["tp", None]}
@@ -49,11 +51,19 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@cache
+def kinds() -> dict[Any, Run]:
+    return together({
+        (kind, p): job(parallel={"operators": operators, "grid": {"tp": 2}}, model__tied=False, model__layers=2,
+                       train__precision=p)
+        for (kind, operators), p in product(KINDS.items(), ("fp64", "fp32"))
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
-@pytest.mark.parametrize("operators", list(KINDS.values()), ids=list(KINDS))
-def test_each_kind_alone_equals_one_process(operators, precision):
-    grid = {"tp": 2}
-    assert_parity(job(parallel={"operators": operators, "grid": grid}, model__tied=False, train__precision=precision))
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_alone_equals_one_process(kind, precision):
+    kinds()[kind, precision].assert_same()
 
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -70,14 +80,25 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+BOTH = {"megatron": MEGATRON, "sequence": SEQUENCE}
+
+
+@cache
+def laid_out() -> dict[Any, Run]:
+    return together({
+        (layout, name, tied): job(
+            parallel={"operators": operators, "grid": {"tp": 2}, **rest}, model__tied=tied, launch={"nproc": ranks},
+            train__precision="fp32" if tied else "fp64", model__layers=2,
+        )
+        for (layout, (ranks, rest)), (name, operators), tied in product(LAYOUTS.items(), BOTH.items(), (True, False))
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("operators", [MEGATRON, SEQUENCE], ids=["megatron", "sequence"])
+@pytest.mark.parametrize("operators", BOTH)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_language_model_in_every_layout_equals_one_process(layout, operators, tied):
-    ranks, rest = LAYOUTS[layout]
-    parallel = {"operators": operators, "grid": {"tp": 2}, **rest}
-    precision = "fp32" if tied else "fp64"
-    assert_parity(job(parallel=parallel, model__tied=tied, launch={"nproc": ranks}, train__precision=precision))
+    laid_out()[layout, operators, tied].assert_same()
 
 
 SEQPIPE = {"stages": 2, "micro_batch_num": 4, "scheduler": "seqpipe", "seq_chunks": 2}
