@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.blob import words
-from launcher.checkpoint.files import CHUNK
 from launcher.checkpoint.pieces import slabs
 from launcher.plan.facts import ITEMSIZE, TensorSpec
 from launcher.plan.layout import Box
+
+BUFFER = 1 << 20  # small enough to be in the processor's cache still when it is digested, and when it is written
 
 Fill = Callable[[Box, npt.NDArray[Any]], None]
 """Puts the elements of a box, in global indices, into an array as ``words`` makes it."""
@@ -21,8 +22,8 @@ Fill = Callable[[Box, npt.NDArray[Any]], None]
 
 def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
     """All chunks share one buffer: use each before the next."""
-    buffer = np.empty(min(CHUNK, TensorSpec(box.shape, dtype).nbytes), np.uint8)
-    for slab in slabs(box, ITEMSIZE[dtype], CHUNK):
+    buffer = np.empty(min(BUFFER, TensorSpec(box.shape, dtype).nbytes), np.uint8)
+    for slab in slabs(box, ITEMSIZE[dtype], BUFFER):
         spec = TensorSpec(slab.shape, dtype)
         fill(slab, words(buffer, spec))
         yield buffer[: spec.nbytes].data

@@ -126,6 +126,12 @@ class Reader:
         self._window = Window(checkpoint.key)
         self._header = lru_cache(maxsize=None)(partial(file_header, checkpoint))
 
+    def beside(self) -> Reader:
+        """Another, for use at the same time; what either has verified is verified for both."""
+        new = Reader(self.checkpoint, verify=self._verify)
+        new._good, new._header = self._good, self._header
+        return new
+
     def check_headers(self) -> None:
         """Look at every file, before anything is done with any."""
         files = rank_files(self.checkpoint.strategy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,16 +31,19 @@ class Report:
     left: tuple[str, ...] = ()
 
 
-PEAK = 3 * CHUNK  # one buffer to gather in, and the stretch of source files that is mapped in meanwhile
+PEAK = 3 * CHUNK  # a worker's: a buffer to gather in, and the stretch of source files that is mapped in meanwhile
 
 
-def transform(src: Path, dst: Path, target: Strategy, *, overwrite: bool = False, key: str | None = None) -> Report:
+def transform(
+    src: Path, dst: Path, target: Strategy, *, overwrite: bool = False, key: str | None = None, workers: int = 1
+) -> Report:
     """Write the checkpoint ``src`` as ``dst``, laid out by ``target``: parameters, buffers, optimizer states, state.
 
     An encrypted source gives an encrypted ``dst``: ``key`` says where the key is, if not where the source's is.
     Random states of single ranks stay behind, they fit one layout only. Names, shapes and dtypes of every file are
-    checked before the first byte is written; ``dst`` appears when complete. Raises ``ValueError`` for a source that is
-    incomplete, damaged or of other tensors, ``FileExistsError`` for a destination that is not empty.
+    checked before the first byte is written; ``workers`` ranks are written at a time; ``dst`` appears when complete.
+    Raises ``ValueError`` for a source that is incomplete, damaged or of other tensors, ``FileExistsError`` for a
+    destination that is not empty.
     """
     check_apart(src, dst)
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
@@ -48,16 +52,20 @@ def transform(src: Path, dst: Path, target: Strategy, *, overwrite: bool = False
     reader.check_headers()
     key = key or now(reader.checkpoint.manifest.key)
     with fresh(dst) as new:
-        records = [_write(reader, names, new, rank, target, key) for rank in range(target.grid.size)]
+
+        def write(rank: int) -> tuple[RankRecord, int]:
+            own = reader.beside()
+            record = write_pieces(new, rank, target, lambda name, box: own.chunks(names[name], box), {}, key)
+            return record, own.bytes_read
+
+        # threads: all that takes time (copies, digests, writes, syncs) lets go of the interpreter
+        with ThreadPoolExecutor(workers) as pool:
+            done = list(pool.map(write, range(target.grid.size)))
+        records = [record for record, _ in done]
         seal(new, records, reader.checkpoint.state)
     files = {path: record for r in records for path, record in r.files.items()}
-    return Report(dst, len(files), reader.bytes_read, sum(f.size for f in files.values()), PEAK)
-
-
-def _write(
-    reader: Reader, names: dict[str, str], folder: Path, rank: int, target: Strategy, key: str | None
-) -> RankRecord:
-    return write_pieces(folder, rank, target, lambda name, box: reader.chunks(names[name], box), {}, key)
+    written = sum(f.size for f in files.values())
+    return Report(dst, len(files), sum(read for _, read in done), written, workers * PEAK)
 
 
 def is_checkpoint(folder: Path) -> bool:

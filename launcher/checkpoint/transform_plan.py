@@ -57,7 +57,7 @@ class TransformPlan:
     names: Mapping[str, str]
     sources: tuple[Source, ...]
     nbytes: int
-    peak: int = PEAK
+    peak: int
 
     def spans(self, rank: int) -> Iterator[Span]:
         """Which bytes of which file ``rank`` of the destination reads, tensor by tensor."""
@@ -99,13 +99,13 @@ class TransformPlan:
         return table(head, rows, right=[0, 3, 4, 5]) + "\n" + rest
 
 
-def plan_transform(src: Path, target: Strategy) -> TransformPlan:
+def plan_transform(src: Path, target: Strategy, *, workers: int = 1) -> TransformPlan:
     """What ``transform`` to ``target`` will do. Everything is checked that is checked there; raises as it does."""
     checkpoint = open_checkpoint(src)
     names = match(checkpoint.strategy, target)
     Reader(checkpoint).check_headers()
     found = sources(checkpoint.strategy, target, names)
-    return TransformPlan(checkpoint, target, names, found, sum(s.nbytes for s in found))
+    return TransformPlan(checkpoint, target, names, found, sum(s.nbytes for s in found), workers * PEAK)
 
 
 def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Source, ...]:

@@ -70,6 +70,7 @@ class Transform(Settings):
     nproc: Count = 1
     stages: Count = 1
     shard_size: Count = 1
+    workers: Count = 1
     overwrite: Flag = False
 
 

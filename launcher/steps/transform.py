@@ -25,10 +25,11 @@ def target(step: Transform, src: Strategy) -> Strategy:
 
 def run(step: Transform, src: Path, dst: Path, key: str | None = None) -> Report:
     """``src`` and ``dst`` are checkpoint folders; ``dst`` is complete on return or not there. ``key`` is its own."""
-    return transform(src, dst, target(step, open_checkpoint(src).strategy), overwrite=step.overwrite, key=key)
+    to = target(step, open_checkpoint(src).strategy)
+    return transform(src, dst, to, overwrite=step.overwrite, key=key, workers=step.workers)
 
 
 def preview(step: Transform, src: Path) -> str:
     """What ``run`` would read and write; nothing is written. Raises as it does."""
-    plan = plan_transform(src, target(step, open_checkpoint(src).strategy))
+    plan = plan_transform(src, target(step, open_checkpoint(src).strategy), workers=step.workers)
     return f"{plan.text()}{plan.detail()}".removesuffix("\n")

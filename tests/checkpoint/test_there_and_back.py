@@ -31,7 +31,7 @@ def test_there_and_back_is_the_same_bytes(data: st.DataObject) -> None:
         home = Path(made)
         save(home / "a", a, filled(a), {"step": 3, "note": "ä"})
         transform(home / "a", home / "b", b)
-        transform(home / "b", home / "a2", a)
+        transform(home / "b", home / "a2", a, workers=data.draw(st.integers(1, 4)))
         assert verify(home / "b") == []
         assert files(home / "a2") == files(home / "a")
 

@@ -1,0 +1,135 @@
+"""A transformer's parameters in any layout on disk, for measurements: values are made from names, not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from launcher.checkpoint import Entry, Strategy, commit
+from launcher.checkpoint.files import mapped, write_stream
+from launcher.checkpoint.header import read_header
+from launcher.checkpoint.mindspore import merged_file, write_strategy
+from launcher.checkpoint.rank_files import held_boxes
+from launcher.checkpoint.store import partial as unfinished
+from launcher.checkpoint.write import write_pieces
+from launcher.plan.facts import TensorSpec
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Box, Layout
+
+HIDDEN = 1024
+LAYER = {"qkv": (3 * HIDDEN, HIDDEN), "out": (HIDDEN, HIDDEN), "up": (4 * HIDDEN, HIDDEN), "down": (HIDDEN, 4 * HIDDEN)}
+INNER = ("out", "down")
+"""Cut along their input, as tensor parallelism has it: their pieces are strided in the whole."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two layouts of one model, by the sizes of their axes."""
+
+    name: str
+    src: Grid
+    dst: Grid
+
+    def strategies(self, mib: int) -> tuple[Strategy, Strategy]:
+        return strategy(self.src, mib), strategy(self.dst, mib)
+
+
+def grid(**sizes: int) -> Grid:
+    """Axes as the planner has them; those not given have size 1."""
+    return Grid.of(**{axis: sizes.get(axis, 1) for axis in ("pp", "dp_replicate", "dp_shard", "tp")})
+
+
+CASES = {
+    "tp": Case("TP8 -> TP4", grid(tp=8), grid(tp=4)),
+    "pp": Case("TP4 x PP2 -> TP2", grid(pp=2, tp=4), grid(tp=2)),
+    "hsdp": Case("HSDP 2 x 4 -> 1 x 2, TP2", grid(dp_replicate=2, dp_shard=4), grid(dp_shard=2, tp=2)),
+}
+
+
+def shapes(mib: int) -> dict[str, tuple[int, ...]]:
+    """As many layers as fit into ``mib`` MiB of float32, and an embedding that fills the rest."""
+    each = sum(rows * columns for rows, columns in LAYER.values()) + HIDDEN
+    layers, rest = divmod(mib << 18, each)
+    out: dict[str, tuple[int, ...]] = {"embed": (max(rest // HIDDEN // 64, 1) * 64, HIDDEN)}
+    for i in range(layers):
+        out |= {f"layers.{i}.{part}": shape for part, shape in LAYER.items()} | {f"layers.{i}.norm": (HIDDEN,)}
+    return out
+
+
+def strategy(on: Grid, mib: int) -> Strategy:
+    found = shapes(mib)
+    layers = max(int(name.split(".")[1]) + 1 for name in found if "." in name)
+    entries = {}
+    for name, shape in found.items():
+        inner = name.rpartition(".")[2] in INNER
+        first = ("dp_shard",) if inner else ("tp", "dp_shard")
+        split = (first, ("tp",) if inner else ()) if len(shape) > 1 else ((),)
+        stage = int(name.split(".")[1]) * on["pp"] // layers if "." in name else 0
+        entries[name] = Entry(Layout(on, shape, split, (("pp", (stage,)),)), "float32")
+    return Strategy(on, entries)
+
+
+def values(strategy: Strategy, name: str, box: Box) -> npt.NDArray[Any]:
+    """Float32 of ``box``: each element a hash of its name and its indices, finite, whatever the layout."""
+    out = np.full(box.shape, crc32(name.encode()), np.uint32)
+    for dim, (lo, hi, odd) in enumerate(zip(box.lo, box.hi, (2654435761, 2246822519), strict=False)):
+        out += (np.arange(lo, hi, dtype=np.uint32) * np.uint32(odd)).reshape(-1, *(1,) * (len(box.shape) - dim - 1))
+    out ^= out >> 15
+    return (out & 0x3FFFFFFF).view(np.float32)
+
+
+def chunks(strategy: Strategy, name: str, box: Box) -> Iterator[memoryview]:
+    yield memoryview(values(strategy, name, box).reshape(-1).view(np.uint8))
+
+
+def save_checkpoint(folder: Path, of: Strategy) -> None:
+    """One of ours, with its manifest."""
+    new = unfinished(folder)
+    records = [write_pieces(new, rank, of, partial(chunks, of), {}) for rank in range(of.grid.size)]
+    commit(new, folder, records, {"step": 1})
+
+
+def save_rank_files(folder: Path, of: Strategy) -> None:
+    """``rank_<k>/net.safetensors`` with all that each rank holds, as any program would write it."""
+    for rank in range(of.grid.size):
+        home, boxes = folder / f"rank_{rank}", held_boxes(of, rank)
+        home.mkdir(parents=True)
+        specs = {name: TensorSpec(box.shape, "float32") for name, box in boxes.items()}
+        write_stream(home / "net.safetensors", specs, lambda name, b=boxes: chunks(of, name, b[name]), {"format": "ms"})  # type: ignore[misc]
+
+
+def save_strategy(path: Path, of: Strategy) -> None:
+    write_strategy(path, merged_file(of), "protobuf")
+
+
+def wrong(path: Path, of: Strategy, boxes: Mapping[str, Box]) -> int:
+    """How many tensors the file lacks, or has with other values than ``boxes`` of them."""
+    header = read_header(path)
+    data = mapped(path)
+    bad = 0
+    for name, box in boxes.items():
+        slot = header.entries.get(name)
+        same = slot is not None and data[slot.start : slot.stop] == values(of, name, box).tobytes()
+        bad += not same
+    return bad
+
+
+def many(on: Grid, names: Sequence[str]) -> Strategy:
+    """Matrices spread over the stages, of which only the layout matters."""
+    return Strategy(
+        on,
+        {
+            name: Entry(
+                Layout(on, (4096 + i % 40, 1024), (("dp_shard",), ("tp",)), (("pp", (i * on["pp"] // len(names),)),)),
+                "bfloat16",
+            )
+            for i, name in enumerate(names)
+        },
+    )

@@ -1,0 +1,48 @@
+"""Other programs to measure against, each in a virtual environment of its own below ``benchmarks/.cache``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = Path(__file__).parent / ".cache"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """``module`` must import where the ``packages`` are installed with these variables set."""
+
+    name: str
+    module: str
+    packages: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+MINDSPORE = Peer("mindspore", "mindspore", ("mindspore==2.10.0", "numpy<2", "safetensors<0.8"))
+"""With newer ones of the other two it writes wrong values, or fails on bfloat16."""
+
+
+def python(peer: Peer) -> tuple[Path | None, str]:
+    """An interpreter that has it, or ``None`` and why it cannot be had."""
+    home = CACHE / peer.name
+    found, done = home / "bin" / "python", home / "installed"
+    try:
+        if not done.exists():
+            _run(peer, sys.executable, "-m", "venv", "--clear", str(home))
+            _run(peer, str(found), "-m", "pip", "install", "-q", "--disable-pip-version-check", *peer.packages)
+        _run(peer, str(found), "-c", f"import {peer.module}")
+    except RuntimeError as error:
+        return None, str(error)
+    done.touch()
+    return found, ""
+
+
+def _run(peer: Peer, *command: str) -> None:
+    environment = {**os.environ, **dict(peer.variables)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RuntimeError(lines[-1])

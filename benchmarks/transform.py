@@ -1,0 +1,184 @@
+"""Seconds and memory of a change of layout: ours, MindSpore's, DCP's, and a plain copy of the same bytes.
+
+All get the same model, in turn: A B C A B C, each call in a process of its own that has imported everything, with the
+source in the page cache. The first round is not timed: its memory is measured, and its output compared with what it
+should be. Run it on an idle machine, in the folder above this one:
+
+    python -m benchmarks.transform [--mib 1024] [--blocks 5] [--cases tp pp hsdp] [--folder DIR] [--write]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.checkpoints import CASES, grid, many, save_checkpoint, save_rank_files, save_strategy, wrong
+from benchmarks.memory import pss
+from benchmarks.peers import MINDSPORE, python
+from benchmarks.transform_calls import dcp_source
+from launcher.checkpoint import Strategy
+from launcher.checkpoint.rank_files import held_boxes
+from launcher.checkpoint.strategy_file import dump
+from launcher.checkpoint.transform_plan import sources
+from launcher.checkpoint.write import shares
+
+ROOT = Path(__file__).parent.parent
+RESULT = ROOT / "benchmarks" / "results" / "transform.md"
+COPY = "cp -r, then sync of each file"
+
+HEAD = """# Changes of layout, {mib} MiB of float32
+
+`python -m benchmarks.transform --mib {mib} --blocks {blocks}` on {cores} cores, Linux {linux}, torch {torch}.
+Seconds within the call, imports excluded: the median of {blocks} rounds, then the shortest and the longest. Ratio: to
+the synced copy of the same bytes in the same round. MiB: what the call adds to the memory of its processes.
+MindSpore is 2.10.0 with numpy 1.26 and safetensors 0.7; it syncs nothing and looks at no digest."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One row: ``arguments`` of ``transform_calls``, run by ``python``. ``form`` is that of what it writes."""
+
+    name: str
+    does: str
+    python: str
+    arguments: tuple[str, ...]
+    form: str
+
+
+def calls(work: Path, case: str, mib: int, mindspore: Path | None) -> Iterator[Call]:
+    me, own, ranks, out = sys.executable, str(work / "own"), str(work / "src"), str(work / "dst")
+    safe, plain = "digests verified and written, synced", "shapes checked, synced"
+    for n in ("1", "2"):
+        yield Call(f"transform, workers={n}", safe, me, ("ours", own, out, str(work / "target"), n), "own")
+    for n in ("1", "2"):
+        yield Call(f"transform_checkpoints, process_num={n}", plain, me, ("rank_files", ranks, out, n), "ranks")
+    if mindspore is not None:
+        yield Call("MindSpore's transform_checkpoints", "", str(mindspore), ("mindspore", ranks, out, "1"), "ranks")
+    name = f"DCP, load and save on {CASES[case].dst.size} ranks"
+    yield Call(name, "synced", me, ("dcp", str(work / "dcp"), out, str(mib), case), "dcp")
+    yield Call("cp -r", "", me, ("copy", own, out, ""), "copy")
+    yield Call(COPY, "synced", me, ("copy", own, out, "sync"), "copy")
+
+
+def prepare(work: Path, case: str, mib: int) -> Strategy:
+    """The source in every form; the destination's strategy is returned."""
+    src, dst = CASES[case].strategies(mib)
+    save_checkpoint(work / "own", src)
+    dump(dst, work / "target")
+    save_rank_files(work / "src", src)
+    save_strategy(work / "src.ckpt", src)
+    save_strategy(work / "dst.ckpt", dst)
+    dcp_source(str(work / "dcp"), mib, case)
+    return dst
+
+
+def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
+    """Seconds within the call and, if ``sampled``, the bytes by which it grew at most, every process of it included."""
+    shutil.rmtree(work / "dst", ignore_errors=True)
+    with tempfile.TemporaryDirectory() as made:
+        signs, log = Path(made), Path(made) / "log"
+        command = [call.python, "-m", "benchmarks.transform_calls", call.arguments[0], made, *call.arguments[1:]]
+        with log.open("w") as file:
+            child = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        while not (signs / "ready").exists() and child.poll() is None:
+            time.sleep(0.01)
+        before = peak = pss(child.pid)
+        (signs / "go").touch()
+        while sampled and child.poll() is None:
+            peak = max(peak, pss(child.pid))
+            time.sleep(0.02)
+        if child.wait():
+            raise SystemExit(f"{call.name} failed:\n{log.read_text()}")
+        return float((signs / "seconds").read_text()), peak - before
+
+
+def flaws(call: Call, work: Path, dst: Strategy) -> int:
+    """Tensors of the output that are not what they should be; DCP's are compared where they were loaded."""
+    if call.form == "own":
+        boxes = {rank: shares(dst, rank)["model.safetensors"] for rank in range(dst.grid.size)}
+    elif call.form == "ranks":
+        boxes = {rank: held_boxes(dst, rank) for rank in range(dst.grid.size)}
+    else:
+        return 0
+    name = "model.safetensors" if call.form == "own" else "net{}.safetensors"
+    return sum(wrong(work / "dst" / f"rank_{rank}" / name.format(rank), dst, boxes[rank]) for rank in boxes)
+
+
+def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | None) -> Iterator[str]:
+    """The rows of the table."""
+    dst = prepare(work, case, mib)
+    todo = list(calls(work, case, mib, mindspore))
+    peaks, bad = {}, {}
+    for call in todo:
+        _, peaks[call.name] = run(call, work, sampled=True)
+        bad[call.name] = flaws(call, work, dst)
+    times: dict[str, list[float]] = {call.name: [] for call in todo}
+    for _ in range(blocks):
+        for call in todo:
+            times[call.name].append(run(call, work)[0])
+    for call in todo:
+        seconds, ratio = times[call.name], [a / b for a, b in zip(times[call.name], times[COPY], strict=True)]
+        does = f"**{bad[call.name]} tensors wrong**" if bad[call.name] else call.does
+        yield (
+            f"| {call.name} | {statistics.median(seconds):.2f} | {min(seconds):.2f} - {max(seconds):.2f} "
+            f"| {statistics.median(ratio):.2f} | {peaks[call.name] >> 20} | {does} |"
+        )
+
+
+def planned() -> float:
+    """Seconds to plan 1000 parameters from 4096 ranks to 512."""
+    names = [f"p{i}" for i in range(1000)]
+    src, dst = (
+        many(grid(**sizes), names) for sizes in ({"pp": 16, "dp_shard": 64, "tp": 4}, {"pp": 8, "dp_shard": 8, "tp": 8})
+    )
+    began = time.perf_counter()
+    sources(src, dst, dict(zip(names, names, strict=True)))
+    return time.perf_counter() - began
+
+
+def report(args: argparse.Namespace) -> Iterator[str]:
+    mindspore, why = python(MINDSPORE)
+    yield HEAD.format(
+        mib=args.mib, blocks=args.blocks, cores=os.cpu_count(), linux=platform.release(), torch=version("torch")
+    )
+    if mindspore is None:
+        yield f"MindSpore was left out: {why}."
+    for case in args.cases:
+        yield f"\n## {CASES[case].name}\n"
+        yield "| call | s | from - to | ratio | MiB | what it does besides |"
+        yield "|---|---|---|---|---|---|"
+        with tempfile.TemporaryDirectory(dir=args.folder, prefix="transform-") as made:
+            yield from measured(Path(made), case, args.mib, args.blocks, mindspore)
+    yield f"\n1000 parameters from 4096 ranks to 512 are planned in {planned():.2f} s."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
+    parser.add_argument("--folder", type=Path, help="where the files are made, if not below /tmp")
+    parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
+    args = parser.parse_args()
+    lines = []
+    for line in report(args):
+        print(line, flush=True)
+        lines.append(line)
+    if args.write:
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
