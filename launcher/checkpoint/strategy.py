@@ -18,6 +18,7 @@ from launcher.plan.layout import Layout
 Kind = Literal["param", "buffer", "optim"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STAGE = "pp"  # the axis whose coordinates are pipeline stages
+RANKS = 1 << 20  # of the largest grid: a file that claims more would be worked on for ever
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,9 @@ def _flaws(strategy: Strategy) -> Iterable[str]:
     if len(sizes) != len(strategy.grid.axes) or any(n < 1 for n in sizes.values()):
         yield f"grid {dict(strategy.grid.axes)}: axes need different names and sizes of at least 1"
         return
+    if strategy.grid.size > RANKS:
+        yield f"grid {dict(strategy.grid.axes)}: {strategy.grid.size} ranks; at most {RANKS} are laid out"
+        return
     seen: set[str] = set()
     for name, entry in strategy.entries.items():
         for n in (name, *entry.aliases):
@@ -178,5 +182,5 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
     for axis in sorted({a for a in layout.axes if layout.axes.count(a) > 1 or a in pinned}):
         yield f"axis {axis} cuts it and is used a second time"
     for axis, coords in pinned.items():
-        if axis in sizes and (not coords or list(coords) != sorted({*coords} & {*range(sizes[axis])})):
+        if axis in sizes and (not coords or list(coords) != sorted({n for n in coords if n < sizes[axis]})):
             yield f"at {axis} {list(coords)}: coordinates are ascending, below {sizes[axis]}, and at least one"

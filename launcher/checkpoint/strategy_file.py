@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from launcher.plan.grid import Grid
 from launcher.plan.layout import Layout
 
 FORMAT, VERSION = "launcher.strategy", 1
+TOLD = 20  # missing stages that a message lists
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def merge(parts: Sequence[Part]) -> Strategy:
                 rows = [json.dumps(row(e)) for e in (entries[name], entry)]
                 raise ValueError(f"{origin[name]} and {part.origin} disagree on {name}: {rows[0]} and {rows[1]}")
             origin.setdefault(name, part.origin)
+    _check_stages(parts, first.strategy.stages)
     strategy = Strategy(first.strategy.grid, entries)
-    _check_stages(parts, strategy)
     for part in parts:
         _check_home(part)
     for part in parts:
@@ -123,11 +125,12 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _check_stages(parts: Sequence[Part], strategy: Strategy) -> None:
+def _check_stages(parts: Sequence[Part], count: int) -> None:
+    """First of all: from here on there are no more stages than the files list, whatever number they claim."""
     given = {s for part in parts for s in part.stages}
-    if missing := sorted({*range(strategy.stages)} - given):
-        where = ", ".join(p.origin for p in parts)
-        text = f"{where}: stage {', '.join(map(str, missing))} of {strategy.stages} is missing"
+    if missing := [*islice((s for s in range(count) if s not in given), TOLD + 1)]:
+        where, more = ", ".join(p.origin for p in parts), " and more" if len(missing) > TOLD else ""
+        text = f"{where}: stage {', '.join(map(str, missing[:TOLD]))}{more} of {count} is missing"
         raise ValueError(f"{text}; put the strategy file of every stage into one folder")
 
 

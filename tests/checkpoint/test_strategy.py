@@ -167,6 +167,14 @@ def test_a_missing_stage_is_named(tmp_path: Path) -> None:
     assert load_refusal(tmp_path) == text
 
 
+def test_of_many_stages_that_are_missing_the_first_are_named(tmp_path: Path) -> None:
+    a, _ = dump(small(), tmp_path)
+    edited(a, '"pp": 2', '"pp": 500000')
+    listed = ", ".join(map(str, range(1, 21)))
+    text = f"{a}: stage {listed} and more of 500000 is missing; put the strategy file of every stage into one folder"
+    assert load_refusal(a) == text
+
+
 def test_a_tied_tensor_that_one_of_its_stages_does_not_list_is_named(tmp_path: Path) -> None:
     a, b = dump(small(), tmp_path)
     b.write_text("".join(line for line in b.read_text().splitlines(True) if '"embed.weight"' not in line))
@@ -191,8 +199,11 @@ def test_a_tensor_in_the_file_of_a_stage_that_does_not_hold_it_is_named(tmp_path
         ('"float32", "shape": [6, 4], "split": [["dp_shard"], []], "at": {"pp": [0, 1]}, "kind": "param"',
          '"float32", "shape": [6, 4], "split": [["dp_shard"]], "at": {"pp": [0, 1]}, "kind": "param"',
          "embed.weight: split has 1 dims, shape [6, 4] has 2"),
+        ('"dp_shard": 2', '"dp_shard": 99999999999',
+         "grid {'pp': 2, 'dp_replicate': 1, 'dp_shard': 99999999999, 'tp': 1}: 199999999998 ranks; "
+         "at most 1048576 are laid out"),
     ],
-    ids=["json", "format", "version", "field", "type", "list", "flaw"],
+    ids=["json", "format", "version", "field", "type", "list", "flaw", "ranks"],
 )  # fmt: skip
 def test_a_bad_strategy_file_is_refused(tmp_path: Path, old: str, new: str, text: str) -> None:
     a, _ = dump(small(), tmp_path)

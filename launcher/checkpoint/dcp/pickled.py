@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 class Record:
     """An object of a class that is on the list: the arguments it was made with, the state it was given."""
 
+    __iter__: ClassVar[None] = None  # else Python takes it for a sequence, which has no end
+
     def __init__(self, *args: Any) -> None:
         self.args, self.state = args, None
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.dcp import read_dcp
-from launcher.checkpoint.dcp.pickled import Refused, read
+from launcher.checkpoint.dcp.pickled import Record, Refused, read
 from launcher.runtime.state import blob
 from launcher.runtime.world import World
 from tests.checkpoint.refusal import refusal
@@ -118,13 +118,14 @@ BAD = {
     "huge memory in advance": b"\x80\x05\x96" + (1 << 60).to_bytes(8, "little") + b".",
     "a lookup by number": b"\x80\x04\x82\x01.",
     "cut short": pickle.dumps(list(range(1000)))[:100],
+    "arguments without end": b"\x80\x02" + 2 * b"cm\nRecord\n" + b")\x81Nb\x81.",
     "deep": b"\x80\x04" + b"(" * 5000 + b".",
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_what_is_no_plain_data_is_refused(case: str) -> None:
-    assert refusal(lambda: read(BAD[case], {})).startswith("no pickle of plain data (")
+    assert refusal(lambda: read(BAD[case], {"m.Record": Record})).startswith("no pickle of plain data (")
 
 
 def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
