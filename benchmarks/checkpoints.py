@@ -76,47 +76,51 @@ def strategy(on: Grid, mib: int) -> Strategy:
     return Strategy(on, entries)
 
 
-def values(strategy: Strategy, name: str, box: Box) -> npt.NDArray[Any]:
+def values(name: str, box: Box, salt: str = "") -> npt.NDArray[Any]:
     """Float32 of ``box``: each element a hash of its name and its indices, finite, whatever the layout."""
-    out = np.full(box.shape, crc32(name.encode()), np.uint32)
+    out = np.full(box.shape, crc32((name + salt).encode()), np.uint32)
     for dim, (lo, hi, odd) in enumerate(zip(box.lo, box.hi, (2654435761, 2246822519), strict=False)):
         out += (np.arange(lo, hi, dtype=np.uint32) * np.uint32(odd)).reshape(-1, *(1,) * (len(box.shape) - dim - 1))
     out ^= out >> 15
     return (out & 0x3FFFFFFF).view(np.float32)
 
 
-def chunks(strategy: Strategy, name: str, box: Box) -> Iterator[memoryview]:
-    yield memoryview(values(strategy, name, box).reshape(-1).view(np.uint8))
+def chunks(name: str, box: Box, salt: str = "") -> Iterator[memoryview]:
+    yield memoryview(values(name, box, salt).reshape(-1).view(np.uint8))
 
 
-def save_checkpoint(folder: Path, of: Strategy) -> None:
+def save_checkpoint(folder: Path, of: Strategy, salt: str = "") -> None:
     """One of ours, with its manifest."""
     new = unfinished(folder)
-    records = [write_pieces(new, rank, of, partial(chunks, of), {}) for rank in range(of.grid.size)]
+    records = [write_pieces(new, rank, of, partial(chunks, salt=salt), {}) for rank in range(of.grid.size)]
     commit(new, folder, records, {"step": 1})
 
 
-def save_rank_files(folder: Path, of: Strategy) -> None:
+def save_rank_files(folder: Path, of: Strategy, salt: str = "") -> None:
     """``rank_<k>/net.safetensors`` with all that each rank holds, as any program would write it."""
     for rank in range(of.grid.size):
         home, boxes = folder / f"rank_{rank}", held_boxes(of, rank)
         home.mkdir(parents=True)
         specs = {name: TensorSpec(box.shape, "float32") for name, box in boxes.items()}
-        write_stream(home / "net.safetensors", specs, lambda name, b=boxes: chunks(of, name, b[name]), {"format": "ms"})  # type: ignore[misc]
+        write_stream(
+            home / "net.safetensors", specs, lambda name, b=boxes: chunks(name, b[name], salt), {"format": "ms"}
+        )  # type: ignore[misc]
 
 
 def save_strategy(path: Path, of: Strategy) -> None:
     write_strategy(path, merged_file(of), "protobuf")
 
 
-def wrong(path: Path, of: Strategy, boxes: Mapping[str, Box]) -> int:
-    """How many tensors the file lacks, or has with other values than ``boxes`` of them."""
+def wrong(path: Path, boxes: Mapping[str, Box]) -> int:
+    """How many tensors the file lacks, or has with other values than ``boxes`` of them; all when there is no file."""
+    if not path.is_file():
+        return len(boxes)
     header = read_header(path)
     data = mapped(path)
     bad = 0
     for name, box in boxes.items():
         slot = header.entries.get(name)
-        same = slot is not None and data[slot.start : slot.stop] == values(of, name, box).tobytes()
+        same = slot is not None and data[slot.start : slot.stop] == values(name, box).tobytes()
         bad += not same
     return bad
 

@@ -112,7 +112,7 @@ def flaws(call: Call, work: Path, dst: Strategy) -> int:
     else:
         return 0
     name = "model.safetensors" if call.form == "own" else "net{}.safetensors"
-    return sum(wrong(work / "dst" / f"rank_{rank}" / name.format(rank), dst, boxes[rank]) for rank in boxes)
+    return sum(wrong(work / "dst" / f"rank_{rank}" / name.format(rank), boxes[rank]) for rank in boxes)
 
 
 def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | None) -> Iterator[str]:

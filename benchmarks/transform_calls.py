@@ -128,7 +128,7 @@ def _shards(rank: int, mib: int, grid: Any) -> dict[str, Any]:
         assert box is not None
         where = {axis: Shard(dim) for dim, cut in enumerate(entry.layout.split) for axis in cut}
         places = [where.get(axis, Replicate()) for axis in axes[1:]]
-        out[name] = DTensor.from_local(torch.from_numpy(values(of, name, box)), mesh, places, run_check=False)
+        out[name] = DTensor.from_local(torch.from_numpy(values(name, box)), mesh, places, run_check=False)
     return out
 
 
