@@ -9,13 +9,14 @@ from torch import Tensor
 def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
 
-    In float64 for float64 inputs, else float32.
+    Worked out in float64: an angle of thousands has few digits left in float32, and logits are off by 1e-4 for it.
+    Returned in float64 for float64 inputs, else in float32.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
-    place = torch.arange(start, start + time, device=like.device, dtype=dtype)
-    pair = torch.arange(0, head, 2, device=like.device, dtype=dtype)
+    place = torch.arange(start, start + time, device=like.device, dtype=torch.float64)
+    pair = torch.arange(0, head, 2, device=like.device, dtype=torch.float64)
     angle = torch.outer(place, torch.pow(theta, -pair / head))
-    return angle.cos(), angle.sin()
+    return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -40,5 +40,5 @@ def alone(model: torch.nn.Module, job: Job, batches: int | None) -> float:
     for start in range(0, n, piece):
         indices = torch.arange(start, min(start + piece, n)).numpy()
         xs = tuple(x.to(dtype) if x.is_floating_point() else x for x in val.inputs(indices))
-        total += cross_entropy(model(*xs), val.targets(indices)).double() * len(indices)
+        total += cross_entropy(model(*xs).double(), val.targets(indices)) * len(indices)  # as the run does
     return float(total / n)

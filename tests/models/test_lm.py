@@ -43,11 +43,14 @@ def test_a_token_changes_nothing_before_itself():
     assert same == [True] * 5 + [False] * 3
 
 
-def test_rotary_angles_are_exact_in_fp64():
-    cos, sin = angles(50, 16, 10000.0, torch.empty(0, dtype=torch.float64))
-    want = np.outer(np.arange(50), 10000.0 ** (-np.arange(0, 16, 2) / 16))
-    np.testing.assert_allclose(cos.numpy(), np.cos(want), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(sin.numpy(), np.sin(want), rtol=0, atol=1e-13)
+@pytest.mark.parametrize(("dtype", "kept", "error"), [("float64", "float64", 1e-12), ("float32", "float32", 4e-8),
+                                                     ("bfloat16", "float32", 4e-8)], ids=str)  # fmt: skip
+def test_rotary_angles_are_exact_far_into_a_sequence(dtype, kept, error):
+    cos, sin = angles(9000, 16, 10000.0, torch.empty(0, dtype=getattr(torch, dtype)))
+    assert cos.dtype == sin.dtype == getattr(torch, kept)
+    want = np.outer(np.arange(9000), 10000.0 ** (-np.arange(0, 16, 2) / 16))
+    np.testing.assert_allclose(cos.double().numpy(), np.cos(want), rtol=0, atol=error)
+    np.testing.assert_allclose(sin.double().numpy(), np.sin(want), rtol=0, atol=error)
 
 
 def test_a_rotated_product_depends_on_the_distance_only():
