@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from launcher.checkpoint.blob import Blob
+from launcher.checkpoint.cast import cast, differing, exact
 from launcher.checkpoint.durable import write_text
 from launcher.checkpoint.import_full import import_full
 from launcher.checkpoint.incoming import read_incoming
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.store import LATEST, latest, step_folder
+from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import to_ours
 from launcher.job.steps import Import
 from launcher.plan.memory import bytes_text
@@ -44,6 +48,7 @@ def run(
         if not step.strict:
             left += [n for n in tensors if n not in target.named]
             tensors = {n: tensors[n] for n in tensors if n in target.named}
+        tensors = _as_kept(tensors, target, Path(scratch) / "cast.safetensors", say)
         results = {"saved_step": 0}
         state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
                  "results": results}  # fmt: skip
@@ -57,3 +62,14 @@ def run(
     if found.others:
         say(f"import: left out, for it is no tensor: {', '.join(found.others)}")
     return dict(results)
+
+
+def _as_kept(tensors: Mapping[str, Blob], target: Strategy, file: Path, say: Callable[[str], None]) -> dict[str, Blob]:
+    """Weights as wide as the run keeps them, which ``train.precision`` says; what is cast is said."""
+    into = differing(tensors, {name: target.entries[first].spec for name, first in target.named.items()})
+    pairs = Counter((tensors[name].dtype, dtype) for name, dtype in into.items())
+    out = cast(tensors, into, file) if into else dict(tensors)
+    for (old, new), count in pairs.items():
+        kept = "every number kept" if exact(old, new) else "each number rounded to the nearest"
+        say(f"import: {many(count, 'tensor')} cast from {old} to {new}, {kept}")
+    return out

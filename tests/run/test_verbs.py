@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from launcher.__main__ import main
 from launcher.checkpoint import read_full, read_hf, strategy_file, transform_checkpoints
 from launcher.checkpoint.mindspore import form_of, merged_file, read_strategy, write_ckpt, write_strategy
+from launcher.checkpoint.names import renamed
 from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.tables import TO_LLAMA
 from tests.checkpoint.saving import held
+from tests.run import llama
 from tests.run.launching import TINY, checkpoints, losses, run, shape, status, tensors
 
 BATCH = "steps.evaluate.batches=1"
@@ -91,6 +95,22 @@ def test_rank_folders_of_mindspore_come_in_with_their_strategy(trained: Path, tm
     words = [f"steps.import.src={tmp_path}/ranks", f"steps.import.strategy={merged}", BATCH]
     folder = run(tmp_path / "run", "steps=[import,evaluate]", *words)
     assert status(folder)["metrics"]["val_loss"] == status(trained)["metrics"]["val_loss"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_weights_of_another_width_are_cast_to_what_the_run_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: torch.dtype
+) -> None:
+    ours = llama.write(tmp_path / "hf", dtype)
+    words = ["recipe=smollm2_pp2_tp2", *llama.overrides(tmp_path / "hf"), "data.seq_len=16", "steps.export.check=false"]
+    assert main([*words, "steps=[import,export]", f"run_dir={tmp_path}/run"]) == 0
+    kept = "every number kept" if dtype == torch.bfloat16 else "each number rounded to the nearest"
+    said = f"import: 20 tensors cast from {str(dtype).removeprefix('torch.')} to float32, {kept}\n"
+    assert said in capsys.readouterr().out
+    new = renamed(ours, TO_LLAMA).names
+    out = load_file(tmp_path / "run/exports/hf/model.safetensors")
+    assert out.keys() == {*new.values()}
+    assert all(torch.equal(out[new[name]], t.float()) for name, t in ours.items())
 
 
 def test_training_goes_on_from_what_was_imported(trained: Path, tmp_path: Path) -> None:
