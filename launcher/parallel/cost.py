@@ -8,7 +8,9 @@ from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from launcher.parallel.flash import Flash
 
 
 class _Flops(TorchDispatchMode):
@@ -26,7 +28,9 @@ class _Flops(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         count = flop_registry.get(func._overloadpacket)
-        if count is not None:
+        if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+            self.total += sdpa_flop_count(*(t.shape for t in args[:3]))
+        elif count is not None:
             self.total += count(*args, **(kwargs or {}), out_val=out)
         return out
 
@@ -41,7 +45,7 @@ class Meter:
         self.saved = 0
         self._seen = {t.untyped_storage()._cdata for t in own}
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
-        self._flops = _Flops()
+        self._flops, self._flash = _Flops(), Flash()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t)
 
     @property
@@ -59,8 +63,10 @@ class Meter:
     def __enter__(self) -> Self:
         self._hooks.__enter__()
         self._flops.__enter__()
+        self._flash.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._flash.__exit__(kind, error, at)
         self._flops.__exit__(kind, error, at)
         self._hooks.__exit__(kind, error, at)

@@ -13,7 +13,8 @@ from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype as default_dtype
 from launcher.parallel.trace import RUNNING, Tracer, call, refusing, trace
 from launcher.parallel.watch import Watch, watching
-from launcher.plan.facts import Graph, Node, Param, Skeleton, TensorSpec
+from launcher.parallel.weigh import Scales
+from launcher.plan.facts import Backward, Graph, Node, Param, Segment, Skeleton, TensorSpec
 from launcher.plan.naming import owner, units
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -82,14 +83,16 @@ def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
-    out = []
+    out, watched, scales = [], _watched(tracer.watch, known), Scales()
     for n in tracer.graph.nodes:
         kind = KINDS.get(n.op, "glue")
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs[n]
-        out.append(Node(n.name, kind, target, tuple(i.name for i in n.all_input_nodes), specs, packed, saved, flops))
-    return Graph(tuple(out), **_watched(tracer.watch, known))
+        backward = scales.weigh(*tracer.called(n)) if kind == "module" else Backward()
+        ins = tuple(i.name for i in n.all_input_nodes)
+        out.append(Node(n.name, kind, target, ins, specs, packed, saved, flops, backward))
+    return Graph(tuple(out), **watched)
 
 
 def _loaded(known: Skeleton) -> tuple[str, ...]:
@@ -106,6 +109,16 @@ def _watched(watch: Watch, known: Skeleton) -> dict[str, Any]:
     }
 
 
+def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
+    """The calls of units in their order, and what was kept outside of them."""
+    scales = Scales()
+    runs = [
+        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs), sum(spec(t).nbytes for t in r.made))
+        for r in watch.runs
+    ]
+    return (*runs, Segment("", saved - sum(s.saved for s in runs)))
+
+
 def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     """The model as a single node, for one stage: nothing is traced, so any Python goes."""
     known, model, xs = skeleton(model), copy.deepcopy(model), meta(inputs)  # a forward may count or cache
@@ -115,7 +128,7 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
         default_dtype(RUNNING),
         torch.device("meta"),
         meter,
-        watching(model, _loaded(known)) as watch,
+        watching(model, _loaded(known), lambda: meter.saved) as watch,
     ):
         value = call(model, xs, {})
     specs, packed = _specs(value)
@@ -123,7 +136,7 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
     ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
     body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
     out = Node("output", "output", "output", ("model",), specs, packed)
-    return Graph((*ins, body, out), **_watched(watch, known))
+    return Graph((*ins, body, out), **_watched(watch, known), segments=_segments(watch, meter.saved))
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

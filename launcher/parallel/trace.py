@@ -70,6 +70,11 @@ class Tracer(fx.Tracer):
         """Values that something after them changes in place."""
         return frozenset(n for n, v in self.versions.items() if v != _versions(self.values[n]))
 
+    def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
+        """The module that ``node`` calls, and what it is given."""
+        args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
+        return self.root.get_submodule(str(node.target)), args, kwargs
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.leaves
 
@@ -200,7 +205,7 @@ def follow(
         torch.device("meta"),
         meter,
         _Made(tracer),
-        watching(model, units) as tracer.watch,
+        watching(model, units, lambda: meter.saved) as tracer.watch,
     ):
         tracer.graph = _without_defaults(tracer.trace(model, rest), len(inputs))
     return tracer

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,22 +18,37 @@ from launcher.plan.naming import owner
 from launcher.plan.stages import covers
 
 
+@dataclass(frozen=True)
+class Run:
+    """One call: what it was given, the tensors it ``made``, and the bytes ``saved`` for backward on the way."""
+
+    name: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    made: tuple[torch.Tensor, ...]
+    saved: int
+
+
 class Watch(TorchFunctionMode):
     """What was seen of the forward of a model, when it is over.
 
     ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
+    ``runs``: each call of a unit.
     """
 
-    def __init__(self, model: nn.Module, units: Iterable[str]) -> None:
+    def __init__(self, model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> None:
         super().__init__()
+        self.saved = saved
         self.scopes: dict[str, str] = {}
         self.calls: Counter[str] = Counter()
         self._units = frozenset(units)
         self._running: list[str] = [""]
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
-        self._made: list[tuple[str, list[torch.Tensor]]] = []
+        self._began: list[int] = []
+        self.runs: list[Run] = []
         self._learn("", model)
 
     def _learn(self, prefix: str, module: nn.Module) -> None:
@@ -45,14 +62,18 @@ class Watch(TorchFunctionMode):
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
         self._running.append(name)
         self.calls[name] += 1
+        self._began.append(self.saved())
         if any(id(p) not in self._names for p in module.parameters(recurse=False)):
             self._learn(name, module)
 
-    def leave(self, name: str, output: Any) -> None:
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It is done."""
         self._running.pop()
+        grown = self.saved() - self._began.pop()
         if name in self._units:
-            self._made.append((name, [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]))
+            made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+            self.runs.append(Run(name, module, args, kwargs, made, grown))
+            self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -72,13 +93,13 @@ class Watch(TorchFunctionMode):
     def chains(self) -> tuple[tuple[str, str], ...]:
         """(a, b): unit b ran once, right after unit a, and works on what a made, so its backward is over before a's."""
         return tuple(
-            (a, b)
-            for (a, made), (b, last) in zip(self._made, self._made[1:], strict=False)
-            if self.calls[a] == self.calls[b] == 1 and _feeds(made, last)
+            (a.name, b.name)
+            for a, b in zip(self.runs, self.runs[1:], strict=False)
+            if self.calls[a.name] == self.calls[b.name] == 1 and _feeds(a.made, b.made)
         )
 
 
-def _feeds(made: list[torch.Tensor], last: list[torch.Tensor]) -> bool:
+def _feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
     """Whether autograd can go from every tensor of ``last`` back to one of ``made``."""
     goals = {t.grad_fn for t in made if t.grad_fn is not None}
     if not goals or not last:
@@ -101,12 +122,16 @@ def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
     return False
 
 
+def _left(watch: Watch, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    watch.leave(name, module, args, kwargs, output)
+
+
 @contextmanager
-def watching(model: nn.Module, units: Iterable[str]) -> Iterator[Watch]:
+def watching(model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> Iterator[Watch]:
     """Watch what runs meanwhile. ``model`` keeps the hooks: hand over a copy."""
-    watch = Watch(model, units)
+    watch = Watch(model, units, saved)
     for name, module in model.named_modules():
         module.register_forward_pre_hook(lambda m, _, name=name: watch.enter(name, m), prepend=True)
-        module.register_forward_hook(lambda _, __, out, name=name: watch.leave(name, out), always_call=True)
+        module.register_forward_hook(partial(_left, watch, name), with_kwargs=True, always_call=True)
     with watch:
         yield watch

@@ -56,13 +56,27 @@ class Skeleton:
 
 
 @dataclass(frozen=True)
+class Backward:
+    """Bytes that a backward needs besides what the forward saved for it.
+
+    ``work``: at its fullest moment. Where it is split, ``kept`` gradients wait for the weights' half, which lets go of
+    ``freed`` saved bytes as it goes, and of the rest at its end.
+    """
+
+    work: int = 0
+    kept: int = 0
+    freed: int = 0
+
+
+@dataclass(frozen=True)
 class Node:
     """One value in the glue between named modules.
 
     ``kind``: ``input``, ``param`` (a parameter or buffer that glue uses directly), ``module`` (a call of the module
     ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it yields, ``None``
     when it yields something that is no tensor or tuple of tensors; ``packed`` when they come as a tuple.
-    ``saved`` is bytes kept for backward and ``flops`` the forward cost, both for one micro batch.
+    ``saved`` is bytes kept for backward, ``backward`` what that needs besides, ``flops`` the forward cost, all for one
+    micro batch.
     """
 
     name: str
@@ -73,6 +87,17 @@ class Node:
     packed: bool = False
     saved: int = 0
     flops: int = 0
+    backward: Backward = Backward()
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a forward: the call of ``module``, or what runs outside of any (""); ``made``: bytes of its outputs."""
+
+    module: str
+    saved: int
+    backward: Backward = Backward()
+    made: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,13 +106,15 @@ class Graph:
 
     ``scopes``: parameters that are used while their own module is not running, each with the deepest module around it
     that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that run once, one right
-    after the other, and feed each other. ``calls``: how often those modules run that do not run once.
+    after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
+    an untraced model what its one node is made of.
     """
 
     nodes: tuple[Node, ...]
     scopes: tuple[tuple[str, str | None], ...] = ()
     chains: tuple[tuple[str, str], ...] = ()
     calls: tuple[tuple[str, int], ...] = ()
+    segments: tuple[Segment, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

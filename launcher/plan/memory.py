@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from math import prod
 
 from launcher.job.models import SGD, Momentum, Optim
-from launcher.job.parallel import Hsdp
 from launcher.plan.facts import ITEMSIZE
-from launcher.plan.fusion import Group
 from launcher.plan.params import Placed
+from launcher.plan.peak import Moment
 from launcher.plan.sizes import Sizes
 
 
@@ -24,7 +23,11 @@ def copies(optim: Optim) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank. ``gathered`` is what FSDP2 holds whole of sharded weights and their gradients."""
+    """Bytes on one rank at the fullest moment of a step.
+
+    ``grads`` are those there by then, as they are kept; ``gathered`` what FSDP2 holds whole of sharded weights and of
+    their gradients, and weights in half precision; ``activations`` what a forward keeps and a backward needs besides.
+    """
 
     rank: int
     params: int
@@ -38,36 +41,18 @@ class Memory:
         return self.params + self.grads + self.optimizer + self.gathered + self.activations
 
 
-def memory(
-    params: tuple[Placed, ...],
-    groups: tuple[Group, ...],
-    sizes: Sizes,
-    hsdp: Hsdp | None,
-    copies: int,
-    activations: tuple[int, ...],
-) -> tuple[Memory, ...]:
-    """One row a rank. ``copies``: optimizer tensors a parameter; ``activations``: peak bytes of each pipeline rank."""
+def memory(params: tuple[Placed, ...], sizes: Sizes, copies: int, moments: tuple[Moment, ...]) -> tuple[Memory, ...]:
+    """One row a rank. ``copies``: optimizer tensors a parameter; ``moments``: the fullest one of each pipeline rank."""
     out = []
-    for pp in range(sizes.grid["pp"]):
+    for pp, at in enumerate(moments):
         here = sizes.held(pp)
         mine = [p for p in params for _ in p.copies(here)]
-        gathered = _gathered([g.nbytes for g in groups if g.stage in here], hsdp)
         for rank in sizes.grid.ranks(pp=pp):
             held = [(p.trainable, _local(p, rank)) for p in mine]
             trained = sum(n for trainable, n in held if trainable)
             all_of_it = sum(n for _, n in held)
-            out.append(Memory(rank, all_of_it, trained, copies * trained, gathered, activations[pp]))
+            out.append(Memory(rank, all_of_it, at.grads, copies * trained, at.gathered, at.activations))
     return tuple(sorted(out, key=lambda m: m.rank))
-
-
-def _gathered(whole: list[int], hsdp: Hsdp | None) -> int:
-    """Of groups with these bytes. Gradients of level1 stay whole until the last micro batch."""
-    most = max(whole, default=0)
-    if hsdp is not None and hsdp.optimizer_level == "level1":
-        return 2 * sum(whole)
-    if hsdp is not None and hsdp.optimizer_level == "level2":
-        return sum(whole) + most  # one group's gradients until they are scattered
-    return 3 * most  # one in use, the next being gathered, the gradients of one
 
 
 def _local(p: Placed, rank: int) -> int:

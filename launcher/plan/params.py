@@ -52,6 +52,13 @@ class Placed:
         return self.elements * ITEMSIZE[self.spec.dtype]
 
     @property
+    def padded(self) -> int:
+        """Elements of all shards, each as large as the largest."""
+        first, *rest = self.shape
+        shard = self.layout.grid["dp_shard"]
+        return -(-first // shard) * shard * prod(rest)
+
+    @property
     def gathered(self) -> int:
         """Of what a rank uses, in the dtype that the forward sees."""
         return self.elements * ITEMSIZE[self.compute]

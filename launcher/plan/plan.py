@@ -12,6 +12,7 @@ from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.fusion import Bucket, Group, buckets, groups, limits, sums
+from launcher.plan.loads import full
 from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.operators import WHOLE, Flow, splits
 from launcher.plan.params import Placed, Tie, placed, ties
@@ -133,9 +134,9 @@ def plan(
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
-    order = choose(job, asked.sizes, _cost(cut, pieces.graphs if pieces else (graph,)))
-    sz = order.sizes
-    dtypes, cuts = precision(job), splits([s.operator for s in flow.spreads])
+    lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
+    order = choose(job, asked.sizes, _cost(cut, graphs))
+    sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
     if found := [*switches.unshared(job, params), *transport.problems(job, params)]:
         raise RequestError(tuple(found))
@@ -143,7 +144,7 @@ def plan(
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
     boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
-    lengths = pieces.lengths if pieces else ()
+    moments = full(order.schedule, params, group, cut, graphs, boundaries, sz, dtypes, hsdp, (*bucket, *summed))
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -167,7 +168,7 @@ def plan(
         schedule=order.schedule,
         evaluation=schedules.forward_only(sz.places, sz.micros),
         timeline=order.timeline,
-        memory=memory(params, group, sz, par.hsdp, copies(job.optim), order.timeline.peak),
+        memory=memory(params, sz, copies(job.optim), moments),
         traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes, lengths),
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),

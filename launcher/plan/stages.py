@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.errors import Problem
-from launcher.plan.facts import Graph, Node, Skeleton, TensorSpec
+from launcher.plan.facts import Graph, Node, Segment, Skeleton, TensorSpec
 from launcher.plan.naming import KEY, owner
 
 IN_PLACE = frozenset(
@@ -156,6 +156,16 @@ def _stage(
     direct = {n.target for n in inside if n.kind == "param"}
     held = tuple(p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules))
     return Stage(index, nodes, before, after, modules, held, sum(n.flops for n in inside), sum(n.saved for n in inside))
+
+
+def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
+    """The stage's parts in order, as ``graph`` runs them: ``whole``, or the same for a piece of its sequences."""
+    heavy = [n for n in stage.nodes if whole[n].saved or whole[n].backward.work]
+    return graph.segments or tuple(_segment(graph[n]) for n in heavy)
+
+
+def _segment(n: Node) -> Segment:
+    return Segment(n.target if n.kind == "module" else "", n.saved, n.backward, sum(t.nbytes for t in n.out or ()))
 
 
 def _what(node: Node) -> str:

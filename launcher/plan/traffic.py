@@ -76,20 +76,14 @@ def _group(g: Group, named: dict[str, Placed], sizes: Sizes, hsdp: Hsdp | None, 
     shard, trained = sizes.grid["dp_shard"], [named[n] for n in g.names if n not in g.idle]
     micros = sizes.micros * sizes.pieces
     again = micros * g.calls * (1 + g.backward) if hsdp.optimizer_level == "level3" else 1
-    gathered = sum(_padded(p, shard) * ITEMSIZE[p.compute] for p in held)
+    gathered = sum(p.padded * ITEMSIZE[p.compute] for p in held)
     yield from [("all_gather", gathered)] * again
     each = 1 if hsdp.optimizer_level == "level1" else micros
-    scattered = sum(_padded(p, shard) * _reduced(p, dtypes) for p in trained)
+    scattered = sum(p.padded * _reduced(p, dtypes) for p in trained)
     if trained:
         yield from [("reduce_scatter", scattered)] * each
         if sizes.grid["dp_replicate"] > 1:
             yield "all_reduce", scattered // shard  # of the sum over all micro batches
-
-
-def _padded(p: Placed, shard: int) -> int:
-    """Elements of all shards, each as large as the largest."""
-    first, *rest = p.shape
-    return -(-first // shard) * shard * prod(rest)
 
 
 def _reduced(p: Placed, dtypes: Precision) -> int:

@@ -58,10 +58,10 @@ plan of hundred
             16-47    26: 832.0 KB     208: 6.5 MB    28: 110.6 KB       16: 512 B       16: 512 B
             48-63    25: 832.0 KB     200: 6.5 MB    28: 118.4 KB        8: 256 B        8: 256 B
   memory    ranks      params       grads   optimizer    gathered activations       total
-            0-15     110.0 KB    110.0 KB    220.0 KB    896.0 KB       800 B      1.3 MB
-            16-31    110.5 KB    110.5 KB    221.0 KB    864.0 KB       624 B      1.3 MB
-            32-47    110.5 KB    110.5 KB    221.0 KB    864.0 KB       416 B      1.3 MB
-            48-63    110.2 KB    110.2 KB    220.5 KB    896.0 KB       208 B      1.3 MB
+            0-15     110.0 KB    110.0 KB    220.0 KB    968.0 KB      1.1 KB      1.4 MB
+            16-31    110.5 KB    110.5 KB    221.0 KB    900.0 KB      1.5 KB      1.3 MB
+            32-47    110.5 KB    110.5 KB    221.0 KB    900.0 KB      1.4 KB      1.3 MB
+            48-63    110.2 KB    110.2 KB    220.5 KB    968.0 KB       744 B      1.4 MB
   steps     on 64 ranks: train, evaluate, save
             in one process: export, sample
   settings  parallel.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch
@@ -82,7 +82,7 @@ plan of small
   schedule  one stage, 1 micro batch a step
   stages    0 on rank 0: the whole model; 8 parameters, 10 FLOP forward a micro batch
   memory    ranks      params       grads   optimizer    gathered activations       total
-            0            48 B        16 B        32 B         0 B         8 B       104 B
+            0            48 B         0 B        32 B         0 B       136 B       216 B
   steps     on 1 rank: train
   notes     parallel.pipeline.micro_batch_num null -> 1: as many as stages
             schedule.warmup_steps 20: the training, 1 step, is all warm-up

@@ -1,0 +1,32 @@
+"""On meta tensors, attention costs what the fused kernel costs: torch would work out the whole matrix there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+class Flash(TorchFunctionMode):
+    """While entered, ``scaled_dot_product_attention`` on meta tensors keeps for backward what real devices keep."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and (out := _fused(*args, **(kwargs or {}))) is not None:
+            return out
+        return func(*args, **(kwargs or {}))
+
+
+def _fused(
+    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **more: Any
+) -> torch.Tensor | None:
+    """``None`` where real devices have no fused kernel either, and for what is not on meta."""
+    tensors = [t for t in (q, k, v) if isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4]
+    odd = dropout_p > 0 or more.get("enable_gqa") or (attn_mask is not None and not attn_mask.is_floating_point())
+    if len(tensors) < 3 or odd or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
+        return None
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out: torch.Tensor
+    out, _ = fused(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=more.get("scale"))
+    return out
