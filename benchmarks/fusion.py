@@ -1,0 +1,146 @@
+"""Collectives, their bytes and the step time of each comm_fusion setting, side by side, and what the network can do.
+
+The same language model in the same layout (2 replicas x 2-way FSDP2, level1) in the same four gloo ranks, one setting
+after the other, in turn: A B C A B C. The last line is what ``parallel.comm_fusion.network`` takes on this machine:
+the time of a small all-reduce, and the bytes a second of a large one. Run it on an idle machine:
+
+    python benchmarks/fusion.py [--write benchmarks/results] [--blocks 6] [--steps 5] [override ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launcher.decide import plan_job
+from launcher.job.compose import compose
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
+from launcher.runtime.start import run_ranks
+from launcher.runtime.world import World
+
+LAYOUT = (
+    "recipe=lm_single", "data=random_tokens", "launch.nproc=4", "train.batch_size=16", "train.precision=fp32",
+    "steps=[train]", "parallel.grid.dp_replicate=2", "parallel.hsdp={shard_size: 2, threshold: 16}",
+)  # fmt: skip
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "off": ("parallel.comm_fusion={openstate: false}",),
+    "auto": (),
+    "size 1 MB": ("parallel.comm_fusion={allgather: {mode: size, config: 1}, allreduce: {mode: size, config: 1}}",),
+    "size 64 MB": ("parallel.comm_fusion={allgather: {mode: size}, allreduce: {mode: size}}",),
+    "index": ("parallel.comm_fusion={allreduce: {mode: index, config: [9, 18]}}",),
+}
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one setting on one rank: (count, bytes) of each kind in a step, and milliseconds a step of every block."""
+
+    counts: dict[str, tuple[int, int]]
+    ms: list[float]
+
+
+def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
+    """One optimizer step as ``runtime.loop`` does it."""
+    from launcher.runtime.loop import step
+    from launcher.steps import session
+
+    live = session.build(world, job, plan, Path())
+
+    def one() -> None:
+        step(live, job.train.clip_norm)
+        live.step += 1
+
+    return one
+
+
+def work(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> tuple[list[Found], float, float]:
+    """What each case took, after two steps of warming up; latency in us and bandwidth in GB/s of an all-reduce."""
+    from launcher.parallel.count import Collectives
+
+    runs = [one_step(world, job, plan) for job, plan in cases]
+    counts = []
+    for one in runs:
+        one()
+        with Collectives() as seen:
+            one()
+        counts.append(seen.totals())
+    ms: list[list[float]] = [[] for _ in runs]
+    for _ in range(blocks):
+        for took, one in zip(ms, runs, strict=True):
+            began = time.perf_counter()
+            for _ in range(steps):
+                one()
+            took.append((time.perf_counter() - began) / steps * 1e3)
+    return [Found(c, m) for c, m in zip(counts, ms, strict=True)], *network()
+
+
+def network(times: int = 20, size: int = 1 << 22) -> tuple[float, float]:
+    """Microseconds of an all-reduce of one number; GB/s of one of ``size`` bytes, beyond that."""
+    small, large = (_all_reduce(n, times) for n in (4, size))
+    return small * 1e6, size / max(large - small, 1e-9) / 1e9
+
+
+def _all_reduce(nbytes: int, times: int) -> float:
+    """Seconds, the median."""
+    import torch
+    import torch.distributed as dist
+
+    x, took = torch.zeros(nbytes // 4), []
+    for _ in range(times):
+        dist.barrier()
+        began = time.perf_counter()
+        dist.all_reduce(x)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def rows(found: dict[str, Found]) -> Iterator[str]:
+    heads = "".join(f"{k.replace('_', '-'):>22}" for k in KINDS)
+    yield f"{'comm_fusion':<12}{heads}{'ms a step':>11}{'min':>8}{'max':>8}"
+    for name, f in found.items():
+        held = (f.counts.get(k, (0, 0)) for k in KINDS)
+        cells = "".join(f"{f'{n}: {b / 2**20:.2f} MB':>22}" for n, b in held)
+        yield f"{name:<12}{cells}{statistics.median(f.ms):>11.1f}{min(f.ms):>8.1f}{max(f.ms):>8.1f}"
+
+
+def table(blocks: int, steps: int, overrides: list[str]) -> Iterator[str]:
+    import torch
+
+    jobs = [compose([*LAYOUT, *setting, *overrides]).job for setting in SETTINGS.values()]
+    cases = [(job, plan_job(job)) for job in jobs]
+    found, latency, speed = run_ranks(partial(work, cases=cases, blocks=blocks, steps=steps), 4)[0]
+    for (_, plan), f in zip(cases, found, strict=True):
+        planned = {t.kind: (t.count, t.nbytes) for t in plan.traffic if t.rank == 0}
+        if planned != f.counts:
+            raise SystemExit(f"planned {planned}, counted {f.counts}")
+    yield from rows(dict(zip(SETTINGS, found, strict=True)))
+    yield f"of rank 0, as planned; {blocks} blocks of {steps} steps, in turn"
+    yield f"network: {{latency_us: {latency:.0f}, gb_per_s: {speed:.2f}}}"
+    yield f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, gloo"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--write", type=Path, help="a folder that gets fusion.txt")
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    lines = list(table(args.blocks, args.steps, args.overrides))
+    print("\n".join(lines))
+    if args.write is not None:
+        args.write.mkdir(parents=True, exist_ok=True)
+        (args.write / "fusion.txt").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
