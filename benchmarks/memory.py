@@ -1,28 +1,129 @@
-"""The memory of a process and all its descendants."""
+"""Bytes that a training step really holds on every rank, against those that the plan says.
+
+A small language model under each level of HSDP, on one stage and on pipelines, on gloo ranks of this machine: the bytes
+of all tensors alive at the fullest moment of the second step. CPU kernels' own scratch memory is not seen.
+
+    python benchmarks/memory.py [--write benchmarks/results] [--only WORD] [override ...]
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import argparse
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from launcher.decide import plan_job
+from launcher.job.compose import compose
+from launcher.job.schema import Job
+from launcher.plan.memory import Memory
+from launcher.plan.plan import Plan
+from launcher.runtime.start import run_ranks
+from launcher.runtime.world import World
 
-def pss(pid: int) -> int:
-    """Bytes resident; what several of them share counts once."""
-    return sum(_own(each) for each in _tree(pid))
+MODEL = (
+    "recipe=lm_single", "data=random_tokens", "data.vocab_size=512", "data.seq_len=64", "model.vocab_size=512",
+    "model.dim=128", "model.layers=8", "model.heads=4", "model.tied=false", "train.batch_size=16",
+    "train.precision=fp32", "steps=[train]",
+)  # fmt: skip
+LEVELS: dict[str, tuple[str, ...]] = {
+    "unsharded": ("parallel.grid.dp_replicate=2",),
+    **{n: ("parallel.hsdp={shard_size: 2, threshold: 1}", f"parallel.hsdp.optimizer_level={n}")
+       for n in ("level1", "level2", "level3")},
+}  # fmt: skip
+PIPELINES = {
+    "one stage": ("parallel.pipeline.micro_batch_num=2",),
+    "1f1b": ("parallel.pipeline={stages: 2, micro_batch_num: 4}",),
+    "gpipe": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: gpipe}",),
+    "interleaved": ("parallel.pipeline={stages: 2, micro_batch_num: 4, interleave: true}",),
+    "zero_bubble_h1": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: zero_bubble_h1}",),
+    "zero_bubble_v": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: zero_bubble_v}",),
+    "seqpipe": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: seqpipe, seq_chunks: 2}",),
+}
+SPLIT = ("zero_bubble_h1", "zero_bubble_v")
+"""Weights are gathered once: there is no level3."""
 
 
-def _own(pid: int) -> int:
-    with suppress(OSError):  # it has just ended
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+@dataclass(frozen=True)
+class Case:
+    """A row of the table for each rank."""
+
+    pipeline: str
+    level: str
+
+    def job(self, overrides: list[str]) -> Job:
+        ranks = f"launch.nproc={2 if self.pipeline == 'one stage' else 4}"
+        return compose([*MODEL, ranks, *PIPELINES[self.pipeline], *LEVELS[self.level], *overrides]).job
 
 
-def _tree(pid: int) -> list[int]:
-    out = [pid]
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                out += _tree(int(child))
-    return out
+CASES = tuple(Case(p, n) for p in PIPELINES for n in LEVELS if not (p in SPLIT and n == "level3"))
+
+
+def measure(world: World, job: Job, plan: Plan) -> int:
+    """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
+    from launcher.parallel.held import Held
+    from launcher.runtime.loop import step
+    from launcher.steps import session
+
+    live = session.build(world, job, plan, Path())
+    for _ in range(2):
+        states = [v for state in live.optimizer.state.values() for v in state.values()]
+        with Held([*(t for _, t in live.model.named()), *states]) as held:
+            step(live, job.train.clip_norm)
+        live.step += 1
+    return held.peak
+
+
+def rows(case: Case, planned: tuple[Memory, ...], measured: list[int]) -> Iterator[str]:
+    for m, n in zip(planned, measured, strict=True):
+        parts = (m.params, m.grads, m.optimizer, m.gathered, m.activations, m.total, n)
+        kilobytes = "".join(f"{b / 1024:>12.1f}" for b in parts)
+        yield f"{case.pipeline:<15}{case.level:<10}{m.rank:>5}{kilobytes}{m.total / n - 1:>8.1%}"
+
+
+def head() -> str:
+    names = ("params", "gradients", "optimizer", "gathered", "activations", "planned KB", "measured KB")
+    return f"{'pipeline':<15}{'level':<10}{'rank':>5}{''.join(f'{n:>12}' for n in names)}{'error':>8}"
+
+
+def machine() -> str:
+    import torch
+
+    return f"python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, gloo"
+
+
+def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
+    """Each line, and the largest error in it."""
+    yield head(), 0.0
+    for case in (c for c in CASES if only in f"{c.pipeline} {c.level}"):
+        job = case.job(overrides)
+        plan = plan_job(job)
+        measured = run_ranks(partial(measure, job=job, plan=plan), plan.sizes.grid.size)
+        for m, n, line in zip(plan.memory, measured, rows(case, plan.memory, measured), strict=True):
+            yield line, abs(m.total / n - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="rows whose pipeline and level contain it")
+    parser.add_argument("--write", type=Path, help="a folder that gets memory.txt")
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    lines, worst = [], 0.0
+    for line, off in table(args.only, args.overrides):
+        print(line, flush=True)
+        lines.append(line)
+        worst = max(worst, off)
+    lines += [f"largest difference {worst:.1%}", machine()]
+    print("\n".join(lines[-2:]))
+    if args.write is not None:
+        args.write.mkdir(parents=True, exist_ok=True)
+        (args.write / "memory.txt").write_text("\n".join(lines) + "\n")
+    if worst > 0.05:
+        raise SystemExit("more than 5 % apart")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,8 +24,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.checkpoints import CASES, grid, many, save_checkpoint, save_rank_files, save_strategy, wrong
-from benchmarks.memory import pss
 from benchmarks.peers import MINDSPORE, python
+from benchmarks.processes import pss
 from benchmarks.transform_calls import dcp_source
 from launcher.checkpoint import Strategy
 from launcher.checkpoint.rank_files import held_boxes
