@@ -14,6 +14,7 @@ from launcher.checkpoint.import_full import import_full
 from launcher.checkpoint.incoming import read_incoming
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.store import LATEST, latest, step_folder
+from launcher.checkpoint.strange import strange
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import to_ours
 from launcher.job.steps import Import
@@ -48,6 +49,8 @@ def run(
         if not step.strict:
             left += [n for n in tensors if n not in target.named]
             tensors = {n: tensors[n] for n in tensors if n in target.named}
+        if wrong := strange(tensors, target):
+            raise ValueError(f"{step.src}: {wrong}")
         tensors = _as_kept(tensors, target, Path(scratch) / "cast.safetensors", say)
         results = {"saved_step": 0}
         state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,

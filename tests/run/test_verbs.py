@@ -113,6 +113,18 @@ def test_weights_of_another_width_are_cast_to_what_the_run_keeps(
     assert all(torch.equal(out[new[name]], t.float()) for name, t in ours.items())
 
 
+def test_weights_under_names_of_another_program_are_refused_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llama.write(tmp_path / "hf")
+    words = ["recipe=smollm2_pp2_tp2", *llama.overrides(tmp_path / "hf"), "data.seq_len=16", "steps=[import]"]
+    assert main([*words, "steps.import.names=null", f"run_dir={tmp_path}/run"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: import: {tmp_path}/hf: the model has no place for model.embed_tokens.weight, ")
+    assert said.endswith("; these are a Llama's names as transformers has them: names: llama\n")
+    assert not checkpoints(tmp_path / "run")
+
+
 def test_training_goes_on_from_what_was_imported(trained: Path, tmp_path: Path) -> None:
     words = ["steps=[import,train,save]", f"steps.import.src={trained}/exports/hf", "steps.import.names=llama"]
     first = run(tmp_path / "a", *words, steps=2)
