@@ -74,7 +74,7 @@ def read_incoming(
 
 def _whole_dcp(path: Path, scratch: Path) -> tuple[Path, tuple[str, ...]]:
     folder, out = read_dcp(path), scratch / ONE
-    write_stream(out, folder.specs, folder.chunks, {})
+    write_stream(out, folder.specs, folder.chunks, {}, digested=False)
     return out, folder.others
 
 
@@ -93,5 +93,5 @@ def _whole_folder(path: Path, scratch: Path, strategy: Path | None) -> Path:
 
 def _whole_file(path: Path, scratch: Path) -> Path:
     source, out = open_source(path), scratch / ONE
-    write_stream(out, source.specs, lambda name: (memoryview(c) for c in source.chunks(name)), {})
+    write_stream(out, source.specs, lambda name: (memoryview(c) for c in source.chunks(name)), {}, digested=False)
     return out

@@ -116,7 +116,8 @@ def write_held(
             lambda name: [text_bytes(texts[name])] if name in texts else chunks(name),
         )
     else:
-        write_stream(path, {**specs, **more}, _views(chunks), {**texts, **stamp(rank, dst.grid.size, dst.digest)})
+        mark = stamp(rank, dst.grid.size, dst.digest)
+        write_stream(path, {**specs, **more}, _views(chunks), {**texts, **mark}, digested=False)
 
 
 def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[str], Iterable[memoryview]]:
