@@ -209,14 +209,6 @@ def _cut(
     return cut, balanced
 
 
-def _params(job: Job, skeleton: Skeleton, cut: tuple[Stage, ...], sz: Sizes, flow: Flow) -> tuple[Placed, ...]:
-    """Where every tensor lives. Raises ``RequestError`` when listed ties are not those of the model."""
-    params = placed(skeleton, cut, sz, job.parallel.hsdp, splits([s.operator for s in flow.spreads]))
-    if found := list(switches.unshared(job, params)):
-        raise RequestError(tuple(found))
-    return params
-
-
 def _told(
     asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None
 ) -> tuple[dict[str, int], list[Note]]:
