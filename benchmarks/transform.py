@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -39,7 +38,7 @@ COPY = "cp -r, then sync of each file"
 
 HEAD = """# Changes of layout, {mib} MiB of float32
 
-`python -m benchmarks.transform --mib {mib} --blocks {blocks}` on {cores} cores, Linux {linux}, torch {torch}.
+`python -m benchmarks.transform --mib {mib} --blocks {blocks}` on {cores} cores, Linux, torch {torch}.
 Seconds within the call, imports excluded: the median of {blocks} rounds, then the shortest and the longest. Ratio: to
 the synced copy of the same bytes in the same round. MiB: what the call adds to the memory of its processes.
 MindSpore is 2.10.0 with numpy 1.26 and safetensors 0.7; it syncs nothing and looks at no digest."""
@@ -149,9 +148,7 @@ def planned() -> float:
 
 def report(args: argparse.Namespace) -> Iterator[str]:
     mindspore, why = python(MINDSPORE)
-    yield HEAD.format(
-        mib=args.mib, blocks=args.blocks, cores=os.cpu_count(), linux=platform.release(), torch=version("torch")
-    )
+    yield HEAD.format(mib=args.mib, blocks=args.blocks, cores=os.cpu_count(), torch=version("torch"))
     if mindspore is None:
         yield f"MindSpore was left out: {why}."
     for case in args.cases:
