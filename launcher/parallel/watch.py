@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -122,16 +121,13 @@ def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
     return False
 
 
-def _left(watch: Watch, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    watch.leave(name, module, args, kwargs, output)
-
-
 @contextmanager
 def watching(model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> Iterator[Watch]:
     """Watch what runs meanwhile. ``model`` keeps the hooks: hand over a copy."""
     watch = Watch(model, units, saved)
-    for name, module in model.named_modules():
+    for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
+        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
         module.register_forward_pre_hook(lambda m, _, name=name: watch.enter(name, m), prepend=True)
-        module.register_forward_hook(partial(_left, watch, name), with_kwargs=True, always_call=True)
+        module.register_forward_hook(left, with_kwargs=True, always_call=True)
     with watch:
         yield watch
