@@ -17,8 +17,9 @@ export OMP_NUM_THREADS := 1
 demo: .venv/installed
 	@$(BIN)/python -m launcher
 
+# Two at a time: many tests wait for ranks to start and end. A file stays together, its tests share what they made.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-real: .venv/installed-real
 	$(BIN)/python -m pytest tests/real

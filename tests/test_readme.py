@@ -93,7 +93,7 @@ def test_the_two_commands_at_the_top_are_what_make_knows() -> None:
     assert (demo.split()[:2], test.split()[:2]) == (["make", "demo"], ["make", "test"])
     lines = {what: shell(f"make --dry-run -C {ROOT} {what}", ROOT).stdout.splitlines() for what in ("demo", "test")}
     assert ".venv/bin/python -m launcher" in lines["demo"]
-    assert ".venv/bin/python -m pytest" in lines["test"]
+    assert ".venv/bin/python -m pytest -n 2 --dist loadfile" in lines["test"]
 
 
 @pytest.mark.parametrize("script", [text for *_, text in blocks("python")])
