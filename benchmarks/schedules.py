@@ -98,7 +98,7 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
     stages = [
         torch_pipeline.stage(
             _sleeper(part), s, len(places), torch.device("cpu"), dist.group.WORLD,
-            takes=[one], sends=[one], each=False, again=False, carry=None,
+            takes=[one], sends=[one], each=False, again=False, carry=None, collect=lambda: None,
         )
         for s, rank in enumerate(places) if rank == world.rank
     ]  # fmt: skip

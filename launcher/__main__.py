@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from launcher.console import say
 from launcher.errors import RequestError, RunError
@@ -116,5 +117,12 @@ def _refuse(error: RequestError, rank: int | None) -> int:
     return REFUSED
 
 
+def script() -> NoReturn:
+    """The command. The interpreter's last collection would walk through all of torch, which takes most of a second."""
+    code = main()
+    gc.freeze()
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    script()
