@@ -1,10 +1,11 @@
-"""What the files say that a request names."""
+"""What the files say that a request names, and which torch is installed."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
 
 OPERATORS = "parallel.operator_strategy.load"
+
+
+def torch_version() -> tuple[int, int]:
+    """Major and minor, without importing it."""
+    major, minor = version("torch").split(".")[:2]
+    return int(major), int(minor)
 
 
 def inlined(job: Job) -> tuple[Job, list[Problem]]:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from launcher.asked import fits, inlined
+from launcher.asked import fits, inlined, torch_version
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
@@ -55,9 +55,8 @@ def settled(job: Job) -> Job:
 def before_torch(job: Job, found: list[Problem] | None = None) -> Asked:
     """Everything that can be refused without importing torch, all at once (``RequestError``)."""
     job, wrong = inlined(settled(job))
-    return ask(
-        job, [*(found or ()), *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    )
+    found = [*(found or ()), *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
+    return ask(job, found, torch_version())
 
 
 def _unlike(job: Job, own: bool) -> list[Problem]:

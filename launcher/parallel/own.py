@@ -63,7 +63,14 @@ def _groups(model: Parallel) -> Iterator[Any]:
     for part in model.parts:
         for module in part.module.modules():
             if isinstance(module, FSDPModule):
-                yield from module._get_fsdp_state()._fsdp_param_groups
+                yield from param_groups(module._get_fsdp_state())
+
+
+def param_groups(state: Any) -> list[Any]:
+    """FSDP2's parameter groups of one module; before torch 2.12 there was one, or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 def _before(

@@ -88,26 +88,30 @@ class Plan:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known before the model is read: the sizes, and the explicit stage of each module name, if any."""
+    """What is known before the model is read: the sizes, the explicit stage of each module name, if any, and torch."""
 
     sizes: Sizes
     config: dict[str, int] | None
+    torch: legal.Version = legal.CUTS_RIGHT
 
 
-def ask(job: Job, found: list[Problem] | None = None) -> Asked:
-    """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once."""
+def ask(job: Job, found: list[Problem] | None = None, torch: legal.Version = legal.CUTS_RIGHT) -> Asked:
+    """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once.
+
+    ``torch``: its version, which is known without importing it.
+    """
     found = list(found or ())
     found += settings.refused(job)
     got, wrong = sizes(job)
     found += wrong
-    found += legal.illegal(job, got)
+    found += legal.illegal(job, got, torch)
     found += phases.check(job.steps)
     found += fit.unfit(job, got)
     found += switches.refused(job, got)
     if found or got is None:
         raise RequestError(tuple(found))
     config = job.parallel.pipeline.stage_config
-    return Asked(got, None if config == "auto" else naming.flatten(config))
+    return Asked(got, None if config == "auto" else naming.flatten(config), torch)
 
 
 def leaves(asked: Asked, skeleton: Skeleton) -> tuple[str, ...] | None:
@@ -136,7 +140,7 @@ def plan(
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
-    order = choose(job, asked.sizes, _cost(cut, graphs))
+    order = choose(job, asked.sizes, _cost(cut, graphs), asked.torch)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
     if found := [*switches.unshared(job, params), *transport.problems(job, params)]:

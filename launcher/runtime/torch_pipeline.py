@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import PipelineStage
 
 from launcher.errors import RunError
 from launcher.parallel.carry import Carry
+from launcher.parallel.own import param_groups
 from launcher.plan.actions import Action, Schedule
 from launcher.runtime.torch_parts import verify
+from launcher.runtime.torch_stage import Base
 
 verify()  # here, before an import below fails with less to say
 
@@ -40,7 +41,7 @@ Runtime = _PipelineScheduleRuntime
 Metas = Sequence[tuple[torch.Tensor, ...]]
 
 
-class Stage(PipelineStage):
+class Stage(Base):
     """A stage whose sharded gradients are reduced once a step, or (``each``) after every micro batch.
 
     torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``again``: weights are dropped after
@@ -60,7 +61,8 @@ class Stage(PipelineStage):
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         made = super()._prepare_forward_infra(*args, **kwargs)
-        _resize(self.args_recv_info, self.takes)
+        if not self.is_first:
+            _resize(self.args_recv_info, self.takes)
         return made
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,13 +121,15 @@ class Stage(PipelineStage):
         """The weight gradients of a micro batch whose input gradients are done.
 
         torch would keep the very tensor that autograd returns and add to it in place. It may be another parameter's
-        gradient too (``x + a + b``), or one that is still being sent.
+        gradient too (``x + a + b``), or one that is still being sent. It would also free what it has gone through,
+        and of weights that are used more than once the ways cross: then all is freed together, at the end.
         """
         params = list(self.submod.parameters())
         before = [p.grad for p in params]
         for p in params:
             p.grad = None
-        stage_backward_weight(iter(params), param_groups)
+        cross = any(len(group["intermediates"]) > 1 for group in param_groups)
+        stage_backward_weight(iter(params), param_groups, retain_graph=cross)
         for p, old in zip(params, before, strict=True):
             if old is not None:
                 p.grad = old if p.grad is None else old.add_(p.grad)
@@ -143,7 +147,7 @@ class Stage(PipelineStage):
         module.set_requires_all_reduce(last)
         root = fully_shard.state(module)  # type: ignore[attr-defined]
         for state in root._state_ctx.all_states:
-            for group in state._fsdp_param_groups:
+            for group in param_groups(state):
                 group.post_backward()
         root._root_post_backward_final_callback()
 

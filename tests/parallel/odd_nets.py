@@ -206,3 +206,31 @@ class Offsets(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.one + self.two + self.total.sum()
+
+
+class Again(nn.Module):
+    """Two weights used in turn, twice each, and slices of a third: what a cut backward counts more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6) / 3)
+        self.scale = nn.Parameter(torch.rand(6) + 0.5)
+        self.slices = nn.Parameter(torch.randn(3, 6, 6) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x @ self.weight * self.scale) @ self.weight * self.scale
+        a, b, c = self.slices.unbind(0)
+        x = x @ a
+        return (x @ b) * torch.tanh(x @ c)
+
+
+class UsedAgain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.a, self.b = nn.Linear(6, 6), Again(), Again()
+        self.rnn, self.head = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.b(self.a(self.first(x)))
+        out = self.rnn(x.unsqueeze(1))[0]
+        return self.head(out.squeeze(1))

@@ -37,6 +37,14 @@ def test_gradients_that_are_one_tensor_or_have_stride_0_are_each_added_up_alone(
                           parallel=pipeline(scheduler, config)), parts=4)  # fmt: skip
 
 
+def test_weights_used_twice_and_parameters_in_slices_count_once_each_time():
+    config = {"first": 0, "a": 0, "b": 1, "rnn": 1, "head": 1}
+    four = {"first": 0, "a": 1, "b": 2, "rnn": 3, "head": 3}
+    for scheduler, stages in {"zero_bubble_h1": config, "zero_bubble_v": four}.items():
+        assert_parity(own("odd_nets.UsedAgain", [6], stages=stages, train__batch_size=8,
+                          parallel=pipeline(scheduler, stages)), parts=4)  # fmt: skip
+
+
 def rank_count(world, j, plan) -> int:
     """How often this rank reduces and scatters in one step."""
     par, pipe = build(world, j, plan)
