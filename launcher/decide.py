@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.asked import fits, inlined, torch_version
@@ -15,6 +16,7 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
+from launcher.plan import naming
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
@@ -78,33 +80,63 @@ def plan_job(job: Job) -> Plan:
     job, _ = inlined(settled(job))
     if found := _unlike(job, own=True):
         raise RequestError(tuple(found))
+    model = _read(job)
+    fine = leaves(asked, model.skeleton)
+    try:
+        made = _planned(job, asked, model, fine)
+    except RequestError as error:
+        coarse = leaves(asked, model.skeleton, stacks=False)
+        if coarse == fine:
+            raise
+        made = _planned(job, asked, _read(job), coarse, [_unopened(coarse or (), fine or (), error.problems[0])])
+    fits(job, made)
+    return made
+
+
+def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
+    shut = ", ".join(u for u in coarse if u not in fine)
+    return Note(naming.KEY, f"auto: {shut} stays in one piece, for it could not be cut: {why.text}")
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model without memory; ``lost``: weights that cannot be made without the whole of it."""
+
+    module: nn.Module
+    skeleton: Skeleton
+    lost: list[str]
+
+
+def _read(job: Job) -> _Model:
     from launcher.parallel import read
-    from launcher.parallel.narrow import narrow
     from launcher.parallel.tape import record, unknown
 
     with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
         model, tape = record(builder(job))
-        skeleton = read.skeleton(model)
-        whole = leaves(asked, skeleton)
-        specs = inputs(job, asked.sizes.micro_batch)
         lost = unknown(model, tape) if job.parallel.deferred_init else []
+        return _Model(model, read.skeleton(model), lost)
+
+
+def _planned(job: Job, asked: Asked, model: _Model, whole: tuple[str, ...] | None, more: Sequence[Note] = ()) -> Plan:
+    """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
+    from launcher.parallel import read
+    from launcher.parallel.narrow import narrow
+
+    with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
+        specs = inputs(job, asked.sizes.micro_batch)
         if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
-            narrow(model, compute)
-        flow, graph, pieces = _followed(job, asked, skeleton, model, whole, specs)
+            narrow(model.module, compute)
+        flow, graph, pieces = _followed(job, asked, model.skeleton, model.module, whole, specs)
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
     if fallback := resolve_data(job.data)[1]:
         notes.append(Note(*fallback.split(" ", 1)))
     if job.debug.onerank:
         notes.append(Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept"))
     note = None
-    if lost:
-        text = (
-            f"true -> false: {lost[0]} is made from data the planner cannot see; every rank builds the whole model once"
-        )
-        note = Note("parallel.deferred_init", text)
-    made = plan(job, asked, skeleton, graph, whole, note, notes, flow, pieces)
-    fits(job, made)
-    return made
+    if model.lost:
+        text = f"true -> false: {model.lost[0]} is made from data the planner cannot see"
+        note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
+    return plan(job, asked, model.skeleton, graph, whole, note, [*notes, *more], flow, pieces)
 
 
 def _followed(

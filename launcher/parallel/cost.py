@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,10 +43,26 @@ class Meter:
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
         self.saved = 0
-        self._seen = {t.untyped_storage()._cdata for t in own}
+        self._seen: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
         self._flops, self._flash = _Flops(), Flash()
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t)
+        self.own(own)
+
+    def own(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Parameters and buffers: they do not count."""
+        for t in tensors:
+            self._seen.add(t.untyped_storage()._cdata)
+            self._alive.append(t)
+
+    def mark(self) -> Callable[[], None]:
+        """What brings the totals back to what they are now."""
+        saved, flops = self.saved, self._flops.total
+
+        def back() -> None:
+            self.saved, self._flops.total = saved, flops
+
+        return back
 
     @property
     def flops(self) -> int:

@@ -130,7 +130,7 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
         meter,
         watching(model, _loaded(known), lambda: meter.saved) as watch,
     ):
-        value = call(model, xs, {})
+        value = call(model, xs, {}, meter, watch)
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))

@@ -115,7 +115,7 @@ class Tracer(fx.Tracer):
         if node.op == "get_attr":
             return _attribute(self.root, str(node.target))
         if node.op == "call_module":
-            return call(self.root.get_submodule(str(node.target)), args, kwargs)
+            return call(self.root.get_submodule(str(node.target)), args, kwargs, self.meter, self.watch)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         assert callable(node.target)
@@ -161,16 +161,25 @@ def _attribute(root: nn.Module, path: str) -> Any:
     return getattr(root.get_submodule(owner), name)
 
 
-def call(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead."""
+def call(module: nn.Module, args: Any, kwargs: Any, meter: Meter | None = None, watch: Watch | None = None) -> Any:
+    """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead.
+
+    Then ``meter`` and ``watch`` forget what they saw of the first try.
+    """
+    undo = [seen.mark() for seen in (meter, watch) if seen is not None]
     try:
         return module(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as refused:
         if "meta" not in str(refused).lower():
             raise
-    real = copy.deepcopy(module).to_empty(device="cpu")
-    for t in (*real.parameters(), *real.buffers()):
-        t.detach().zero_()
+    for back in undo:
+        back()
+    with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
+        real = copy.deepcopy(module).to_empty(device="cpu")
+        for t in (*real.parameters(), *real.buffers()):
+            t.detach().zero_()
+    if meter is not None:
+        meter.own((*real.parameters(), *real.buffers()))
     with torch.device("cpu"):
         zeros = tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), (args, kwargs))
         out = real(*zeros[0], **zeros[1])

@@ -48,7 +48,17 @@ class Watch(TorchFunctionMode):
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
         self.runs: list[Run] = []
+        self.over = False
         self._learn("", model)
+
+    def mark(self) -> Callable[[], None]:
+        """What makes it forget all that it sees from now on."""
+        scopes, calls, runs = dict(self.scopes), Counter(self.calls), list(self.runs)
+
+        def back() -> None:
+            self.scopes, self.calls, self.runs = scopes, calls, runs
+
+        return back
 
     def _learn(self, prefix: str, module: nn.Module) -> None:
         for name, p in module.named_parameters(remove_duplicate=False):
@@ -59,6 +69,8 @@ class Watch(TorchFunctionMode):
 
     def enter(self, name: str, module: nn.Module) -> None:
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
+        if self.over:
+            return
         self._running.append(name)
         self.calls[name] += 1
         self._began.append(self.saved())
@@ -67,6 +79,8 @@ class Watch(TorchFunctionMode):
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It is done."""
+        if self.over:
+            return
         self._running.pop()
         grown = self.saved() - self._began.pop()
         if name in self._units:
@@ -123,11 +137,14 @@ def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
 
 @contextmanager
 def watching(model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> Iterator[Watch]:
-    """Watch what runs meanwhile. ``model`` keeps the hooks: hand over a copy."""
+    """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     watch = Watch(model, units, saved)
     for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
         module.register_forward_pre_hook(lambda m, _, name=name: watch.enter(name, m), prepend=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
-    with watch:
-        yield watch
+    try:
+        with watch:
+            yield watch
+    finally:
+        watch.over = True

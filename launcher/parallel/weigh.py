@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
@@ -62,6 +63,8 @@ class Scales:
 
 
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward:
+    if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
+        module = copy.deepcopy(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
     with _disable_current_modes(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
@@ -114,4 +117,4 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def _leaf(t: torch.Tensor) -> torch.Tensor:
-    return t.detach().requires_grad_(t.is_floating_point())
+    return t.detach().to("meta").requires_grad_(t.is_floating_point())

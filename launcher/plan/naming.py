@@ -134,19 +134,22 @@ def _no_stage(without: Mapping[str, int]) -> Problem:
     return Problem(KEY, f"{', '.join(map(repr, names[:6]))}{more} {verb} parameters but no stage", cure)
 
 
-def units(skeleton: Skeleton, at_least: int = 1) -> tuple[str, ...]:
+def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[str, ...]:
     """The modules that automatic choices treat as one piece, in definition order.
 
-    Children of the root, with containers replaced by what they hold; while there are fewer with parameters
-    than ``at_least``, the largest one is opened too.
+    Children of the root, with containers replaced by what they hold, and (``stacks``) a module around a model, or
+    around its layers, by its children; while there are fewer with parameters than ``at_least``, the largest one is
+    opened too.
     """
     children: dict[str, list[str]] = {}
     for name in skeleton.modules:
         children.setdefault(name.rpartition(".")[0], []).append(name)
+    opened = _around_layers(skeleton, children) if stacks else frozenset()
 
     def expand(name: str) -> list[str]:
         inside = children.get(name, [])
-        return [u for c in inside for u in expand(c)] if name in skeleton.containers and inside else [name]
+        around = name in skeleton.containers or name in opened
+        return [u for c in inside for u in expand(c)] if around and inside else [name]
 
     out = [u for top in children.get("", []) for u in expand(top)]
     while True:
@@ -158,6 +161,27 @@ def units(skeleton: Skeleton, at_least: int = 1) -> tuple[str, ...]:
         big = max(open_to, key=lambda u: sizes[u])
         at = out.index(big)
         out[at : at + 1] = [u for c in children[big] for u in expand(c)]
+
+
+def _around_layers(skeleton: Skeleton, children: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """Modules that are mostly layers: most bytes are in containers of alike modules, the outermost that there are."""
+    stacks: list[str] = []
+    for name in skeleton.modules:
+        if name in skeleton.containers and not any(name.startswith(s + ".") for s in stacks):
+            shapes = [found for c in children.get(name, []) if (found := _shapes(skeleton, c))]
+            if len(set(shapes)) < len(shapes):
+                stacks.append(name)
+    inside: dict[str, int] = {}
+    for s in stacks:
+        for around in _prefixes(s)[:-1]:
+            inside[around] = inside.get(around, 0) + _bytes(skeleton, s)
+    return frozenset(m for m, size in inside.items() if 2 * size > _bytes(skeleton, m))
+
+
+def _shapes(skeleton: Skeleton, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Names and shapes below ``module``: what alike layers have in common."""
+    start = module + "."
+    return tuple((p.name.removeprefix(start), p.spec.shape) for p in skeleton.params if p.name.startswith(start))
 
 
 def _bytes(skeleton: Skeleton, module: str) -> int:

@@ -114,12 +114,15 @@ def ask(job: Job, found: list[Problem] | None = None, torch: legal.Version = leg
     return Asked(got, None if config == "auto" else naming.flatten(config), torch)
 
 
-def leaves(asked: Asked, skeleton: Skeleton) -> tuple[str, ...] | None:
-    """The modules that stay whole, or ``None`` when there is one stage and nothing to cut."""
+def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, ...] | None:
+    """The modules that stay whole, or ``None`` when there is one stage and nothing to cut.
+
+    ``stacks``: automatic choices look into modules around layers.
+    """
     if asked.sizes.virtual == 1 and asked.config is None:
         return None
     if asked.config is None:
-        return naming.units(skeleton, asked.sizes.virtual)
+        return naming.units(skeleton, asked.sizes.virtual, stacks)
     if found := naming.complaints(asked.config, skeleton, asked.sizes.grid["pp"], asked.sizes.chunks):
         raise RequestError(tuple(found))
     return None if asked.sizes.virtual == 1 else tuple(sorted(naming.leaves(asked.config, skeleton)))

@@ -72,12 +72,13 @@ class Stage(Base):
         return made
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
-        """torch would send zeros of the first piece's size for a gradient that is missing."""
-        if len(self.takes) > 1 and not self.is_first:
-            zeros = self.takes[bwd_chunk_id % len(self.takes)]
+        """A gradient that is missing is zeros; before 2.13 torch would fail, after it send those of the first piece."""
+        if self.has_backward and not self.is_first:
+            takes = self.takes[bwd_chunk_id % len(self.takes)]
+            self.grad_send_info = [self.stage_index - 1 if t.requires_grad else None for t in takes]
             self.bwd_cache[bwd_chunk_id] = tuple(
                 torch.zeros_like(t, device=self.device, requires_grad=False) if g is None and t.requires_grad else g
-                for g, t in zip(self.bwd_cache[bwd_chunk_id], zeros, strict=True)
+                for g, t in zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
             )
         return super().get_bwd_send_ops(bwd_chunk_id)
 

@@ -210,6 +210,42 @@ def test_the_largest_units_are_opened_until_there_are_enough() -> None:
     assert len(units(MODEL, 100)) == 8
 
 
+STACK = {f"{n}.{w}.weight": W for n in range(3) for w in ("attn", "mlp")}
+AROUND = {
+    "a model around a model": (
+        {"m.body.embed.weight": W, **{f"m.body.layers.{n}": s for n, s in STACK.items()}, "m.head.weight": W},
+        ["m.body.layers"],
+        ("m.body.embed", "m.body.layers.0", "m.body.layers.1", "m.body.layers.2", "m.head"),
+    ),
+    "an encoder and a decoder": (
+        {"m.in.weight": W, **{f"m.{part}.{n}": s for part in ("enc.block", "dec.block") for n, s in STACK.items()}},
+        ["m.enc.block", "m.dec.block"],
+        ("m.in", *(f"m.{part}.block.{n}" for part in ("enc", "dec") for n in range(3))),
+    ),
+    "experts inside a layer": (
+        {f"layers.{n}.experts.{e}.weight": W for n in range(2) for e in range(4)},
+        ["layers", "layers.0.experts", "layers.1.experts"],
+        ("layers.0", "layers.1"),
+    ),
+    "two alike in a module that is mostly something else": (
+        {"block.big.weight": (64, 64), "block.pair.0.weight": W, "block.pair.1.weight": W, "head.weight": W},
+        ["block.pair"],
+        ("block", "head"),
+    ),
+    "a container of unlike modules": (
+        {"block.net.0.weight": W, "block.net.1.weight": (4, 9), "head.weight": W}, ["block.net"], ("block", "head"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AROUND)
+def test_a_module_that_is_mostly_layers_is_opened_down_to_them(case: str) -> None:
+    params, containers, found = AROUND[case]
+    model = skeleton(params, containers=containers)
+    assert units(model) == found
+    assert set(units(model, stacks=False)) <= {p.split(".")[0] for p in params} | set(found)
+
+
 def test_a_module_on_one_stage_stays_whole_and_one_on_two_is_opened() -> None:
     keys = flatten({"embed": 0, "layers": {0: 0, "1": {"attn": 0, "mlp": 1}}, "norm": 1, "head": 1})
     assert leaves(keys, MODEL) == {

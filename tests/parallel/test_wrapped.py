@@ -1,0 +1,55 @@
+"""What is chosen automatically of a model whose layers are inside another module, and of one that looks at its data."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.plan.plan import Plan
+from tests.parity import assert_parity, own
+
+TOKENS = ["int64", 5]
+
+
+def auto(plan: Plan) -> list[str]:
+    return [n.text for n in plan.notes if n.key == "parallel.pipeline.stage_config"]
+
+
+def test_layers_inside_a_module_are_spread_over_the_stages():
+    plan, _ = assert_parity(own("wrapped_nets.Wrapped", TOKENS, stages=2))
+    blocks = [f"m.body.layers.{n}" for n in range(4)]
+    assert [s.modules for s in plan.stages] == [
+        ("m.body.embed", *blocks[:2]), (*blocks[2:], "m.body.norm", "m.head"),
+    ]  # fmt: skip
+    assert auto(plan) == ["auto -> the stages above: balanced by parameter bytes"]
+
+
+def test_layers_that_cannot_be_cut_stay_in_one_piece_and_the_plan_says_why():
+    plan, _ = assert_parity(own("wrapped_nets.WrappedLooking", TOKENS, stages=2))
+    assert [s.modules for s in plan.stages] == [("m.body",), ("m.head",)]
+    assert auto(plan) == [
+        "auto: m.body stays in one piece, for it could not be cut: cannot follow the code between the named modules of "
+        "WrappedLooking: symbolically traced variables cannot be used as inputs to control flow; name a larger module "
+        "there, so that this code runs inside it",
+        "auto -> the stages above: balanced by parameter bytes",
+    ]
+
+
+@pytest.mark.parametrize("net", ["Wrapped", "WrappedLooking"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_each_layer_is_gathered_alone_wherever_it_lies(net, stages):
+    hsdp = {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}
+    plan, _ = assert_parity(own(f"wrapped_nets.{net}", TOKENS, stages=stages, parallel={
+        "pipeline": {"stages": stages, "micro_batch_num": 2}, "hsdp": hsdp}), parts=4)  # fmt: skip
+    assert [m for g in plan.groups for m in g.modules if "layers" in m] == [f"m.body.layers.{n}" for n in range(4)]
+
+
+def test_a_model_that_looks_at_its_data_is_planned_as_one_that_does_not():
+    looking, blind = (
+        plan_job(own("wrapped_nets.Weighed", [6], stages=1, model={
+            "_target_": "tests.parallel.wrapped_nets.Weighed", "look": look}))
+        for look in (True, False)
+    )  # fmt: skip
+    assert [s.flops for s in looking.stages] == [s.flops for s in blind.stages]
+    assert looking.memory == blind.memory
+    assert looking.groups == blind.groups

@@ -1,0 +1,89 @@
+"""Models around models, as libraries ship them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + mask * self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Body(nn.Module):
+    """Layers with a mask that is no float, made by code between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(8, 6), nn.LayerNorm(6)
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor]:
+        x, mask = self.embed(tokens), (tokens > 0).unsqueeze(-1)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return (self.norm(x),)
+
+
+class Looking(Body):
+    """The code between the layers looks at the data: it cannot be cut."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor]:
+        if bool((tokens == -1).any()):
+            tokens = tokens.clamp(min=0)
+        return super().forward(tokens)
+
+
+class Lm(nn.Module):
+    """A model around one whose layers are inside; the head is the table."""
+
+    kind: type[Body] = Body
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = self.kind(), nn.Linear(6, 8, bias=False)
+        self.head.weight = self.body.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.body(tokens)[0])
+
+
+class Wrapped(nn.Module):
+    """All of it is one child of the root."""
+
+    kind: type[Lm] = Lm
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = self.kind()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.m(tokens)
+
+
+class LookingLm(Lm):
+    kind = Looking
+
+
+class WrappedLooking(Wrapped):
+    kind = LookingLm
+
+
+class Weighed(nn.Module):
+    """The same numbers twice; ``look``: with Python that looks at them in the middle."""
+
+    def __init__(self, look: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.look = nn.Linear(6, 6), nn.Linear(6, 3), look
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        if self.look and float(h.detach().sum()) > 1e9:
+            h = h * 2
+        return self.b(h)
