@@ -58,9 +58,12 @@ class Carry:
         finally:
             self.now = None
 
-    def forget(self, micro: int) -> None:
-        """When its first piece's backward is done, nobody needs what a micro batch has left."""
-        self.left.pop(micro, None)
+    def forget(self, micro: int, piece: int = 0) -> None:
+        """When a piece's backward is done, nobody needs what it has left: those after it went backward before."""
+        for kept in self.left.get(micro, {}).values():
+            del kept[piece:]
+        if not piece:
+            self.left.pop(micro, None)
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
@@ -98,8 +101,12 @@ class _Later(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, out: Tensor, leaves: Kept, *kept: Tensor) -> Tensor:
         ctx.leaves = leaves
+        ctx.save_for_backward(*kept)  # it is there until then: whoever counts what is saved is to see it
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return (grad, None, *(t.grad for t in ctx.leaves))
+        grads = [t.grad for t in ctx.leaves]
+        for t in ctx.leaves:
+            t.grad = None
+        return (grad, None, *grads)

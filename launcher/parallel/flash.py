@@ -23,9 +23,12 @@ def _fused(
 ) -> torch.Tensor | None:
     """``None`` where real devices have no fused kernel either, and for what is not on meta."""
     tensors = [t for t in (q, k, v) if isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4]
-    odd = dropout_p > 0 or more.get("enable_gqa") or (attn_mask is not None and not attn_mask.is_floating_point())
+    odd = dropout_p > 0 or more.get("enable_gqa")
+    odd = odd or (attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)))
     if len(tensors) < 3 or odd or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)  # as torch does: 0 or -inf to add
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out: torch.Tensor
     out, _ = fused(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=more.get("scale"))

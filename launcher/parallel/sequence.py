@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel import read
-from launcher.parallel.carry import Carry, Pieced, attach
+from launcher.parallel.carry import Carry, Kept, Pieced, attach
 from launcher.parallel.mode import default_dtype
 from launcher.parallel.trace import RUNNING, call, refusing
-from launcher.plan.facts import Graph, TensorSpec
+from launcher.plan.facts import Graph, Node, TensorSpec
 from launcher.plan.pieces import Pieces, balanced, equal, shortened
+from launcher.plan.stages import covers
 
 KEY = "parallel.pipeline.seq_chunks"
 
@@ -82,8 +84,20 @@ def _traced(
     out = []
     for piece, length in enumerate(lengths):
         with carry.running(0, piece):
-            out.append(read.graph(model, leaves, [shortened(s, length, sum(lengths)) for s in specs]))
+            traced = read.graph(model, leaves, [shortened(s, length, sum(lengths)) for s in specs])
+        left = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
+        out.append(replace(traced, nodes=tuple(_leaving(n, left) for n in traced.nodes)))
     return tuple(out)
+
+
+def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:
+    """``node`` with the bytes of what its modules have ``left`` for later pieces."""
+    if node.kind != "module":
+        return node
+    mine = [kept for name, kept in left.items() if covers(node.target, name)]
+    nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
+    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but nothing saves it for a backward
+    return replace(node, saved=node.saved + frozen, left=sum(n for trained, n in nbytes if trained))
 
 
 def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:

@@ -76,7 +76,7 @@ class Node:
     ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it yields, ``None``
     when it yields something that is no tensor or tuple of tensors; ``packed`` when they come as a tuple.
     ``saved`` is bytes kept for backward, ``backward`` what that needs besides, ``flops`` the forward cost, all for one
-    micro batch.
+    micro batch, or for a piece of one; ``left`` those of ``saved`` that later pieces read.
     """
 
     name: str
@@ -88,16 +88,21 @@ class Node:
     saved: int = 0
     flops: int = 0
     backward: Backward = Backward()
+    left: int = 0
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a forward: the call of ``module``, or what runs outside of any (""); ``made``: bytes of its outputs."""
+    """A part of a forward: the call of ``module``, or what runs outside of any ("").
+
+    ``made``: bytes of its outputs; ``left``: those of ``saved`` that later pieces of the sequence read.
+    """
 
     module: str
     saved: int
     backward: Backward = Backward()
     made: int = 0
+    left: int = 0
 
 
 @dataclass(frozen=True)

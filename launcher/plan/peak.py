@@ -109,17 +109,18 @@ class _Walk:
         yield self.now()
         for a in row:
             load = self.loads[a.stage]
-            yield from self._act(a, load, load.passes[a.micro % len(load.passes)])
+            yield from self._act(a, load, a.micro % len(load.passes))
             left[a.stage] -= a.kind in "BW"
             if not left[a.stage] and a.kind != "F":
                 yield from self._finish(a.stage)
         yield self.now(activations=self.copied)
 
-    def _act(self, a: Action, load: Load, one: Pass) -> Iterator[Moment]:
+    def _act(self, a: Action, load: Load, piece: int) -> Iterator[Moment]:
+        one = load.passes[piece]
         if a.kind == "F":
             yield from self._forward(load, one)
         elif a.kind == "B" or (a.kind == "W" and a.stage == 0):
-            yield from self._backward(a.stage, load, one)
+            yield from self._backward(a.stage, load, piece)
         elif a.kind == "W":
             yield from self._weights(a.stage, load, one)
         elif a.stage:  # torch has nothing to do for the inputs of the first stage
@@ -146,7 +147,8 @@ class _Walk:
         used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.again else []
         return max(used, default=0)
 
-    def _backward(self, stage: int, load: Load, one: Pass) -> Iterator[Moment]:
+    def _backward(self, stage: int, load: Load, piece: int) -> Iterator[Moment]:
+        one = load.passes[piece]
         yield self.now(activations=2 * one.loss)
         self.activations -= one.loss
         for i in range(len(one.segments) - 1, -1, -1):
@@ -154,10 +156,10 @@ class _Walk:
             here = self._open(load, i) + self._ahead(load, i)
             yield self.now(gathered=here, activations=segment.backward.work)
             self._sum(stage, i)
-            self.activations -= segment.saved
+            self.activations += _owed(load, piece, i) - segment.saved + segment.left
             yield self.now(gathered=here)
             yield from self._close(stage, i, one)
-        self.activations += one.returned - one.out
+        self.activations += one.returned - one.out - sum(s.left for s in one.segments)
         self.gathered -= self.lingering
         self.lingering = 0
 
@@ -224,3 +226,13 @@ class _Walk:
                 self.gathered -= g.whole
             if not self.each:
                 yield self._scatter(stage, n, g)
+
+
+def _owed(load: Load, piece: int, i: int) -> int:
+    """What the backward of segment ``i`` adds to the gradients that pieces of a micro batch owe to those before them.
+
+    The last piece, the first to go backward, makes them for all that it has read; each other one uses its own up.
+    """
+    if piece == len(load.passes) - 1:
+        return sum(p.segments[i].left for p in load.passes[:piece])
+    return -load.passes[piece].segments[i].left

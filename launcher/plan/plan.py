@@ -28,7 +28,6 @@ from launcher.plan.traffic import Traffic, traffic
 from launcher.plan.words import many
 
 VERSION = 1
-PIECES_HOLD_MORE = "measured, a rank holds up to a tenth more than the memory above says"
 
 
 @dataclass(frozen=True)
@@ -199,8 +198,7 @@ def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], deferred: Note | None
     """What the finished plan has to say."""
     why = [deferred] if deferred else []
     sharded = _sharding_notes(params, sz, job.parallel.hsdp)
-    short = [Note(f"parallel.pipeline.seq_chunks {sz.pieces}:", PIECES_HOLD_MORE)] if sz.pieces > 1 else []
-    return [*why, *sharded, *short, *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
+    return [*why, *sharded, *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
 
 
 def _cut(

@@ -165,7 +165,8 @@ def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
 
 
 def _segment(n: Node) -> Segment:
-    return Segment(n.target if n.kind == "module" else "", n.saved, n.backward, sum(t.nbytes for t in n.out or ()))
+    module, made = n.target if n.kind == "module" else "", sum(t.nbytes for t in n.out or ())
+    return Segment(module, n.saved, n.backward, made, n.left)
 
 
 def _what(node: Node) -> str:

@@ -82,12 +82,19 @@ class Stage(Base):
             )
         return super().get_bwd_send_ops(bwd_chunk_id)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: torch.Tensor | None = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if loss is not None and full_backward:
+            loss.detach_()  # torch keeps it until the step is over, and with it all that the graph still holds
         self.collect()
-        micro, piece = divmod(bwd_chunk_id, len(self.takes))
-        if self.carry is not None and piece == 0:
-            self.carry.forget(micro)
+        if self.carry is not None:
+            self.carry.forget(*divmod(bwd_chunk_id, len(self.takes)))
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""

@@ -24,10 +24,11 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "1f1b": {"stages": 2, "micro_batch_num": 4},
     "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
     "zero_bubble_h1": {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4},
+    "seqpipe": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 4, "micro_batch_num": 4},
 }
 CASES = [
     *(("one stage", level) for level in LEVELS), *(("1f1b", level) for level in LEVELS),
-    ("interleaved", "level2"), ("zero_bubble_h1", "level1"),
+    ("interleaved", "level2"), ("zero_bubble_h1", "level1"), ("seqpipe", "unsharded"),
 ]  # fmt: skip
 
 

@@ -62,6 +62,31 @@ def test_pieces_of_a_sequence_are_held_as_long_as_they_are() -> None:
     assert of("F0 F1 B1 B0", replace(PLAIN, passes=(ONCE, long))).activations == 305 + 30 + 1105 + 30 + 2 * 30
 
 
+LEAVING = (
+    (Segment("a", 100, left=10), Segment("b", 200, left=20)),
+    (Segment("a", 100, left=3), Segment("b", 200, left=7)),
+    (Segment("a", 1), Segment("b", 1)),
+)
+"""Three pieces; the last one leaves nothing."""
+
+
+@pytest.mark.parametrize(
+    ("piece", "segment", "held"),
+    [
+        (2, 0, 305 + 305 + 7 - 1 + (20 + 7)),  # b's gradients for both pieces before
+        (1, 0, 305 + 105 + (10 + 3 + 20 + 7)),  # all of them, but b's of its own are used up, and what it left is there
+        (0, 1, 305 + (10 + 20)),  # what the first piece left is saved for itself
+    ],
+    ids=["the last piece", "the middle one", "the first one"],
+)
+def test_pieces_owe_gradients_for_what_they_read_until_those_that_left_it_go_backward(piece, segment, held) -> None:
+    """``segment`` of ``piece`` needs so much that it is the fullest moment."""
+    heavy = [list(s) for s in LEAVING]
+    heavy[piece][segment] = replace(heavy[piece][segment], backward=Backward(9000))
+    load = replace(PLAIN, passes=tuple(Pass(tuple(s), out=5, loss=0) for s in heavy), own=(0, 0))
+    assert of("F0 F1 F2 B2 B1 B0", load).activations == held + 9000
+
+
 def test_what_was_sent_stays_until_the_step_is_over() -> None:
     """In the second micro batch what both have sent, and the gradient that the first one has sent back."""
     posted = replace(ONCE, out=0, sent=5, returned=8)
