@@ -11,6 +11,8 @@ NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient"
 COLOURS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
 PALER = 0.6
 """How far towards white the last chunk of a rank goes."""
+MANY = 5000
+"""Beyond so many actions each bar by itself, with its name, would make megabytes."""
 
 LEFT, RIGHT, TOP, ROW, BAR = 136, 28, 96, 38, 30
 STYLE = (
@@ -23,7 +25,8 @@ STYLE = (
 def svg(timeline: Timeline) -> str:
     """Colour says what runs, the number which micro batch, a paler shade a later chunk; hover for torch's name of it.
 
-    As wide as its labels need, within bounds; actions too narrow for a number have none.
+    As wide as its labels need, within bounds; actions too narrow for a number have none. Of more than ``MANY`` actions
+    those of one kind that touch are drawn as one, without names and numbers, and the picture says so.
     """
     mean = sum(timeline.busy) / max(len(timeline.events), 1) or 1.0
     inner = min(max(760.0, 26 * timeline.makespan / mean), 2400.0)
@@ -39,8 +42,11 @@ def svg(timeline: Timeline) -> str:
         *_grid(timeline, inner),
     ]
     chunks = _chunks(timeline)
-    for e in timeline.events:
-        lines += _bar(e, scale, _shade(e.action.kind, *chunks[e.action.stage]), timeline.pieces)
+    shaded = [(e, _shade(e.action.kind, *chunks[e.action.stage])) for e in timeline.events]
+    if len(shaded) > MANY:
+        lines += _merged(shaded, scale)
+    else:
+        lines += [line for e, fill in shaded for line in _bar(e, scale, fill, timeline.pieces)]
     return "\n".join([*lines, "</svg>\n"])
 
 
@@ -57,7 +63,10 @@ def _many(n: int, noun: str) -> str:
 def _head(t: Timeline) -> Iterator[str]:
     """Title and legend."""
     yield f'<text class="head" x="{LEFT}" y="28">{_title(t)}</text>'
-    sent = f"{t.messages} messages between ranks; a bar shows its micro batch, a rank the most it holds at once"
+    bar = "a bar shows its micro batch"
+    if len(t.events) > MANY:
+        bar = f"a bar merges those of one kind that touch, of {len(t.events)} actions"
+    sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once"
     yield f'<text class="soft" x="{LEFT}" y="48">{sent}</text>'
     x, chunks = LEFT, _chunks(t)
     shades = max((n for _, n in chunks.values()), default=1)
@@ -98,6 +107,28 @@ def _bar(e: Event, scale: float, fill: str, pieces: int) -> Iterator[str]:
     if wide > 8 * len(label):
         tone = "dark" if _bright(fill) else "light"
         yield f'<text class="{tone}" x="{x + (wide - gap) / 2:.2f}" y="{y + 19}">{label}</text>'
+
+
+def _merged(shaded: list[tuple[Event, str]], scale: float) -> Iterator[str]:
+    """A path a colour, with a stretch for each run of bars that touch; its units are tenths of a pixel."""
+    runs: dict[str, dict[int, list[tuple[int, int]]]] = {}
+    for e, fill in shaded:
+        spans = runs.setdefault(fill, {}).setdefault(e.rank, [])
+        start, end = round(10 * scale * e.start), round(10 * scale * e.end)
+        touches = bool(spans) and spans[-1][1] == start
+        spans[-1 if touches else len(spans) :] = [(spans[-1][0] if touches else start, end)]
+    yield f'<g transform="translate({LEFT} {TOP + BAR // 2}) scale(.1 1)" stroke-width="{BAR}">'
+    for fill, rows in runs.items():
+        yield f'<path stroke="{fill}" d="{"".join(_stretches(ROW * rank, spans) for rank, spans in rows.items())}"/>'
+    yield "</g>"
+
+
+def _stretches(y: int, spans: list[tuple[int, int]]) -> str:
+    """``spans`` of one row, each told from where the one before ended."""
+    (start, end), *rest = spans
+    ends = [end, *(b for _, b in rest)]
+    more = (f"m{a - before} 0h{b - a}" for before, (a, b) in zip(ends, rest, strict=False))
+    return f"M{start} {y}h{end - start}{''.join(more)}"
 
 
 def _chunks(t: Timeline) -> dict[int, tuple[int, int]]:

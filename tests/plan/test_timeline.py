@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ import pytest
 
 from launcher.plan import schedules
 from launcher.plan.actions import Action
+from launcher.plan.picture import MANY, ROW
 from launcher.plan.simulate import Cost, Timeline, simulate
 from launcher.plan.timeline import chrome, svg, text
 
@@ -126,6 +128,39 @@ def test_a_bar_too_narrow_for_its_number_has_none() -> None:
     wide, narrow = svg(TIMELINES["gpipe"]), svg(drawn("1f1b", 2, 1, 400))
     assert sum(w.isdigit() for w in words(wide)) == 12
     assert not any(w.isdigit() for w in words(narrow))
+
+
+STRETCH = re.compile(r"M(\d+) (\d+)|m(\d+) 0|h(\d+)")
+
+
+def stretches(picture: str) -> dict[tuple[int, str], list[tuple[int, int]]]:
+    """By row and colour, from where to where in tenths of a pixel."""
+    found: dict[tuple[int, str], list[tuple[int, int]]] = {}
+    for path in ElementTree.fromstring(picture).iterfind(f"{SVG}g/{SVG}path"):
+        x = y = 0
+        for start, row, skip, length in STRETCH.findall(path.attrib["d"]):
+            x, y = (int(start), int(row)) if row else (x + int(skip or 0), y)
+            if length:
+                found.setdefault((y, path.attrib["stroke"]), []).append((x, x + int(length)))
+                x += int(length)
+    return found
+
+
+@pytest.mark.parametrize("scheduler", ["gpipe", "1f1b"])
+def test_bars_of_too_many_actions_are_merged_where_they_touch_and_the_picture_says_so(scheduler: str) -> None:
+    timeline = drawn(scheduler, 20, 1, 128)
+    assert len(timeline.events) > MANY
+    picture = svg(timeline)
+    scale, runs = 10 * 2400 / timeline.makespan, stretches(picture)
+    for rank in range(20):
+        rows = [spans for (y, _), spans in runs.items() if y == ROW * rank]
+        assert all(b[0] > a[1] for spans in rows for a, b in pairwise(spans))
+        drawn_in_all = sum(b - a for spans in rows for a, b in spans)
+        assert abs(drawn_in_all - timeline.busy[rank] * scale) <= sum(map(len, rows))
+    said = f"a bar merges those of one kind that touch, of {len(timeline.events)} actions, a rank the most"
+    assert any(said in w for w in words(picture))
+    assert not bars(picture)
+    assert len(picture) < 12 * len(timeline.events)
 
 
 @every
