@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from launcher.job.parallel import Hsdp
@@ -17,57 +18,48 @@ from launcher.plan.sizes import Sizes
 from launcher.plan.stages import Crossing, Stage, covers, segments
 
 
-def full(
-    schedule: Schedule,
-    params: tuple[Placed, ...],
-    groups: tuple[Group, ...],
-    cut: tuple[Stage, ...],
-    graphs: tuple[Graph, ...],
-    boundaries: tuple[tuple[Crossing, ...], ...],
-    sizes: Sizes,
-    dtypes: Precision,
-    hsdp: Hsdp | None,
-    buckets: tuple[Bucket, ...],
-) -> tuple[Moment, ...]:
-    """The fullest moment of each pipeline rank. ``graphs``: of whole micro batches, or one a piece."""
-    most = [max((b.nbytes for b in buckets if sizes.places[b.stage] == pp), default=0) for pp in range(len(schedule))]
-    level = hsdp.optimizer_level if hsdp else "level1"
+@dataclass(frozen=True)
+class Cut:
+    """A model, cut. ``graphs``: of whole micro batches, or one a piece; ``boundaries[s]``: what leaves stage s."""
+
+    stages: tuple[Stage, ...]
+    graphs: tuple[Graph, ...]
+    boundaries: tuple[tuple[Crossing, ...], ...]
+    params: tuple[Placed, ...]
+    groups: tuple[Group, ...]
+    sizes: Sizes
+    dtypes: Precision
+
+
+def full(schedule: Schedule, cut: Cut, hsdp: Hsdp | None, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
+    """The fullest moment of each pipeline rank."""
+    places, level = cut.sizes.places, hsdp.optimizer_level if hsdp else "level1"
+    most = [max((b.nbytes for b in buckets if places[b.stage] == pp), default=0) for pp in range(len(schedule))]
     return tuple(
-        fullest(
-            row,
-            loads(pp, params, groups, cut, graphs, boundaries, sizes, dtypes),
-            level == "level3",
-            level != "level1",
-            most[pp],
-        )
-        for pp, row in enumerate(schedule)
+        fullest(row, loads(cut, pp), level == "level3", level != "level1", most[pp]) for pp, row in enumerate(schedule)
     )
 
 
-def loads(
-    pp: int,
-    params: tuple[Placed, ...],
-    groups: tuple[Group, ...],
-    cut: tuple[Stage, ...],
-    graphs: tuple[Graph, ...],
-    boundaries: tuple[tuple[Crossing, ...], ...],
-    sizes: Sizes,
-    dtypes: Precision,
-) -> dict[int, Load]:
+def loads(cut: Cut, pp: int) -> dict[int, Load]:
     """Of the stages of pipeline rank ``pp``."""
-    out = {}
-    for stage in (cut[s] for s in sizes.held(pp)):
-        whole = [p for p in params if not p.sharded and p.trainable and stage.index in p.copies(sizes.held(pp))]
-        passes = tuple(_pass(stage, cut, g, graphs[0], sizes.places) for g in graphs)
-        named = [s.module for s in passes[0].segments]
-        out[stage.index] = Load(
-            passes=passes,
-            gathers=tuple(_gather(g, named, params, sizes, dtypes) for g in groups if g.stage == stage.index),
-            own=_own(whole, stage, named),
-            stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
-            buffers=sizes.micros * _received(stage.index, sizes, boundaries),
-        )
-    return out
+    here = cut.sizes.held(pp)
+    return {s: _load(cut, cut.stages[s], here) for s in here}
+
+
+def _load(cut: Cut, stage: Stage, here: tuple[int, ...]) -> Load:
+    """``here``: all stages of its rank."""
+    sizes = cut.sizes
+    whole = [p for p in cut.params if not p.sharded and p.trainable and stage.index in p.copies(here)]
+    passes = tuple(_pass(stage, cut.stages, g, cut.graphs[0], sizes.places) for g in cut.graphs)
+    named = [s.module for s in passes[0].segments]
+    gathered = [g for g in cut.groups if g.stage == stage.index]
+    return Load(
+        passes=passes,
+        gathers=tuple(_gather(g, named, cut.params, sizes, cut.dtypes) for g in gathered),
+        own=_own(whole, stage, named),
+        stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
+        buffers=sizes.micros * _received(stage.index, sizes, cut.boundaries),
+    )
 
 
 def _pass(stage: Stage, cut: tuple[Stage, ...], graph: Graph, first: Graph, places: tuple[int, ...]) -> Pass:

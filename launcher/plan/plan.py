@@ -12,7 +12,7 @@ from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.fusion import Bucket, Group, buckets, groups, limits, sums
-from launcher.plan.loads import full
+from launcher.plan.loads import Cut, full
 from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.operators import WHOLE, Flow, splits
 from launcher.plan.params import Placed, Tie, placed, ties
@@ -151,7 +151,7 @@ def plan(
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
     boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
-    moments = full(order.schedule, params, group, cut, graphs, boundaries, sz, dtypes, hsdp, (*bucket, *summed))
+    moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
     return Plan(
         name=job.name,
         seed=job.seed,
