@@ -1,0 +1,36 @@
+"""A command that only asks: answered at once, without torch, by the first rank alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["show=config"], ["--cfg", "job"]], ids=" ".join)
+def test_asking_needs_no_torch(argv):
+    script = f"import sys; from launcher.__main__ import main; code = main({argv}); print(code, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    assert done.stdout.endswith("\n0 False\n")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["show=config"], ["seed=1", "show=plan"]], ids=" ".join)
+def test_ranks_after_the_first_do_not_wait_for_a_run_that_only_prints(argv, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(argv) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_help_lists_recipes_options_and_examples(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "  lm_single             The same language model on one rank: what every layout must agree with.\n" in out
+    assert "  optim=     adamw, momentum, sgd\n" in out
+    assert "  python -m launcher recipe=lm_single train.steps=20 " in out

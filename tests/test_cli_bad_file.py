@@ -1,0 +1,114 @@
+"""A file of the user's own that is wrong: the place in it, what it should say, exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.__main__ import main
+from tests.test_cli_bad_input import STEPS, head
+
+FILES = {
+    "values in a recipe": (
+        "# mine\ndefaults:\n  - override /steps: [train]\ntrain:\n  steps: 5\n  batch_size: abc\nmodel:\n  dimm: 3\n"
+        "steps:\n  trian: {}\n",
+        f"""
+  model.dimm: unknown key, did you mean 'model.dim'?
+    set in: recipes/mine.yaml:8:3
+          |   dimm: 3
+    try:    '~model.dimm' model.dim=3
+
+  train.batch_size = abc: should be a whole number
+    set in: recipes/mine.yaml:6:3
+          |   batch_size: abc
+    try:    train.batch_size=8
+
+  steps.trian: unknown step 'trian', did you mean 'train'? (steps: {STEPS})
+    set in: recipes/mine.yaml:10:3
+          |   trian: {{}}
+    try:    '~steps.trian' steps.train.kind=train
+""",
+    ),
+    "YAML syntax error": (
+        "train:\n  steps: [1\nseed: 2\n",
+        """
+  recipes/mine.yaml:3:5: not valid YAML: expected ',' or ']', but got ':' (while parsing a flow sequence, begun at 2:10)
+          | seed: 2
+""",
+    ),
+    "duplicate key": (
+        "train:\n  steps: 1\n  steps: 2\n",
+        """
+  recipes/mine.yaml:3:3: not valid YAML: found duplicate key steps
+          |   steps: 2
+""",
+    ),
+    "no text": (
+        b"seed: caf\xe9\n",
+        """
+  recipes/mine.yaml: not UTF-8 text: byte 9 is 0xe9
+""",
+    ),
+    "control character": (
+        'name: "\x01"\n',
+        """
+  recipes/mine.yaml: not valid YAML: special characters are not allowed
+""",
+    ),
+    "option that is not there": (
+        "defaults:\n  - override /model: lmm\n",
+        """
+  model: unknown option 'lmm', did you mean 'lm'? """
+        """(there are: lm, lm_tiny, mlp, resnet18, resnet34, resnet50, tied_pair)
+    set in: recipes/mine.yaml:2:5
+          |   - override /model: lmm
+    try:    model=lm
+""",
+    ),
+    "group that is not there": (
+        "defaults:\n  - override /modle: lm\n",
+        """
+  modle: there is no such group, did you mean 'model'? """
+        """(groups: data, debug, launch, logger, model, operators, optim, recipe, schedule, steps)
+    set in: recipes/mine.yaml:2:5
+          |   - override /modle: lm
+""",
+    ),
+    "list for a group of keys": (
+        "train: [1]\n",
+        """
+  recipes/mine.yaml: a list where there should be a group of keys, or the other way round
+""",
+    ),
+    "missing values": (
+        "seed: 1\n",
+        """
+  train.steps: needs a value
+    set in: conf/config.yaml:25:3
+          |   steps: ???          # optimizer steps
+    try:    train.steps=8
+
+  train.batch_size: needs a value
+    set in: conf/config.yaml:26:3
+          |   batch_size: ???     # samples an optimizer step, over all ranks
+    try:    train.batch_size=8
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "text"), FILES.values(), ids=FILES)
+def test_a_users_own_recipe_is_named_by_file_line_and_column(content, text, tmp_path, monkeypatch, capsys):
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/mine.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.chdir(tmp_path)
+    assert main(["--config-dir", ".", "recipe=mine"]) == 2
+    assert capsys.readouterr().err == head(text.count("\n\n") + 1) + text
+
+
+def test_a_file_of_the_users_with_a_shipped_name_is_refused(tmp_path, monkeypatch, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/lm.yaml").write_text("name: lm\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--config-dir", "."]) == 2
+    text = "\n  model/lm.yaml: a shipped option has this name; give yours another\n"
+    assert capsys.readouterr().err == head(1) + text
