@@ -27,11 +27,10 @@ class Own:
 
     @torch.no_grad()
     def see(self, names: Sequence[str], grads: Sequence[torch.Tensor]) -> None:
-        """Add the squared norms of ``grads``."""
-        dtype = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
-        norms = torch._foreach_norm([local(g) for g in grads], 2, dtype)
+        """Add the squared norms of ``grads``, worked out in fp64 as the global norm is."""
+        norms = torch._foreach_norm([local(g) for g in grads], 2, torch.float64)
         for name, n in zip(names, norms, strict=True):
-            square = n.double().square()
+            square = n.square()
             self.squares[name] = self.squares[name] + square if name in self.squares else square
 
     def see_whole(self) -> None:

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from launcher.decide import plan_job
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
-from launcher.parallel.own import watch
+from launcher.parallel.own import Own, watch
 from launcher.plan.plan import Plan
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.metrics import read
@@ -106,6 +106,15 @@ def test_of_an_operator_over_tp_each_rank_sees_its_piece(more: dict[str, Any]) -
         both = [r[name] for r in ranks[rank : rank + 2]]
         assert math.hypot(*both) == pytest.approx(want[name], rel=1e-12)
         assert max(both) < want[name]
+
+
+def test_the_norm_of_a_million_fp32_gradients_is_that_of_their_exact_sum() -> None:
+    g = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0)) ** 3
+    own = Own(model=None)  # type: ignore[arg-type]
+    own.see(["w"], [g])
+    own.see(["w"], [g])  # a second micro batch at level2
+    want = 2 * g.double().square().sum().item()
+    assert own.squares["w"].item() == pytest.approx(want, rel=1e-12)
 
 
 def rank_off(world: World, j: Job, plan: Plan, folder: Any) -> tuple[bool, int]:
