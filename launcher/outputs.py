@@ -10,6 +10,7 @@ from launcher.checkpoint.keys import is_place, load_key
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.strategy_file import text
 from launcher.errors import Problem
+from launcher.job.inside import RUN, place
 from launcher.job.schema import Job
 from launcher.plan import operator_file, peers
 from launcher.plan.plan import Plan
@@ -18,8 +19,10 @@ from launcher.runtime import folder
 
 def unwritable(job: Job) -> list[Problem]:
     """What would keep them from being written; writes nothing."""
-    found = [_unwritable(key, Path(path)) for key, path in _named(job)]
-    if (dump := job.parallel.local_norm.dump) is not None:
+    named = [(key, path) for key, path in _named(job) if not path.startswith(RUN)]
+    found = [_unwritable(key, Path(path)) for key, path in named]
+    found += _twice(list(_named(job)))
+    if (dump := job.parallel.local_norm.dump) is not None and not dump.startswith(RUN):
         found.append(folder.check_writable(Path(dump), "parallel.local_norm.dump", "the folder of norms"))
     if (place := job.checkpoint.encrypt) is not None and is_place(place):
         found.append(_no_key(place))
@@ -40,6 +43,13 @@ def _unwritable(key: str, path: Path) -> Problem | None:
     return folder.check_writable(path.parent, key, "the folder of this file")
 
 
+def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
+    """One file cannot be two."""
+    for i, (key, path) in enumerate(named):
+        if other := next((k for k, p in named[:i] if p == path), None):
+            yield Problem(key, f"{path}: {other} is written there too", f"{key}=null")
+
+
 def _named(job: Job) -> Iterator[tuple[str, str]]:
     par = job.parallel
     for key, path in (
@@ -51,18 +61,19 @@ def _named(job: Job) -> Iterator[tuple[str, str]]:
             yield f"parallel.{key}", path
 
 
-def write(job: Job, plan: Plan) -> None:
+def write(job: Job, plan: Plan, run: Path) -> None:
     """Before the first step, each in one piece."""
     par = job.parallel
     if par.param_strategy.save is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
-        _write(par.param_strategy.save, text(strategy, tuple(range(strategy.stages))))
+        _write(par.param_strategy.save, run, text(strategy, tuple(range(strategy.stages))))
     if par.operator_strategy.save is not None:
-        _write(par.operator_strategy.save, operator_file.as_json(plan))
+        _write(par.operator_strategy.save, run, operator_file.as_json(plan))
     if par.group_file is not None:
-        _write(par.group_file, peers.as_json(plan))
+        _write(par.group_file, run, peers.as_json(plan))
 
 
-def _write(path: str, content: str) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_text(Path(path), content)
+def _write(path: str, run: Path, content: str) -> None:
+    file = Path(place(path, str(run)))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, content)

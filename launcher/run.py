@@ -112,7 +112,7 @@ def _carry_out(
             say(f"already done: {run}")
             return said.results
         this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
-        outputs.write(job, plan)
+        outputs.write(job, plan, run)
         record.write(run, plan, command, config, anew=not said.steps)
         said.say("running")
         say("\n".join([text(plan), *start.notes]))

@@ -21,6 +21,7 @@ LAYERS = {
     "launcher.job.schema": "schema",
     "launcher.job.base": "schema",
     "launcher.job.models": "schema",
+    "launcher.job.inside": "schema",
     "launcher.job.parallel": "schema",
     "launcher.job.steps": "schema",
     "launcher.job.wrong": "schema",

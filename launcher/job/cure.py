@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel
 
 from launcher.job import surface
+from launcher.job.inside import RUN
 from launcher.job.near import nearest
 from launcher.job.origins import Origins
 from launcher.job.overrides import paste, shell
@@ -57,6 +58,9 @@ def _meant(bad: Any) -> Iterator[Any]:
     if isinstance(bad, str) and bad.strip():
         read = yaml.safe_load(bad) if bad.replace(".", "").replace("-", "").isalnum() else None
         yield read if isinstance(read, int | float | bool) else None
+        if bad.startswith(RUN):
+            name = "/".join(part for p in bad.removeprefix(RUN).split("/") if (part := p.lstrip(".")))
+            yield from (f"{RUN}{name}", f"{RUN}mine/{name}", f"/path/to/{name}")
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
         yield from (f"{above}{re.sub(r'[.][^./]*$', '', bad)}.json" for above in ("", "/path/to/"))  # of a file
     if isinstance(bad, int | float) and not isinstance(bad, bool):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from launcher.job.base import Count, Flag, Index, Settings
+from launcher.job.inside import RUN, checked
 
 Scheduler = Literal[
     "gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v", "seqpipe", "seqvpp", "seqsmartvpp", "auto"
@@ -25,15 +26,24 @@ def _json(path: str) -> str:
     return path
 
 
+def _there(path: str) -> str:
+    if path.startswith(RUN):
+        raise ValueError("should be the path of a file that is there already")
+    return path
+
+
 def _absolute(path: str) -> str:
-    if not path.startswith("/"):
+    if not path.startswith(("/", RUN)):
         raise ValueError("should be an absolute path")
     return path
 
 
 ShardSize = Annotated[int, Field(strict=True), AfterValidator(_positive)]
-JsonFile = Annotated[str, AfterValidator(_json)]
-AbsoluteJsonFile = Annotated[str, AfterValidator(_absolute), AfterValidator(_json)]
+NewPath = Annotated[str, AfterValidator(checked)]
+NewJson = Annotated[NewPath, AfterValidator(_json)]
+NewAbsoluteJson = Annotated[NewPath, AfterValidator(_absolute), AfterValidator(_json)]
+OldPath = Annotated[str, AfterValidator(_there)]
+OldAbsoluteJson = Annotated[OldPath, AfterValidator(_absolute), AfterValidator(_json)]
 
 
 class Pipeline(Settings):
@@ -119,21 +129,21 @@ class Grid(Settings):
 
 class LocalNorm(Settings):
     print: Flag = False
-    dump: str | None = None
+    dump: NewPath | None = None
     device: Flag = False
 
 
 class ParamStrategy(Settings):
-    save: JsonFile | None = None
-    load: str | None = None
+    save: NewJson | None = None
+    load: OldPath | None = None
     only_trainable: Flag = True
 
 
 class OperatorStrategy(Settings):
-    """Absolute paths, as in MindSpore."""
+    """Absolute paths, as in MindSpore; the run folder is a place as certain."""
 
-    save: AbsoluteJsonFile | None = None
-    load: AbsoluteJsonFile | None = None
+    save: NewAbsoluteJson | None = None
+    load: OldAbsoluteJson | None = None
 
 
 class Parallel(Settings):
@@ -152,6 +162,6 @@ class Parallel(Settings):
     shared: Literal["auto"] | tuple[tuple[str, ...], ...] = "auto"
     param_strategy: ParamStrategy = ParamStrategy()
     operator_strategy: OperatorStrategy = OperatorStrategy()
-    group_file: JsonFile | None = None
+    group_file: NewJson | None = None
     transformer_opt: str | dict[str, Any] | None = None
     deferred_init: Flag = True

@@ -13,6 +13,7 @@ from launcher.data.open import open_data
 from launcher.data.order import batch_indices
 from launcher.decide import builder, inputs
 from launcher.errors import RunError
+from launcher.job.inside import place
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
@@ -48,7 +49,7 @@ def build(world: World, job: Job, plan: Plan, folder: Path) -> Session:
     optimizer = build_optimizer(job.optim, model.trainable(), job.security.allow)
     return Session(
         world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
-        _local_norm(job, world, model, pipeline), scaling=scaling(plan.dtypes),
+        _local_norm(job, world, model, pipeline, folder), scaling=scaling(plan.dtypes),
         key=_key(job),
         saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,
     )  # fmt: skip
@@ -65,16 +66,16 @@ def _key(job: Job) -> str | None:
     return place
 
 
-def _local_norm(job: Job, world: World, model: Parallel, pipeline: Pipeline) -> LocalNorm | None:
+def _local_norm(job: Job, world: World, model: Parallel, pipeline: Pipeline, folder: Path) -> LocalNorm | None:
     """Nothing looks at a gradient unless it was asked for."""
     asked = job.parallel.local_norm
     if not asked.print and asked.dump is None:
         return None
     own = watch(model)
     pipeline.before_reduce = own.see_whole
+    dump = None if asked.dump is None else Path(place(asked.dump, str(folder)))
     if world.rank == 0:
-        told = [*(["printed"] if asked.print else []), *([f"written to {asked.dump}"] if asked.dump else [])]
+        told = [*(["printed"] if asked.print else []), *([f"written to {dump}"] if dump else [])]
         world.send({"text": f"local_norm is on: norms of each rank's own gradients are {' and '.join(told)}"})
     scale = model.plan.sizes.replicas if model.plan.gradients_mean else 1
-    dump = None if asked.dump is None else Path(asked.dump)
     return LocalNorm(own, world, world.send, asked.print, dump, asked.device, scale)

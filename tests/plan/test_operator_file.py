@@ -52,7 +52,7 @@ def refusal(path: Path) -> str:
 
 def test_globs_and_slices_are_written_out_a_module_a_line(tmp_path: Path) -> None:
     j = small(operators=MLP, grid={"tp": 2}, operator_strategy={"save": str(tmp_path / "o.json")})
-    write(j, plan_job(j))
+    write(j, plan_job(j), tmp_path)
     assert (tmp_path / "o.json").read_text() == TEXT
 
 

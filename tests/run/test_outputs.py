@@ -53,7 +53,7 @@ def saved(tmp_path: Path) -> Path:
 
     path = tmp_path / "p.json"
     job = compose([*TINY, f"{SAVE}={path}"]).job
-    write(job, plan_job(job))
+    write(job, plan_job(job), tmp_path)
     return path
 
 

@@ -10,9 +10,11 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint.read import open_checkpoint
 from launcher.job.compose import compose
+from launcher.job.inside import TAKEN
 from launcher.job.steps import Evaluate
 from tests.run import llama
 from tests.run.launching import ROOT, metrics, status
+from tests.run.test_autoparallel import ASKED
 
 FIGURES = ["step", "steps", "loss", "lr", "grad_norm", "RATE", "step_ms", "bubble", "memory_mb"]
 LM = ("model.dim=16", "model.heads=2", "data.seq_len=16", "train.batch_size=16", "steps.evaluate.batches=1")
@@ -58,6 +60,8 @@ def check_files(run: Path, ranks: int) -> None:
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["version"], plan["name"]) == (1, run.parent.name)
     assert (run / "plan.txt").read_text().startswith(f"plan of {run.parent.name}\n")
+    there = {p.name for p in run.iterdir() if not p.name.startswith(".")}
+    assert there - set(TAKEN) == (ASKED if run.parent.name == "mlp_autoparallel" else set())
     assert (run / "timeline.svg").read_text().startswith("<svg")
     assert json.loads((run / "timeline.json").read_text())["traceEvents"]
     assert (run / "command.txt").read_text().startswith(f"python -m launcher recipe={run.parent.name} ")

@@ -147,6 +147,14 @@ CASES = {
     try:    runs=/path/you/can/write
 """,
     ),
+    "two files in one": (
+        ["parallel.param_strategy.save=run:p.json", "parallel.group_file=run:p.json"],
+        """
+  parallel.group_file = run:p.json: parallel.param_strategy.save is written there too
+    set by: parallel.group_file=run:p.json (command line)
+    try:    parallel.group_file=null
+""",
+    ),
     "a folder that is a file": (
         ["run_dir=file"],
         """

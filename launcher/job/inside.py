@@ -1,0 +1,31 @@
+"""Paths in the run folder, written ``run:NAME`` because a request is made before that folder is."""
+
+from __future__ import annotations
+
+RUN = "run:"
+TAKEN = (
+    "certificate.json", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "logs", "metrics.csv",
+    "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json", "strategy", "timeline.json", "timeline.svg",
+    "transformed",
+)  # fmt: skip
+"""What a run and its steps write there themselves."""
+
+
+def checked(path: str) -> str:
+    """``path``, unless it begins with ``run:`` and what follows is no name that is free there (``ValueError``)."""
+    parts = path.removeprefix(RUN).split("/")
+    if path.startswith(RUN):
+        if any(not part or part.startswith(".") for part in parts):
+            raise ValueError(f"should be {RUN}NAME, a name in the run folder")
+        if parts[0] in TAKEN:
+            raise ValueError(f"the run itself writes {parts[0]} in its folder")
+    return path
+
+
+def place(path: str, run: str) -> str:
+    """Where ``path`` is when the run folder is ``run``.
+
+    >>> place("run:norms", "runs/digits/0001"), place("/data/norms", "runs/digits/0001")
+    ('runs/digits/0001/norms', '/data/norms')
+    """
+    return f"{run}/{path.removeprefix(RUN)}" if path.startswith(RUN) else path
