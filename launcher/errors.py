@@ -36,6 +36,13 @@ class RequestTypeError(RequestError, TypeError):
     """A value of the request has the wrong type."""
 
 
+class RequestKeyError(RequestError, KeyError):
+    """A file of operator strategies cannot be called so; MindSpore raises a ``KeyError``."""
+
+    def __str__(self) -> str:
+        return ValueError.__str__(self)  # a KeyError shows the repr of its text
+
+
 class RunError(RuntimeError):
     """It failed while running. Exit code 1. The message names the root cause first."""
 

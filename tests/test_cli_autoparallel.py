@@ -30,11 +30,14 @@ CASES = [
     (f"{PIPE}.interleave=yes", f"yes: {FLAG}", f"{PIPE}.interleave=true"),
     (f"{PIPE}.scheduler=1F1B", f"1F1B: should be one of {SCHEDULERS}; did you mean '1f1b'?", f"{PIPE}.scheduler=1f1b"),
     (f"{PIPE}.scheduler=3", f"3: should be one of {SCHEDULERS}", f"{PIPE}.scheduler=1f1b"),
+    (f"{PIPE}.scheduler=null", f"null: should be one of {SCHEDULERS}", f"{PIPE}.scheduler=1f1b"),
     (f"{P}.mode=auto", f"auto: should be one of {MODES}; did you mean 'semi_auto'?", f"{P}.mode=semi_auto"),
     (f"{P}.mode=data_parallel", f"data_parallel: should be one of {MODES}", f"{P}.mode=semi_auto"),
     (f"{FUSE}=64", f"64: {GROUP}", f"'~{FUSE}'"),
     (f"{FUSE}.openstate=1", f"1: {FLAG}", f"{FUSE}.openstate=true"),
     (f"{FUSE}.allreduce=64", f"64: {GROUP}", f"{FUSE}.allreduce=null"),
+    (f"{FUSE}.allgather.mode=index", "index: should be one of auto, size", f"{FUSE}.allgather.mode=auto"),
+    (f"{P}.dataset_strategy={{}}", f"{{}}: {SLICES}", f"{P}.dataset_strategy=data_parallel"),
     (f"{P}.dataset_strategy=null", f"null: {SLICES}", f"{P}.dataset_strategy=data_parallel"),
     (f"{P}.dataset_strategy=half", f"half: {SLICES}", f"{P}.dataset_strategy=data_parallel"),
     (f"{P}.dataset_strategy=8", f"8: {SLICES}", f"{P}.dataset_strategy=data_parallel"),
@@ -58,9 +61,12 @@ CASES = [
     (f"{P}.param_strategy.load=run:p.json", "run:p.json: should be the path of a file that is there already",
      f"{P}.param_strategy.load=/path/to/p.json"),
     (f"{P}.group_file=[a]", "[a]: should be text", f"{P}.group_file=VALUE"),
+    (f"{P}.local_norm.dump=3", "3: should be text", f"\"{P}.local_norm.dump='3'\""),
+    (f"{P}.transformer_opt=5", "5: should be text or a group of keys", f"\"{P}.transformer_opt='5'\""),
     (f"{P}.local_norm.print=1", f"1: {FLAG}", f"{P}.local_norm.print=false"),
     (f"{P}.gradients_mean=1", f"1: {FLAG}", f"{P}.gradients_mean=true"),
     (f"{P}.fp32_communication=1", f"1: {FLAG}", f"{P}.fp32_communication=false"),
+    (f"{P}.gradient_fp32_sync=0", f"0: {FLAG}", f"{P}.gradient_fp32_sync=true"),
     (f"{P}.loss_repeated_mean=maybe", f"maybe: {FLAG}", f"{P}.loss_repeated_mean=true"),
     (f"{P}.deferred_init=no", f"no: {FLAG}", f"{P}.deferred_init=false"),
 ]  # fmt: skip
@@ -76,3 +82,24 @@ def test_it_is_refused_by_key_value_and_cure(
     assert capsys.readouterr().err == whole
     if not cure.endswith("VALUE"):
         compose([typed, *shlex.split(cure)])
+
+
+FORMS = {
+    "{mode:index,config:[3,1,3]}": ("mode index needs config: a list of ascending, distinct parameter indices",
+        "{mode:index,config:[1,3]}"),
+    "{mode:index}": ("mode index needs config: a list of ascending, distinct parameter indices", "{mode:auto}"),
+    "{mode:size,config:[1]}": ("mode size needs config: a size in MB, not a list", "{mode:index,config:[1]}"),
+    "{mode:auto,config:3}": ("mode auto takes no config; for 3 MB: mode=size", "{mode:size,config:3}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fusion_of_the_wrong_form_is_cured_by_the_one_next_to_it(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, good = FORMS[form]
+    key = f"{FUSE}.allreduce"
+    assert main(["show=plan", f"{key}={form}"]) == 2
+    told = f"  {key} = {form}: {text}\n    set by: {key}={form} (command line)\n    try:    '{key}={good}'\n"
+    assert capsys.readouterr().err == f"error: 1 problem in this request; nothing was started\n\n{told}"
+    compose([f"{key}={good}"])

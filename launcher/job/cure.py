@@ -36,6 +36,16 @@ def value(parts: tuple[str, ...], bad: Any, origins: Origins, data: Any, bound: 
     return f"{key}=null" if field.default is None else shell(f"~{key}")
 
 
+def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
+    """``key={...}``: the first that the schema accepts of ``bad`` with its lists in order, each number once, and
+    ``bad`` with another word at a key that takes words; "" when it accepts none."""
+    ordered = {k: sorted(set(v)) if isinstance(v, list) and {*map(type, v)} == {int} else v for k, v in bad.items()}
+    words = ({**bad, k: word} for k in bad for word in surface.literals(surface.at((*parts, k), data)))
+    note = surface.at(parts, data)
+    good = next((g for g in (ordered, *words) if surface.accepts(note, g)), None)
+    return paste(".".join(parts), good) if good else ""
+
+
 def _candidates(parts: tuple[str, ...], bad: Any, origins: Origins, data: Any, bound: Any) -> Iterator[Any]:
     yield from _meant(bad)
     words = surface.literals(surface.at(parts, data))

@@ -171,5 +171,7 @@ def _value_error(spot: Spot, message: str, bad: Any, data: Mapping[str, Any], or
         fixed = advice[1] if advice else cure.value(tuple(named[1].split(".")), origins.value(named[1]), origins, data)
         return Problem(named[1], f"{named[2]}: {named[3]}", fixed)
     key = ".".join(spot.parts)
-    fixed = advice[1] if advice else "" if isinstance(bad, Mapping) else cure.value(spot.parts, bad, origins, data)
+    if isinstance(bad, Mapping):
+        return Problem(key, f"{shown(bad, key)}: {message}", advice[1] if advice else cure.group(spot.parts, bad, data))
+    fixed = advice[1] if advice else cure.value(spot.parts, bad, origins, data)
     return Problem(key, f"{shown(bad, key)}: {message}", fixed)

@@ -32,18 +32,27 @@ def _there(path: str) -> str:
     return path
 
 
-def _absolute(path: str) -> str:
+class _Name(ValueError, KeyError):
+    """MindSpore's ``KeyError`` for the name of a file; pydantic asks for a ``ValueError``."""
+
+    def __str__(self) -> str:
+        return ValueError.__str__(self)
+
+
+def _operators(path: str) -> str:
     if not path.startswith(("/", RUN)):
-        raise ValueError("should be an absolute path")
+        raise _Name("should be an absolute path")
+    if not path.endswith(".json"):
+        raise _Name("should end in .json")
     return path
 
 
 ShardSize = Annotated[int, Field(strict=True), AfterValidator(_positive)]
 NewPath = Annotated[str, AfterValidator(checked)]
 NewJson = Annotated[NewPath, AfterValidator(_json)]
-NewAbsoluteJson = Annotated[NewPath, AfterValidator(_absolute), AfterValidator(_json)]
+NewAbsoluteJson = Annotated[NewPath, AfterValidator(_operators)]
 OldPath = Annotated[str, AfterValidator(_there)]
-OldAbsoluteJson = Annotated[OldPath, AfterValidator(_absolute), AfterValidator(_json)]
+OldAbsoluteJson = Annotated[OldPath, AfterValidator(_operators)]
 
 
 class Pipeline(Settings):
@@ -76,7 +85,7 @@ class Fusion(Settings):
     """``config``: MB of bytes for ``size``, 64 when null."""
 
     mode: Literal["auto", "size"] = "auto"
-    config: Annotated[float, Field(ge=0)] | None = None
+    config: Annotated[float, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
     def _form(self) -> Self:
@@ -89,7 +98,7 @@ class FusionIndex(Settings):
     """``config``: MB of bytes for ``size``, 64 when null; ascending numbers of trainable parameters for ``index``."""
 
     mode: Literal["auto", "size", "index"] = "auto"
-    config: Annotated[float, Field(ge=0)] | tuple[Index, ...] | None = None
+    config: Annotated[float, Field(gt=0)] | tuple[Index, ...] | None = None
 
     @model_validator(mode="after")
     def _form(self) -> Self:

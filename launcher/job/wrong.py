@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from launcher.errors import Problem, RequestError, RequestTypeError
+from launcher.errors import Problem, RequestError, RequestKeyError, RequestTypeError
 from launcher.job.redact import HIDDEN, secret
 
 WORDS = {
@@ -40,24 +40,27 @@ TYPES = ("_type", "_parsing", "int_from_float")
 
 
 def request_error(error: ValidationError, data: Any) -> RequestError:
-    """Every complaint about ``data``, one a key; a ``TypeError`` too where the type of a value is wrong."""
+    """Every complaint about ``data``, one a key; a ``TypeError`` too where the type of a value is wrong, a ``KeyError``
+    where all are names of files that MindSpore has one for."""
     grouped: dict[tuple[str, ...], list[tuple[int, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):
-        key, depth = _place(detail["loc"], data)
+        key, depth = _place(detail, data)
         grouped.setdefault(key, []).append((depth, detail))
     problems = tuple(_problem(".".join(key), found) for key, found in grouped.items())
     kinds = [max(found, key=lambda f: f[0])[1]["type"] for found in grouped.values()]
-    wrong_type = any(kind.endswith(TYPES) for kind in kinds) or any(_no_choice(f) for f in grouped.values())
-    return (RequestTypeError if wrong_type else RequestError)(problems)
+    if any(kind.endswith(TYPES) for kind in kinds) or any(map(_no_word, grouped.values())):
+        return RequestTypeError(problems)
+    return (RequestKeyError if all(map(_name, grouped.values())) else RequestError)(problems)
 
 
-def _place(loc: Sequence[int | str], data: Any) -> tuple[tuple[str, ...], int]:
+def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
     """The parts of a key, without the names of union members; how deep in a list it lies."""
-    parts, items = [], 0
+    loc, parts, items = detail["loc"], [], 0
+    missing = detail["type"] == "missing"
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items += 1
-        elif isinstance(data, Mapping) and (part in data or i == len(loc) - 1) and not items:
+        elif isinstance(data, Mapping) and not items and (part in data or (missing and i == len(loc) - 1)):
             parts.append(part)
             data = data.get(part)
         elif not items and part in getattr(type(data), "model_fields", {}):
@@ -66,9 +69,13 @@ def _place(loc: Sequence[int | str], data: Any) -> tuple[tuple[str, ...], int]:
     return tuple(parts), items
 
 
-def _no_choice(found: list[tuple[int, ErrorDetails]]) -> bool:
-    """Neither one of the words nor of the other type: what is no text has the wrong type."""
-    return len(found) > 1 and not isinstance(found[0][1]["input"], str)
+def _no_word(found: list[tuple[int, ErrorDetails]]) -> bool:
+    """One of some words is wanted, and this is no text."""
+    return any(d["type"] == "literal_error" and not isinstance(d["input"], str) for _, d in found)
+
+
+def _name(found: list[tuple[int, ErrorDetails]]) -> bool:
+    return all(isinstance(d.get("ctx", {}).get("error"), KeyError) for _, d in found)
 
 
 def _problem(key: str, found: list[tuple[int, ErrorDetails]]) -> Problem:

@@ -1,4 +1,4 @@
-"""Settings made in Python: what the documents of AutoParallel call a TypeError is one, and the same of ValueErrors."""
+"""Settings made in Python: what AutoParallel's documents call a TypeError, ValueError or KeyError is one."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "parallel.hsdp.shard_size: 0: must be -1 (the whole data-parallel group) or a positive integer"),
     "shard_size text": ({"hsdp": {"shard_size": "2"}}, TypeError,
         "parallel.hsdp.shard_size: '2': should be a whole number"),
+    "threshold text": ({"hsdp": {"threshold": "64"}}, TypeError,
+        "parallel.hsdp.threshold: '64': should be a whole number"),
     "threshold -1": ({"hsdp": {"threshold": -1}}, ValueError, "parallel.hsdp.threshold: -1: should be at least 0"),
     "level4": ({"hsdp": {"optimizer_level": "level4"}}, ValueError,
         "parallel.hsdp.optimizer_level: 'level4': should be 'level1', 'level2' or 'level3'"),
+    "level no text": ({"hsdp": {"optimizer_level": 1}}, TypeError,
+        "parallel.hsdp.optimizer_level: 1: should be 'level1', 'level2' or 'level3'"),
     "stages 0": ({"pipeline": {"stages": 0}}, ValueError, "parallel.pipeline.stages: 0: should be at least 1"),
     "stages text": ({"pipeline": {"stages": "2"}}, TypeError,
         "parallel.pipeline.stages: '2': should be a whole number"),
@@ -34,16 +38,27 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "parallel.pipeline.interleave: 'yes': should be true or false"),
     "unknown scheduler": ({"pipeline": {"scheduler": "1F1B"}}, ValueError,
         f"parallel.pipeline.scheduler: '1F1B': should be {ALL}"),
+    "scheduler no text": ({"pipeline": {"scheduler": 3}}, TypeError,
+        f"parallel.pipeline.scheduler: 3: should be {ALL}"),
+    "micro_batch_num 0": ({"pipeline": {"micro_batch_num": 0}}, ValueError,
+        "parallel.pipeline.micro_batch_num: 0: should be at least 1"),
+    "micro_batch_num text": ({"pipeline": {"micro_batch_num": "2"}}, TypeError,
+        "parallel.pipeline.micro_batch_num: '2': should be a whole number"),
     "unknown mode": ({"mode": "data_parallel"}, ValueError, f"parallel.mode: 'data_parallel': should be {MODES}"),
     "comm_fusion no group": ({"comm_fusion": 64}, TypeError, "parallel.comm_fusion: 64: should be a group of keys"),
     "comm_fusion unknown key": ({"comm_fusion": {"all": {}}}, ValueError, "parallel.comm_fusion.all: unknown key"),
     "comm_fusion of the wrong form": ({"comm_fusion": {"allreduce": {"mode": "index", "config": [35, 20]}}}, ValueError,
         "parallel.comm_fusion.allreduce: {'mode': 'index', 'config': [35, 20]}: mode index needs config: a list of "
         "ascending, distinct parameter indices"),
+    "comm_fusion unknown mode": ({"comm_fusion": {"allgather": {"mode": "index"}}}, ValueError,
+        "parallel.comm_fusion.allgather.mode: 'index': should be 'auto' or 'size'"),
+    "comm_fusion of 0 MB": ({"comm_fusion": {"allgather": {"mode": "size", "config": 0}}}, ValueError,
+        "parallel.comm_fusion.allgather.config: 0: should be more than 0"),
     "comm_fusion openstate 1": ({"comm_fusion": {"openstate": 1}}, TypeError,
         "parallel.comm_fusion.openstate: 1: should be true or false"),
     "dataset_strategy None": ({"dataset_strategy": None}, ValueError, f"parallel.dataset_strategy: None: {WORDS}"),
     "dataset_strategy no list": ({"dataset_strategy": 8}, TypeError, f"parallel.dataset_strategy: 8: {WORDS}"),
+    "dataset_strategy a group": ({"dataset_strategy": {}}, TypeError, f"parallel.dataset_strategy: {{}}: {WORDS}"),
     "dataset_strategy no such word": ({"dataset_strategy": "half"}, ValueError,
         f"parallel.dataset_strategy: 'half': {WORDS}"),
     "dataset_strategy not nested": ({"dataset_strategy": (8, 1)}, TypeError,
@@ -51,17 +66,21 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "dataset_strategy no numbers": ({"dataset_strategy": ((8, "1"), (8,))}, TypeError,
         "parallel.dataset_strategy: item [0][1] = '1': should be a whole number"),
     "gradients_mean 1": ({"gradients_mean": 1}, TypeError, "parallel.gradients_mean: 1: should be true or false"),
-    "operator strategy not absolute": ({"operator_strategy": {"save": "o.json"}}, ValueError,
+    "operator strategy not absolute": ({"operator_strategy": {"save": "o.json"}}, KeyError,
         "parallel.operator_strategy.save: 'o.json': should be an absolute path"),
-    "operator strategy not .json": ({"operator_strategy": {"load": "/o.txt"}}, ValueError,
+    "operator strategy not .json": ({"operator_strategy": {"load": "/o.txt"}}, KeyError,
         "parallel.operator_strategy.load: '/o.txt': should end in .json"),
     "operator strategy no text": ({"operator_strategy": {"save": 5}}, TypeError,
         "parallel.operator_strategy.save: 5: should be text"),
+    "parameter strategy to save no text": ({"param_strategy": {"save": 5}}, TypeError,
+        "parallel.param_strategy.save: 5: should be text"),
     "parameter strategy no text": ({"param_strategy": {"load": 5}}, TypeError,
         "parallel.param_strategy.load: 5: should be text"),
     "group file no text": ({"group_file": ["g.json"]}, TypeError,
         "parallel.group_file: ['g.json']: should be text"),
     "dump no text": ({"local_norm": {"dump": 3}}, TypeError, "parallel.local_norm.dump: 3: should be text"),
+    "transformer_opt no text": ({"transformer_opt": 5}, TypeError,
+        "parallel.transformer_opt: 5: should be text or a group of keys"),
 }  # fmt: skip
 
 
@@ -101,7 +120,16 @@ def test_everything_wrong_is_said_at_once_and_a_secret_never() -> None:
     ]
 
 
+def test_names_of_files_are_a_key_error_only_where_nothing_else_is_wrong() -> None:
+    data = least({"operator_strategy": {"save": "o.json"}, "hsdp": {"threshold": -1}})
+    with pytest.raises(RequestError) as caught:
+        Job(**data)
+    assert not isinstance(caught.value, KeyError)
+
+
 def test_what_only_the_plan_can_tell_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match=r"^parallel.transformer_opt: nowhere.json: cannot be read: No such file"):
+        plan_job(job(parallel__transformer_opt="nowhere.json"))
     with pytest.raises(ValueError, match=r"^parallel.transformer_opt.x: unknown switch"):
         plan_job(job(parallel__transformer_opt={"x": 1}))
     with pytest.raises(ValueError, match=r"^parallel.dataset_strategy: \[\[3,1\],\[3,1\]\]: dim 0 is cut in 3"):
