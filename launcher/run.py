@@ -96,7 +96,7 @@ def _carry_out(
             *launch.refused(job, outer),
             *resume.named(job),
             *sources.named(job),
-            *absent(job.data),
+            *(absent(job.data) if _reads(job) else []),
             *outputs.unwritable(job),
         ],
     )
@@ -124,6 +124,11 @@ def _carry_out(
         said.say("done")
         say(f"done in {said.seconds} s: {run}")
         return said.results
+
+
+def _reads(job: Job) -> bool:
+    """Whether a step opens the data of the request; ``certify`` has a copy of it."""
+    return any(step.kind != "certify" for step in job.steps.values())
 
 
 def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> None:

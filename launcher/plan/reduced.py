@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from launcher.job.models import Constant, LanguageModel
+from launcher.job.models import Constant, LanguageModel, RandomTokens, Text
 from launcher.job.parallel import LocalNorm
 from launcher.job.schema import Debug, Job
 from launcher.job.steps import Certify
@@ -35,13 +35,19 @@ class Copy:
 
 
 def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
-    """Widths, vocabulary and lengths stay: sharding thresholds and fusion depend on them."""
+    """Widths, vocabulary and lengths stay: sharding thresholds and fusion depend on them.
+
+    A tokenizer out of a file comes with weights, and neither is needed to compare numbers: tokens are made at random.
+    """
     micro = min(SAMPLES, sizes.micro_batch)
     batch = job.train.batch_size // sizes.micro_batch * micro
-    model, changes = job.model, []
+    model, data, changes = job.model, job.data, []
     if isinstance(model, LanguageModel) and (layers := _layers(job, model, sizes)) < model.layers:
         changes.append(("model.layers", f"{model.layers} -> {layers}"))
         model = model.model_copy(update={"layers": layers})
+    if isinstance(data, Text) and data.tokenizer == "file":
+        changes.append(("data", f"{data.name} -> random_tokens"))
+        data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
     asked = job.train
     scale = asked.loss_scale or SCALE if step.precision == "fp16" else None
     for key, was, now in (("train.batch_size", asked.batch_size, batch), ("train.steps", asked.steps, step.steps),
@@ -55,8 +61,10 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     )  # fmt: skip
     parallel = job.parallel.model_copy(update={"local_norm": LocalNorm()})
     # a warm-up would make the first updates too small to compare
-    update: dict[str, Any] = {"model": model, "train": train, "parallel": parallel, "debug": Debug(), "steps": {},
-              "schedule": Constant(name="constant")}  # fmt: skip
+    update: dict[str, Any] = {
+        "model": model, "data": data, "train": train, "parallel": parallel, "debug": Debug(), "steps": {},
+        "schedule": Constant(name="constant"),
+    }  # fmt: skip
     copy = job.model_copy(update=update)
     return Copy(copy, tuple(changes), step.tolerance or _tolerance(copy, sizes))
 

@@ -21,6 +21,7 @@ from launcher.steps.certificate import Certificate
 from launcher.steps.certify import examine
 from tests.parity import job
 from tests.ranks import on_ranks
+from tests.run import llama
 from tests.run.launching import TINY, run
 
 HERE = Path()
@@ -174,6 +175,15 @@ def test_the_step_writes_a_certificate_with_all_that_is_needed_to_make_it_again(
     assert said["versions"]["torch"] == torch.__version__
     assert re.search(r"certify: holds: \d+ parameters, \d+ comparisons, largest error \d\.\de", capfd.readouterr().out)
     assert [p.name for p in folder.glob("checkpoints/*")] == []
+
+
+def test_an_import_is_certified_without_its_weights_and_its_tokenizer(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)  # where there are neither
+    sizes = (f"model.{key}={n}" for key, n in llama.SIZES.items())
+    words = ("recipe=smollm2_pp2_tp2", "steps=[certify]", "data.vocab_size=270", "data.seq_len=16", *sizes)
+    assert main([*words, "run_dir=run"]) == 0, capfd.readouterr().err
+    said = json.loads((tmp_path / "run/certificate.json").read_text())
+    assert (said["holds"], said["copy"]["data"]) == (True, "text -> random_tokens")
 
 
 def test_a_run_whose_certificate_does_not_hold_ends_with_1_and_names_the_parameter(tmp_path, monkeypatch, capfd):
