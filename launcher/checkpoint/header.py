@@ -130,7 +130,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _slot(name: str, row: Any, base: int) -> Slot:
     if not isinstance(row, dict) or row.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name} needs dtype, shape and data_offsets")
-    if row["dtype"] not in DTYPES:
+    if not isinstance(row["dtype"], str) or row["dtype"] not in DTYPES:
         raise ValueError(f"tensor {name} has dtype {row['dtype']}; known are {', '.join(DTYPES)}")
     if not _naturals(row["shape"]) or not _naturals(row["data_offsets"]) or len(row["data_offsets"]) != 2:
         raise ValueError(f"tensor {name} has shape {row['shape']} at {row['data_offsets']}")

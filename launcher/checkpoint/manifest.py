@@ -86,7 +86,7 @@ def _parse(path: Path, data: Any) -> Manifest:
             for name, r in data["files"].items()
         }
         manifest = Manifest(int(data["world"]), str(data["strategy"]), files, _place(data.get("key")))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: a field is missing or of the wrong type: {error}") from error
     for name in files:
         if not _FILE.fullmatch(name):
