@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from launcher.parallel.flash import Flash
 
@@ -29,10 +29,15 @@ class _Flops(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         count = flop_registry.get(func._overloadpacket)
         if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-            self.total += sdpa_flop_count(*(t.shape for t in args[:3]))
+            self.total += _attention(*(t.shape for t in args[:3]))
         elif count is not None:
             self.total += count(*args, **(kwargs or {}), out_val=out)
         return out
+
+
+def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
+    """Of (batch, heads, length, width); keys and values may have fewer heads, which torch counts only since 2.13."""
+    return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
 
 
 class Meter:

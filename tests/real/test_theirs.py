@@ -1,0 +1,53 @@
+"""Models as transformers ships them: cut and sharded automatically, and certified."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.decide import plan_job
+from launcher.job.compose import compose
+
+pytestmark = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="not installed: transformers; make test-real installs it"
+)
+
+LAYERS = {"Gpt2": "m.transformer.h", "Llama": "m.model.layers"}
+LAYOUTS = {
+    "2 stages, each over 2": (
+        "parallel.pipeline={stages: 2, micro_batch_num: 4}",
+        "parallel.hsdp={shard_size: 2, threshold: 0}",
+    ),
+    "2 stages x level3": (
+        "parallel.pipeline={stages: 2, micro_batch_num: 4}",
+        "parallel.hsdp={shard_size: 2, threshold: 0, optimizer_level: level3}",
+    ),
+    "level3 over 4": ("parallel.hsdp={shard_size: 4, threshold: 0, optimizer_level: level3}",),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", LAYERS)
+def test_a_model_of_transformers_is_certified_with_every_layer_on_its_own(
+    model: str, layout: str, tmp_path: Path
+) -> None:
+    words = [
+        "recipe=lm_single", "model=null", f"model._target_=tests.real.theirs.{model}", "security.allow=[tests]",
+        "data=random_tokens", "data.vocab_size=64", "data.seq_len=16", "train.batch_size=16", "steps=[certify]",
+        "launch.nproc=4", *LAYOUTS[layout],
+    ]  # fmt: skip
+    plan = plan_job(compose(words).job)
+    layers = [f"{LAYERS[model]}.{n}" for n in range(4)]
+    assert [m for g in plan.groups for m in g.modules if m in layers] == layers
+    if len(plan.stages) == 2:
+        assert [m for s in plan.stages for m in s.modules if m in layers] == layers
+        assert [layers[1] in s.modules for s in plan.stages] == [True, False]
+        assert [layers[2] in s.modules for s in plan.stages] == [False, True]
+        assert len(plan.ties) == 1
+    assert main([*words, f"run_dir={tmp_path}/run", "logger=plain"]) == 0
+    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
+    assert certificate["holds"] is True
