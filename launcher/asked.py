@@ -31,7 +31,7 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     """``job`` with what its files say, and what is wrong with them; a file that is wrong says nothing."""
     par, found = job.parallel, list[Problem]()
     changes: dict[str, Any] = {}
-    if isinstance(path := par.transformer_opt, str):
+    if isinstance(path := par.transformer_opt, str) and path:  # "" is none, as MindSpore has it
         values, wrong = _switches(path)
         changes["transformer_opt"] = speed_up.FromFile({} if wrong else values)
         found += wrong

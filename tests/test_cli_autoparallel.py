@@ -56,6 +56,8 @@ CASES = [
     (f"{P}.group_file=g.pb", "g.pb: should end in .json", f"{P}.group_file=g.json"),
     (f"{P}.group_file=run:plan.json", "run:plan.json: the run itself writes plan.json in its folder",
      f"\"{P}.group_file='run:mine/plan.json'\""),
+    (f"{P}.local_norm.dump=''", "'': should not be empty", f"{P}.local_norm.dump=VALUE"),
+    (f"{P}.param_strategy.load=''", "'': should not be empty", f"{P}.param_strategy.load=VALUE"),
     (f"{P}.local_norm.dump=run:../norms", "run:../norms: should be run:NAME, a name in the run folder",
      f"\"{P}.local_norm.dump='run:norms'\""),
     (f"{P}.param_strategy.load=run:p.json", "run:p.json: should be the path of a file that is there already",

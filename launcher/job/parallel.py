@@ -48,10 +48,10 @@ def _operators(path: str) -> str:
 
 
 ShardSize = Annotated[int, Field(strict=True), AfterValidator(_positive)]
-NewPath = Annotated[str, AfterValidator(checked)]
+NewPath = Annotated[str, Field(min_length=1), AfterValidator(checked)]
 NewJson = Annotated[NewPath, AfterValidator(_json)]
 NewAbsoluteJson = Annotated[NewPath, AfterValidator(_operators)]
-OldPath = Annotated[str, AfterValidator(_there)]
+OldPath = Annotated[str, Field(min_length=1), AfterValidator(_there)]
 OldAbsoluteJson = Annotated[OldPath, AfterValidator(_operators)]
 
 

@@ -142,6 +142,11 @@ def test_a_file_is_read_and_a_wrong_line_of_it_named(tmp_path: Path) -> None:
     ]
 
 
+def test_no_name_is_no_file() -> None:
+    j, found = inlined(job(f"{KEY}=''"))
+    assert (found, [s for s in resolve(j, ask(j).sizes) if s.key.startswith(KEY)]) == ([], [])
+
+
 def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
     path = tmp_path / "parallel_speed_up.json"
     path.write_text('{"computation_allgather_overlap": true}')

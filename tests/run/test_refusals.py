@@ -155,6 +155,14 @@ CASES = {
     try:    parallel.group_file=null
 """,
     ),
+    "a folder in the place of a file": (
+        ["parallel.local_norm.dump=run:x.json", "parallel.group_file=run:x.json"],
+        """
+  parallel.local_norm.dump = run:x.json: parallel.group_file is written there too
+    set by: parallel.local_norm.dump=run:x.json (command line)
+    try:    parallel.local_norm.dump=null
+""",
+    ),
     "a folder that is a file": (
         ["run_dir=file"],
         """
