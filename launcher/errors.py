@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -45,6 +45,12 @@ class RequestKeyError(RequestError, KeyError):
 
 class RunError(RuntimeError):
     """It failed while running. Exit code 1. The message names the root cause first."""
+
+
+def refuse(found: Sequence[Problem]) -> None:
+    """Raises ``RequestError`` if there is any."""
+    if found:
+        raise RequestError(tuple(found))
 
 
 @contextmanager

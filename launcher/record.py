@@ -61,6 +61,11 @@ def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> Reco
     return record
 
 
+def done(run_dir: str | None, overrides: Sequence[str], config: str, anew: bool) -> tuple[str, ...]:
+    """The steps that a start in ``run_dir`` would go on behind; nothing is made there."""
+    return () if run_dir is None else reopen(Path(run_dir), overrides, config, anew).steps
+
+
 def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool) -> None:
     """The files that say what this run is. Errors of an earlier start go; ``anew``: its strategy files too."""
     for stale in (*run.glob("errors/rank*.json"), *(run.glob("strategy/*.json") if anew else ())):

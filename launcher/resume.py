@@ -49,15 +49,14 @@ def _closed(key: str, path: str, cure: str) -> list[Problem]:
     return []
 
 
-def fits(job: Job, plan: Plan) -> None:
-    """Raises ``RequestError`` unless the checkpoints that the request names are of the model of ``plan``."""
-    found = []
+def unfit(job: Job, plan: Plan) -> list[Problem]:
+    """What of the checkpoints that the request names is not of the model of ``plan``."""
+    found: list[Problem] = []
     if job.checkpoint.resume not in ("auto", "never"):
         found += _unfit(RESUME, open_checkpoint(Path(job.checkpoint.resume)), job, plan, f"{RESUME}=auto")
     for name, path in _loads(job).items():
         found += _unfit(f"steps.{name}.path", open_checkpoint(Path(path)), job, plan, "")
-    if found:
-        raise RequestError(tuple(found))
+    return found
 
 
 def source(job: Job, plan: Plan, run: Path) -> Path | None:

@@ -12,6 +12,7 @@ from launcher import launch, outputs, phases, record, resume, sources
 from launcher.console import gone, say
 from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, settled
+from launcher.errors import refuse
 from launcher.job.schema import Job
 from launcher.plan.phases import Phase, alone
 from launcher.plan.show import text
@@ -51,7 +52,9 @@ def _shown(job: Job) -> Iterator[str]:
     transforms = sources.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
+        notes = [*sources.brought(job, plan)]
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
+        yield from notes if job.show == "plan" else ()
     if job.show == "plan":
         yield from transforms
 
@@ -89,13 +92,15 @@ def _carry_out(
         job = job.model_copy(update={"run_dir": str(again)})
     key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
     writable = folder.check_writable(Path(where), key)
+    anew = job.checkpoint.resume == "never"
+    done = record.done(job.run_dir, overrides, config, anew)
     asked = before_torch(
         job,
         [
             *([writable] if writable else []),
             *launch.refused(job, outer),
             *resume.named(job),
-            *sources.named(job),
+            *sources.named(job, done),
             *(absent(job.data) if _reads(job) else []),
             *outputs.unwritable(job),
         ],
@@ -103,10 +108,10 @@ def _carry_out(
     start = launch.start(job, outer, asked.sizes.grid.size)
     launch.port_is_free(job, start)
     plan = plan_job(job)
-    resume.fits(job, plan)
+    refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
     run = folder.make(Path(job.runs), job.name) if job.run_dir is None else folder.reopen(Path(job.run_dir))
     with locked(run), stoppable():
-        said = record.reopen(run, overrides, config, anew=job.checkpoint.resume == "never")
+        said = record.reopen(run, overrides, config, anew=anew)
         left = [p for p in plan.phases if not set(p.steps) <= set(said.steps)]
         if not left:
             say(f"already done: {run}")

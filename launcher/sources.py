@@ -1,32 +1,68 @@
-"""The files that steps name, looked at before anything is started."""
+"""The files that steps name, looked at before anything is started: heads and manifests, no tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from launcher.checkpoint.hf_write import size_in_bytes
-from launcher.checkpoint.incoming import form_of
+from launcher.checkpoint.fresh import check_destination
+from launcher.checkpoint.given import given
+from launcher.checkpoint.hf_write import check_beside, size_in_bytes
+from launcher.checkpoint.incoming import form_of, outline
 from launcher.checkpoint.names import renamed
+from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tables import from_ours, to_ours
+from launcher.checkpoint.transform import check_places, is_checkpoint
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
 from launcher.job.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify
-from launcher.steps.transform import preview
+from launcher.plan.plan import Plan
+from launcher.runtime import folder
+from launcher.steps import export, importing, look, merge, transform
 
-WRITES = ("train", "save", "import", "transform", "export", "merge_strategies")
+Look = tuple[str, Callable[[], object]]
+"""The field, and what raises when its value is wrong."""
 
 
-def named(job: Job) -> list[Problem]:
-    """What is wrong with them; sources that a step before may write are left to that step."""
+def named(job: Job, done: Collection[str] = ()) -> list[Problem]:
+    """What is wrong with them, without a plan; what a step before may write is left to the step, as are ``done`` ones.
+
+    What files say together is looked at when each of them can be read.
+    """
     found: list[Problem] = []
-    written = False
+    made: list[Path] = []
     for name, step in job.steps.items():
-        for field, look in [*_always(step), *([] if written else _sources(step))]:
-            found += _tried(f"steps.{name}", field, look)
-        written |= step.kind in WRITES
+        if name not in done:
+            own = _tried(f"steps.{name}", [*_settings(step), *_places(step, made), *_files(step, made)])
+            found += own or _tried(f"steps.{name}", _together(step, made))
+            found += _unwritable(f"steps.{name}", step)
+        made += _writes(step, job)
     return found
+
+
+def unfit(job: Job, plan: Plan, done: Collection[str] = ()) -> list[Problem]:
+    """What of them does not fit the model of ``plan``."""
+    found: list[Problem] = []
+    made: list[Path] = []
+    for name, step in job.steps.items():
+        if name not in done and isinstance(step, Import) and not _made(step.src, made):
+            found += importing.misfits(name, step, plan)
+        if name not in done and isinstance(step, Export) and step.src is None and not _elsewhere(job):
+            model = of_plan(plan)
+            found += _tried(f"steps.{name}", [("names", lambda s=step, m=model: export.check_names(s, "the run", m))])  # type: ignore[misc]
+        made += _writes(step, job)
+    return found
+
+
+def brought(job: Job, plan: Plan) -> Iterator[str]:
+    """For ``show=plan``: raises ``RequestError`` for imports that do not fit, says which are not here to be seen."""
+    steps = {name: step for name, step in job.steps.items() if isinstance(step, Import)}
+    absent = {name: step for name, step in steps.items() if not Path(step.src).exists()}
+    if found := [p for n, step in steps.items() if n not in absent for p in importing.misfits(n, step, plan)]:
+        raise RequestError(tuple(found))
+    for name, step in absent.items():
+        yield f"steps.{name}.src: {step.src} is not here: whether it fits the model is seen when the run starts"
 
 
 def previews(job: Job) -> list[str]:
@@ -35,7 +71,7 @@ def previews(job: Job) -> list[str]:
     for name, step in job.steps.items():
         if isinstance(step, Transform) and step.src is not None:
             try:
-                out.append(preview(step, Path(step.src)))
+                out.append(transform.preview(step, Path(step.src)))
             except RequestError as error:
                 found += error.problems
             except (ValueError, OSError) as error:
@@ -45,48 +81,106 @@ def previews(job: Job) -> list[str]:
     return out
 
 
-Look = tuple[str, Callable[[], object]]
-"""The field, and what raises when its value is wrong."""
-
-
-def _sources(step: Step) -> Iterator[Look]:
-    if isinstance(step, Import):
-        yield "src", lambda: form_of(Path(step.src))
-        if step.strategy is not None:
-            yield "strategy", lambda: _file(step.strategy)
-    if isinstance(step, Transform | Export | Inspect) and step.src is not None:
-        yield "src", lambda: open_checkpoint(Path(str(step.src)))
-    if isinstance(step, Verify | MergeStrategies) and step.src is not None:
-        yield "src", lambda: _folder(step.src)
-    if isinstance(step, Transform) and step.strategy is not None:
-        yield "strategy", lambda: _file(step.strategy)
-
-
-def _always(step: Step) -> Iterator[Look]:
+def _settings(step: Step) -> Iterator[Look]:
     if isinstance(step, Import):
         yield "names", lambda: renamed((), to_ours(step.names))
     if isinstance(step, Export):
         yield "names", lambda: renamed((), from_ours(step.names))
         yield "max_shard_size", lambda: size_in_bytes(step.max_shard_size)
-        for path in step.beside:
-            yield "beside", lambda path=path: _file(path)  # type: ignore[misc]
 
 
-def _tried(step: str, field: str, look: Callable[[], object]) -> list[Problem]:
-    try:
-        look()
-    except (ValueError, OSError) as error:
-        return [Problem(f"{step}.{field}", str(error).removeprefix(f"{field}: "))]
-    return []
+def _places(step: Step, made: Collection[Path]) -> Iterator[Look]:
+    """Where it writes."""
+    if isinstance(step, Transform) and step.dst is not None and not _made(step.dst, made):
+        dst = Path(step.dst)
+        if step.src is not None:
+            yield "dst", lambda: check_places(Path(str(step.src)), dst, step.overwrite)
+        else:
+            yield "dst", lambda: check_destination(dst, step.overwrite, is_checkpoint, "checkpoint")
+    if isinstance(step, Export):
+        if not _made(step.path, made):
+            yield "path", lambda: export.check_place(step)
+        along = [Path(p) for p in step.beside if not _made(p, made)]
+        yield "beside", lambda: check_beside(along)
 
 
-def _file(path: str | None) -> None:
-    assert path is not None
-    if not Path(path).exists():
-        raise ValueError(f"{path}: no such file")
+def _files(step: Step, made: Collection[Path]) -> Iterator[Look]:
+    """What it reads, each by itself."""
+    src = getattr(step, "src", None)
+    if src is not None and not _made(src, made):
+        if isinstance(step, Transform | Export | Inspect):
+            yield "src", lambda: open_checkpoint(Path(src))
+        if isinstance(step, Verify):
+            yield "src", lambda: look.check(Path(src))
+        if isinstance(step, MergeStrategies):
+            yield "src", lambda: _folder(src)
+        if isinstance(step, Import):
+            yield "src", lambda: form_of(Path(src))
+    if isinstance(step, Transform | Import) and step.strategy is not None and not _made(step.strategy, made):
+        yield "strategy", lambda: given("strategy", step.strategy)
 
 
-def _folder(path: str | None) -> None:
-    assert path is not None
+def _together(step: Step, made: Collection[Path]) -> Iterator[Look]:
+    """What its files say of each other."""
+    src = getattr(step, "src", None)
+    if src is None or _made(src, made) or _made(getattr(step, "strategy", None), made):
+        return
+    if isinstance(step, Transform):
+        yield "src" if step.strategy is None else "strategy", lambda: transform.check(step, Path(src))
+    if isinstance(step, Export):
+        yield "names", lambda: export.check_names(step, src, open_checkpoint(Path(src)).strategy)
+        yield "src", lambda: export.check_source(step, Path(src))
+    if isinstance(step, Import):
+        yield "src", lambda: outline(Path(src), None if step.strategy is None else Path(step.strategy))
+    if isinstance(step, MergeStrategies):
+        dst = merge.target(step, Path(src), Path(src))
+        yield "src" if step.dst is None else "dst", lambda: merge.prepared(step, Path(src), dst)
+
+
+def _tried(step: str, looks: Iterator[Look] | Collection[Look]) -> list[Problem]:
+    found: list[Problem] = []
+    for field, look_at in looks:
+        try:
+            look_at()
+        except RequestError as error:
+            found += error.problems
+        except (ValueError, OSError) as error:
+            found.append(Problem(f"{step}.{field}", str(error).removeprefix(f"{field}: ")))
+    return found
+
+
+def _unwritable(key: str, step: Step) -> Iterator[Problem]:
+    if not isinstance(step, Transform | Export | MergeStrategies):
+        return
+    field = "path" if isinstance(step, Export) else "dst"
+    if (path := getattr(step, field)) is not None:
+        problem = folder.check_writable(Path(path).parent, f"{key}.{field}", "the folder of this output")
+        yield from [problem] if problem else []
+
+
+def _writes(step: Step, job: Job) -> Iterator[Path]:
+    """Where a step leaves files that a later one may be meant to read."""
+    if step.kind in ("train", "save", "import", "transform", "export", "merge_strategies"):
+        yield Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name
+    if isinstance(step, Transform | MergeStrategies) and step.dst is not None:
+        yield Path(step.dst)
+    if isinstance(step, Export) and step.path is not None:
+        yield Path(step.path)
+
+
+def _made(path: str | None, made: Collection[Path]) -> bool:
+    """Whether what is at ``path`` may be there only when the steps before have written theirs."""
+    if path is None:
+        return False
+    here = Path(path).resolve()
+    return any(here.is_relative_to(p.resolve()) or p.resolve().is_relative_to(here) for p in made)
+
+
+def _elsewhere(job: Job) -> bool:
+    """Whether a transform brings another checkpoint than the run's, which an export may then take."""
+    return any(isinstance(s, Transform) and s.src is not None for s in job.steps.values())
+
+
+def _folder(path: str) -> None:
     if not Path(path).is_dir():
         raise ValueError(f"{path}: no such folder")

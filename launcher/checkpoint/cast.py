@@ -29,8 +29,13 @@ def differing(tensors: Mapping[str, Blob], wanted: Mapping[str, TensorSpec]) -> 
     return {
         name: wanted[name].dtype
         for name, blob in tensors.items()
-        if name in wanted and wanted[name].dtype != blob.dtype and blob.dtype in WIDTHS and wanted[name].dtype in INTO
+        if name in wanted and wanted[name].dtype != blob.dtype and castable(blob.dtype, wanted[name].dtype)
     }
+
+
+def castable(src: str, dst: str) -> bool:
+    """Whether ``cast`` can make the one of the other."""
+    return src in WIDTHS and dst in INTO
 
 
 def cast(tensors: Mapping[str, Blob], into: Mapping[str, str], file: Path) -> dict[str, Blob]:

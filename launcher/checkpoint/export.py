@@ -24,8 +24,7 @@ def export(src: Path, path: Path) -> Report:
     A tied tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
     metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
     """
-    if path.is_dir():
-        raise IsADirectoryError(f"{path}: the export is one file, this is a folder; give a file name in it")
+    check_file(path)
     reader = Reader(open_checkpoint(src))
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
     reader.check_headers()
@@ -44,6 +43,12 @@ def export(src: Path, path: Path) -> Report:
         raise
     sync(path.parent)
     return Report(path, 1, reader.bytes_read, done.size, PEAK)
+
+
+def check_file(path: Path) -> None:
+    """Raises as ``export`` does, whatever its source."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: the export is one file, this is a folder; give a file name in it")
 
 
 class Full(Mapping[str, Blob]):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.checkpoint.durable import copy, sync, write_text
 from launcher.checkpoint.files import write_stream
 from launcher.checkpoint.fresh import check_apart, check_destination, fresh
 from launcher.checkpoint.hf import INDEX, ONE
-from launcher.checkpoint.names import Table, renamed
+from launcher.checkpoint.names import Renamed, Table, renamed
 from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import PEAK, Report
@@ -42,20 +42,12 @@ def write_hf(
     """
     limit = size_in_bytes(max_shard_size)
     check_apart(src, folder)
-    _check_beside(beside)
-    along = {path.name for path in beside}
-    check_destination(
-        folder,
-        overwrite,
-        lambda at: all(_model_file(p) or p.name in along for p in at.iterdir()),
-        "folder of a model alone",
-    )
+    check_beside(beside)
+    check_folder(folder, beside, overwrite)
     reader = Reader(open_checkpoint(src))
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
-    table = renamed(entries, names, strict=strict)
+    table = to_theirs(src, entries, names, strict=strict)
     ours = {theirs: name for name, theirs in table.names.items()}
-    if not ours:
-        raise ValueError(f"names: no tensor of {src} is left to write; the table leaves all of them out")
     reader.check_headers()
     parts = shards({name: entries[ours[name]].spec for name in ours}, limit)
     n = len(parts)
@@ -74,6 +66,36 @@ def write_hf(
             copy(path, new / path.name)
         sync(new)
     return Report(folder, len(files), reader.bytes_read, written, PEAK, table.unmatched)
+
+
+def check_folder(folder: Path, beside: Sequence[Path], overwrite: bool) -> None:
+    """Raises as ``write_hf`` does, whatever its source."""
+    along = {path.name for path in beside}
+    check_destination(
+        folder,
+        overwrite,
+        lambda at: all(_model_file(p) or p.name in along for p in at.iterdir()),
+        "folder of a model alone",
+    )
+
+
+def check_beside(beside: Sequence[Path]) -> None:
+    """Raises ``ValueError`` for a file that is not there, or cannot have its name beside the model."""
+    seen = set()
+    for path in beside:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file to copy beside the model")
+        if path.name in seen or _model_file(path):
+            raise ValueError(f"{path}: the folder has a {path.name} already; it cannot be copied beside the model")
+        seen.add(path.name)
+
+
+def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: bool = True) -> Renamed:
+    """What ``names`` makes of our names in ``src``. Raises ``ValueError`` also when it leaves all of them out."""
+    new = renamed(ours, names, strict=strict)
+    if not new.names:
+        raise ValueError(f"names: no tensor of {src} is left to write; the table leaves all of them out")
+    return new
 
 
 def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, TensorSpec]]:
@@ -112,16 +134,6 @@ def size_in_bytes(size: int | str) -> int:
     if found < 1:
         raise ValueError(f"max_shard_size: {size!r} is no size; give bytes, or text as 500MB or 2GiB")
     return found
-
-
-def _check_beside(beside: Sequence[Path]) -> None:
-    seen = set()
-    for path in beside:
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file to copy beside the model")
-        if path.name in seen or _model_file(path):
-            raise ValueError(f"{path}: the folder has a {path.name} already; it cannot be copied beside the model")
-        seen.add(path.name)
 
 
 def _model_file(path: Path) -> bool:

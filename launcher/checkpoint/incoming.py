@@ -13,9 +13,11 @@ from launcher.checkpoint.dcp.metadata import NAME as METADATA
 from launcher.checkpoint.files import write_stream
 from launcher.checkpoint.hf import INDEX, ONE, read_hf
 from launcher.checkpoint.names import Table
-from launcher.checkpoint.peer import transform_checkpoints
+from launcher.checkpoint.peer import transform_checkpoints, whole_tensors
+from launcher.checkpoint.rank_folders import rank_paths
 from launcher.checkpoint.rank_source import open_source
 from launcher.checkpoint.transform import is_checkpoint
+from launcher.plan.facts import TensorSpec
 
 Form = Literal["hf", "mindspore", "dcp"]
 
@@ -53,6 +55,19 @@ def form_of(path: Path) -> Form:
     )
 
 
+def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
+    """The tensors that ``read_incoming`` finds, by old name, from heads alone. Raises as it does."""
+    form = form_of(path)
+    _check_strategy(path, form, strategy)
+    if form == "hf":
+        return dict(read_hf(path).specs)
+    if form == "dcp":
+        return dict(read_dcp(path).specs)
+    if path.is_dir() and strategy is not None:
+        return whole_tensors(path, strategy)
+    return dict(open_source(_one_file(path) if path.is_dir() else path, verify=False).specs)
+
+
 def read_incoming(
     path: Path, scratch: Path, names: Table | None = None, *, strategy: Path | None = None, strict: bool = True
 ) -> Incoming:
@@ -61,8 +76,7 @@ def read_incoming(
     ``strategy`` is MindSpore's for rank folders. Raises ``ValueError`` naming the file.
     """
     form = form_of(path)
-    if strategy is not None and not (form == "mindspore" and path.is_dir()):
-        raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
+    _check_strategy(path, form, strategy)
     if form == "mindspore":
         path = _whole_folder(path, scratch, strategy) if path.is_dir() else _whole_file(path, scratch)
     others: tuple[str, ...] = ()
@@ -70,6 +84,11 @@ def read_incoming(
         path, others = _whole_dcp(path, scratch)
     found = read_hf(path, names, strict=strict)
     return Incoming(found, found.unmatched, others)
+
+
+def _check_strategy(path: Path, form: Form, strategy: Path | None) -> None:
+    if strategy is not None and not (form == "mindspore" and path.is_dir()):
+        raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
 
 
 def _whole_dcp(path: Path, scratch: Path) -> tuple[Path, tuple[str, ...]]:
@@ -80,15 +99,19 @@ def _whole_dcp(path: Path, scratch: Path) -> tuple[Path, tuple[str, ...]]:
 
 def _whole_folder(path: Path, scratch: Path, strategy: Path | None) -> Path:
     if strategy is None:
-        from launcher.checkpoint.rank_folders import rank_paths
-
-        files = rank_paths(path)
-        if [*files] != [0]:
-            told = f"ranks {', '.join(map(str, files))}"
-            raise ValueError(f"{path}: pieces of {told}; give the strategy file that they were saved with")
-        return _whole_file(files[0], scratch) if files[0].suffix == ".ckpt" else files[0]
+        file = _one_file(path)
+        return _whole_file(file, scratch) if file.suffix == ".ckpt" else file
     transform_checkpoints(path, scratch / "whole", "whole", strategy)
     return scratch / "whole" / "rank_0" / "whole0.safetensors"
+
+
+def _one_file(path: Path) -> Path:
+    """Of rank folders that need no strategy."""
+    files = rank_paths(path)
+    if [*files] != [0]:
+        told = f"ranks {', '.join(map(str, files))}"
+        raise ValueError(f"{path}: pieces of {told}; give the strategy file that they were saved with")
+    return files[0]
 
 
 def _whole_file(path: Path, scratch: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.checkpoint import strategy_file
@@ -22,6 +23,11 @@ def merge_pipeline_strategies(
     Raises ``NotADirectoryError`` when it is no folder, ``ValueError`` when it holds no strategy file, two forms, or
     files that do not belong together.
     """
+    merging(src_strategy_dirs, dst_strategy_file)()
+
+
+def merging(src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]) -> Callable[[], None]:
+    """What writes the file; all that ``merge_pipeline_strategies`` raises for is found before that."""
     for key, value in (("src_strategy_dirs", src_strategy_dirs), ("dst_strategy_file", dst_strategy_file)):
         if not isinstance(value, str | os.PathLike):
             raise TypeError(f"{key}: expected a path, got {type(value).__name__}")
@@ -35,24 +41,30 @@ def merge_pipeline_strategies(
     if ours and len(ours) < len(files):
         other = next(file for file in files if file not in ours)
         raise ValueError(f"two forms in one merge: {ours[0]} is ours, {other} is MindSpore's; merge files of one form")
-    if ours:
-        _merge_ours(files, path)
-    else:
-        _merge_mindspores(files, path)
+    return _merging_ours(files, path) if ours else _merging_mindspores(files, path)
 
 
 merge_pipeline_strategys = merge_pipeline_strategies  # the name as MindSpore spells it
 
 
-def _merge_ours(files: list[Path], path: Path) -> None:
+def _merging_ours(files: list[Path], path: Path) -> Callable[[], None]:
     strategy = strategy_file.merge([strategy_file.read(file) for file in files])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, strategy_file.text(strategy, tuple(range(strategy.stages))))
+    text = strategy_file.text(strategy, tuple(range(strategy.stages)))
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+
+    return write
 
 
-def _merge_mindspores(files: list[Path], path: Path) -> None:
+def _merging_mindspores(files: list[Path], path: Path) -> Callable[[], None]:
     merged, form = read_stages(files)
     if path.suffix != SUFFIX[form]:
         raise ValueError(f"dst_strategy_file: {path}: the files are {form}; give a name that ends in {SUFFIX[form]}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_strategy(path, merged, form)
+
+    def write() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_strategy(path, merged, form)
+
+    return write

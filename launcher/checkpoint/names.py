@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 Table = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class Renamed:
-    """``names`` are by old name; ``dropped`` the table leaves out, ``unmatched`` no row of it is about."""
+    """``names`` are by old name; ``dropped`` the table leaves out, ``unmatched`` no row of it is about.
+
+    ``rows`` are the keys of the rows that decided, by old name.
+    """
 
     names: Mapping[str, str]
     dropped: tuple[str, ...] = ()
     unmatched: tuple[str, ...] = ()
+    rows: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def doubled(self) -> dict[str, tuple[str, ...]]:
+        """The old names of each new name that has several."""
+        olds: dict[str, list[str]] = {}
+        for old, new in self.names.items():
+            olds.setdefault(new, []).append(old)
+        return {new: tuple(names) for new, names in olds.items() if len(names) > 1}
 
 
 def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -> Renamed:
@@ -32,23 +44,39 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
     Renamed(names={'model.layers.3.w': 'layers.3.w', 'model.norm.w': 'norm.w'}, \
 dropped=('rotary.freq',), unmatched=('lm_head.w',))
     """
+    new = attempted(names, table)
+    found = [f"names: {told}" for told in map(both, new.doubled.values(), new.doubled)]
+    if strict and new.unmatched:
+        told = f"no row of the table is about {', '.join(new.unmatched)}"
+        found.append(f"names: {told}; add rows, with null to leave a tensor out, or strict: false")
+    if found:
+        raise ValueError("\n".join(found))
+    return new
+
+
+def attempted(names: Iterable[str], table: Table | None) -> Renamed:
+    """As ``renamed``, which raises for two names that become one: here that is for the caller to see."""
     rows = {"": ""} if table is None else table
     out: dict[str, str] = {}
-    dropped, unmatched = [], []
+    dropped, unmatched, decided = [], [], {}
     patterns = {key: _pattern(key) for key in rows}
     for name in names:
         key = next((key for key, pattern in patterns.items() if pattern.fullmatch(name)), None)
         if key is None:
             unmatched.append(name)
-        elif (value := rows[key]) is None:
+            continue
+        decided[name] = key
+        if (value := rows[key]) is None:
             dropped.append(name)
         else:
             out[name] = _replaced(name, key, patterns[key], value)
-    _check(out)
-    if strict and unmatched:
-        told = f"no row of the table is about {', '.join(unmatched)}"
-        raise ValueError(f"names: {told}; add rows, with null to leave a tensor out, or strict: false")
-    return Renamed(out, tuple(dropped), tuple(unmatched))
+    return Renamed(out, tuple(dropped), tuple(unmatched), decided)
+
+
+def both(olds: Sequence[str], new: str) -> str:
+    """What to say of several names that become one."""
+    word = "both" if len(olds) == 2 else "all"
+    return f"{', '.join(olds[:-1])} and {olds[-1]} would {word} be {new}"
 
 
 def _pattern(key: str) -> re.Pattern[str]:
@@ -73,14 +101,3 @@ def _replaced(name: str, key: str, pattern: re.Pattern[str], value: str) -> str:
     if not new:
         raise ValueError(f"names: {key}: {name} is left without a name")
     return new
-
-
-def _check(names: Mapping[str, str]) -> None:
-    seen: dict[str, str] = {}
-    found = []
-    for old, new in names.items():
-        if new in seen:
-            found.append(f"names: {seen[new]} and {old} would both be {new}")
-        seen.setdefault(new, old)
-    if found:
-        raise ValueError("\n".join(found))

@@ -135,6 +135,13 @@ def transform_checkpoints(
             sync(folder)
 
 
+def whole_tensors(src_checkpoints_dir: Path, src_strategy_file: Path) -> dict[str, TensorSpec]:
+    """What ``transform_checkpoints`` makes of these, without a strategy to go to: from heads alone, and raises so."""
+    sides = _sides(rank_paths(src_checkpoints_dir), given("src_strategy_file", src_strategy_file), None, verify=False)
+    loose = {name: sides.files.files[rank].specs[name] for name, rank in sides.files.loose.items()}
+    return {name: entry.spec for name, entry in sides.after.entries.items()} | loose
+
+
 def _from_checkpoint(
     folder: Path, src: Given | None, dst: Given | None
 ) -> tuple[Strategy, Callable[[int, Path], None]]:
@@ -155,11 +162,13 @@ def _from_checkpoint(
     return after, write
 
 
-def _sides(paths: Mapping[int, Path], src: Given | None, dst: Given | None, rank: int | None = None) -> Sides:
-    """Everything checked; for one ``rank`` the files that it needs are enough."""
+def _sides(
+    paths: Mapping[int, Path], src: Given | None, dst: Given | None, rank: int | None = None, *, verify: bool = True
+) -> Sides:
+    """Everything checked, without ``verify`` no checksums; for one ``rank`` the files that it needs are enough."""
     if src is None and dst is None:
         raise ValueError("src_strategy_file and dst_strategy_file are both None: there is no other layout to write")
-    files = {at: open_source(path) for at, path in paths.items()}
+    files = {at: open_source(path, verify=verify) for at, path in paths.items()}
     slices = _slices(files)
     if rank is not None:
         _check_enough(src, dst, rank, files)

@@ -41,9 +41,9 @@ class RankSource(Protocol):
         """All bytes of the tensor, in order."""
 
 
-def open_source(path: Path, key: bytes | None = None, mode: Mode = "AES-GCM") -> RankSource:
-    """Heads are read, and of a ``.ckpt`` with a checksum everything. Raises ``ValueError`` naming the file."""
-    return _Ckpt(open_ckpt(path, key, mode)) if path.suffix == ".ckpt" else _Safetensors(path)
+def open_source(path: Path, key: bytes | None = None, mode: Mode = "AES-GCM", *, verify: bool = True) -> RankSource:
+    """Heads are read, and with ``verify`` of a ``.ckpt`` with a checksum everything. Raises ``ValueError``."""
+    return _Ckpt(open_ckpt(path, key, mode, verify=verify)) if path.suffix == ".ckpt" else _Safetensors(path)
 
 
 class _Safetensors:

@@ -49,10 +49,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     path = folder / STATE
     if STATE not in manifest.files or text_record(path) != manifest.files[STATE]:
         raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
-    return Checkpoint(folder, manifest, strategy, json.loads(path.read_text(encoding="utf-8")), _key(folder, manifest))
+    return Checkpoint(
+        folder, manifest, strategy, json.loads(path.read_text(encoding="utf-8")), key_of(folder, manifest)
+    )
 
 
-def _key(folder: Path, manifest: Manifest) -> bytes | None:
+def key_of(folder: Path, manifest: Manifest) -> bytes | None:
+    """Raises ``ValueError`` when it is encrypted and the key is missing or another."""
     if (place := now(manifest.key)) is None:
         return None
     try:

@@ -45,8 +45,7 @@ def transform(
     Raises ``ValueError`` for a source that is incomplete, damaged or of other tensors, ``FileExistsError`` for a
     destination that is not empty.
     """
-    check_apart(src, dst)
-    check_destination(dst, overwrite, is_checkpoint, "checkpoint")
+    check_places(src, dst, overwrite)
     reader = Reader(open_checkpoint(src))
     names = match(reader.checkpoint.strategy, target)
     reader.check_headers()
@@ -66,6 +65,12 @@ def transform(
     files = {path: record for r in records for path, record in r.files.items()}
     written = sum(f.size for f in files.values())
     return Report(dst, len(files), sum(read for _, read in done), written, workers * PEAK)
+
+
+def check_places(src: Path, dst: Path, overwrite: bool) -> None:
+    """Raises ``ValueError`` and ``FileExistsError`` as ``transform`` does, whatever is in ``src``."""
+    check_apart(src, dst)
+    check_destination(dst, overwrite, is_checkpoint, "checkpoint")
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -64,12 +64,17 @@ def write_status(run: Path, **fields: Any) -> None:
 
 
 def read_status(run: Path) -> dict[str, Any] | None:
-    """``None`` when the run never got so far as to have one."""
+    """``None`` when the run never got so far as to have one. Raises ``RequestError`` for one that is damaged."""
+    path = run / "status.json"
     try:
-        status = json.loads((run / "status.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        status = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    assert isinstance(status, dict), status
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        status = None
+    if not isinstance(status, dict):
+        text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
+        raise RequestError((Problem("run_dir", text),))
     return status
 
 

@@ -42,7 +42,7 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
         return _evaluate(step, job, paths, say)
     if isinstance(step, Import):
         anew = job.checkpoint.resume == "never"
-        return importing.run(step, plan, paths.checkpoints, say, anew=anew, key=job.checkpoint.encrypt)
+        return importing.run(name, step, plan, paths.checkpoints, say, anew=anew, key=job.checkpoint.encrypt)
     if isinstance(step, Transform):
         _transform(step, paths, say, job.checkpoint.encrypt)
     elif isinstance(step, Verify):

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.checkpoint.export import export
-from launcher.checkpoint.hf_write import write_hf
+from launcher.checkpoint.export import check_file, export
+from launcher.checkpoint.fresh import check_apart
+from launcher.checkpoint.hf_write import check_folder, to_theirs, write_hf
 from launcher.checkpoint.names import renamed
-from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import from_ours
 from launcher.checkpoint.transform import Report
 from launcher.errors import RunError
@@ -47,6 +49,27 @@ def run(step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: 
         raise RunError(f"{text}: {gap:.1e} apart, allowed {step.tolerance:.0e} (steps.export.tolerance)")
     say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
+
+
+def check_place(step: Export) -> None:
+    """Raises as ``run`` does for a destination that is named. Writes nothing."""
+    if step.path is not None and step.format == "safetensors":
+        check_file(Path(step.path))
+    if step.path is not None and step.format == "hf":
+        check_folder(Path(step.path), tuple(map(Path, step.beside)), step.overwrite)
+
+
+def check_source(step: Export, src: Path) -> None:
+    """Raises as ``run`` does for what the heads of the files in ``src`` tell. Writes nothing."""
+    if step.path is not None and step.format == "hf":
+        check_apart(src, Path(step.path))
+    Reader(open_checkpoint(src)).check_headers()
+
+
+def check_names(step: Export, src: object, strategy: Strategy) -> None:
+    """Raises as ``run`` does for what the table of names makes of the tensors of ``strategy``."""
+    if step.format == "hf":
+        to_theirs(src, strategy.only("param", "buffer").entries, from_ours(step.names))
 
 
 def read(step: Export, paths: Paths) -> Mapping[str, Tensor]:

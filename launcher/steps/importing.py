@@ -11,12 +11,13 @@ from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.cast import cast, differing, exact
 from launcher.checkpoint.durable import write_text
 from launcher.checkpoint.import_full import import_full
-from launcher.checkpoint.incoming import read_incoming
+from launcher.checkpoint.incoming import outline, read_incoming
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.store import LATEST, latest, step_folder
 from launcher.checkpoint.strange import strange
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import to_ours
+from launcher.errors import Problem, RequestError
 from launcher.job.steps import Import
 from launcher.plan.memory import bytes_text
 from launcher.plan.plan import Plan
@@ -28,8 +29,25 @@ def place(checkpoints: Path) -> Path:
     return step_folder(checkpoints, 0)
 
 
+def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
+    """What keeps the source of the step ``name`` from becoming the model of ``plan``, found in heads alone."""
+    strategy = Path(step.strategy) if step.strategy else None
+    try:
+        found = outline(Path(step.src), strategy)
+    except (ValueError, OSError) as error:
+        return [Problem(f"steps.{name}.src", str(error))]
+    return strange(f"steps.{name}", step.src, found, step.names, of_plan(plan), strict=step.strict)
+
+
 def run(
-    step: Import, plan: Plan, checkpoints: Path, say: Callable[[str], None], *, anew: bool, key: str | None = None
+    name: str,
+    step: Import,
+    plan: Plan,
+    checkpoints: Path,
+    say: Callable[[str], None],
+    *,
+    anew: bool,
+    key: str | None = None,
 ) -> dict[str, float]:
     """Everything is checked before the checkpoint appears, encrypted with ``key``; it becomes the newest.
 
@@ -39,6 +57,8 @@ def run(
     if not anew and (newest := latest(checkpoints)) is not None and newest != final:
         say(f"import: not again, for the run has gone on to {newest.name}")
         return {}
+    if wrong := misfits(name, step, plan):
+        raise RequestError(tuple(wrong))
     checkpoints.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".import.", dir=checkpoints) as scratch:
         strategy = Path(step.strategy) if step.strategy else None
@@ -49,8 +69,6 @@ def run(
         if not step.strict:
             left += [n for n in tensors if n not in target.named]
             tensors = {n: tensors[n] for n in tensors if n in target.named}
-        if wrong := strange(tensors, target):
-            raise ValueError(f"{step.src}: {wrong}")
         tensors = _as_kept(tensors, target, Path(scratch) / "cast.safetensors", say)
         results = {"saved_step": 0}
         state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,

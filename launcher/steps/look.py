@@ -5,10 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.checkpoint.inspect import inspect
-from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.manifest import read_manifest
+from launcher.checkpoint.read import key_of, open_checkpoint
+from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
 from launcher.plan.memory import bytes_text
 from launcher.plan.words import many
+
+
+def check(folder: Path) -> None:
+    """Raises ``ValueError`` for what is no checkpoint, or is not to be opened: all else is for ``verified`` to find."""
+    try:
+        manifest = read_manifest(folder)
+    except ValueError:
+        if is_checkpoint(folder):
+            return
+        raise
+    key_of(folder, manifest)
 
 
 def verified(folder: Path) -> str:

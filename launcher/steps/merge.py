@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.checkpoint import strategy_file
 from launcher.checkpoint.given import is_ours
-from launcher.checkpoint.merge_files import SUFFIX, merge_pipeline_strategies
+from launcher.checkpoint.merge_files import SUFFIX, merging
 from launcher.checkpoint.mindspore import form_of, merged_file, read_stages, write_strategy
 from launcher.job.steps import MergeStrategies
 
@@ -21,18 +22,30 @@ def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
 
 def run(step: MergeStrategies, source: Path, merged: Path) -> int:
     """How many files were merged. Raises as ``merge_pipeline_strategies``."""
+    files, write = prepared(step, source, merged)
+    write()
+    return files
+
+
+def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Callable[[], None]]:
+    """How many files will be merged, and what writes the result. Raises as ``run``; writes nothing itself."""
+    if merged.is_dir():
+        raise ValueError(f"{merged}: the merged strategy is one file, this is a folder; give a file name in it")
     files = sorted(p for p in source.glob("*") if p.suffix in SUFFIX.values()) if source.is_dir() else []
     if step.form == "same" or not files or (step.form == "ours" and all(map(is_ours, files))):
-        merge_pipeline_strategies(source, merged)
-    elif step.form == "ours":
+        return len(files), merging(source, merged)
+    if step.form == "ours":
         raise ValueError(
             f"{files[0]}: MindSpore's files leave out dtypes, which ours need; give form: protobuf or json"
         )
-    else:
-        if merged.suffix != SUFFIX[step.form]:
-            raise ValueError(f"{merged}: form {step.form} has names that end in {SUFFIX[step.form]}")
-        given = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]
+    form = step.form
+    if merged.suffix != SUFFIX[form]:
+        raise ValueError(f"{merged}: form {form} has names that end in {SUFFIX[form]}")
+    given = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]
+
+    def write() -> None:
         merged.parent.mkdir(parents=True, exist_ok=True)
-        write_strategy(merged, given, step.form)
-        assert form_of(merged.read_bytes()) == step.form
-    return len(files)
+        write_strategy(merged, given, form)
+        assert form_of(merged.read_bytes()) == form
+
+    return len(files), write

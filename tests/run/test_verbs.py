@@ -118,11 +118,12 @@ def test_weights_under_names_of_another_program_are_refused_with_the_way_out(
 ) -> None:
     llama.write(tmp_path / "hf")
     words = ["recipe=smollm2_pp2_tp2", *llama.overrides(tmp_path / "hf"), "data.seq_len=16", "steps=[import]"]
-    assert main([*words, "steps.import.names=null", f"run_dir={tmp_path}/run"]) == 1
+    assert main([*words, "steps.import.names=null", f"run_dir={tmp_path}/run"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: import: {tmp_path}/hf: the model has no place for model.embed_tokens.weight, ")
-    assert said.endswith("; these are a Llama's names as transformers has them: names: llama\n")
-    assert not checkpoints(tmp_path / "run")
+    assert f"steps.import.names: {tmp_path}/hf: the model has no place for model.embed_tokens.weight, " in said
+    assert "; these are a Llama's names as transformers has them\n" in said
+    assert said.endswith("    try:    steps.import.names=llama\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_goes_on_from_what_was_imported(trained: Path, tmp_path: Path) -> None:
@@ -239,6 +240,176 @@ def test_a_table_of_names_is_yaml(trained: Path, tmp_path: Path) -> None:
     assert status(folder)["metrics"]["val_loss"] == pytest.approx(status(trained)["metrics"]["val_loss"], abs=1e-6)
 
 
+@pytest.mark.parametrize("show", ["null", "plan"])
+def test_a_wrong_table_is_refused_whole_before_anything_is_started(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], show: str
+) -> None:
+    table(
+        tmp_path / "mine",
+        "model.embed_tokens: embed",
+        r"'^model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.(.+)': layers.\1.attn.\2.\3",
+        r"'^model\.layers\.(\d+)\.mlp\.(gate|up)_proj\.(.+)': layers.\1.mlp.up.\3",
+        r"'^model\.layers\.(\d+)\.input_layernorm\.(.+)': layers.\1.attn_norm.\2",
+        r"'^model\.layers\.(\d+)\.post_attention_norm\.(.+)': layers.\1.mlp_norm.\2",
+        "model.norm: normal",
+    )
+    words = [f"--config-dir={tmp_path}/mine", *TINY[:-1], "recipe=table", "train.steps=1", f"show={show}"]
+    source = trained / "exports" / "hf"
+    assert main([*words, f"steps.import.src={source}", f"run_dir={tmp_path}/run"]) == 2
+    said = capsys.readouterr()
+    gate, row = "model.layers.{0}.mlp.gate_proj.weight", "recipes/table.yaml"
+    assert [*re.findall(r"^  (steps\S+?): (.+)\n    set in: \S*?(recipes\S+)", said.err, re.MULTILINE)] == [
+        (
+            r"steps.import.names.^model\.layers\.(\d+)\.mlp\.(gate|up)_proj\.(.+)",
+            f"{gate.format(k)} and {gate.format(k).replace('gate', 'up')} would both be layers.{k}.mlp.up.weight; "
+            "null leaves one of them out",
+            f"{row}:7:7",
+        )
+        for k in range(2)
+    ] + [
+        (
+            "steps.import.names",
+            "no row of the table is about model.layers.0.post_attention_layernorm.weight, model.layers.0.mlp.down_proj."
+            "weight, model.layers.1.post_attention_layernorm.weight, model.layers.1.mlp.down_proj.weight "
+            f"of {source}; add rows, with null to leave a tensor out",
+            f"{row}:4:5",
+        ),
+        (
+            "steps.import.names.model.norm",
+            f"{source}: the model has no place for normal.weight; null in the place of this row's name leaves them out",
+            f"{row}:10:7",
+        ),
+        (
+            "steps.import.names",
+            f"{source}: nothing is there for the model's layers.0.mlp_norm.weight, layers.0.mlp.gate.weight, "
+            "layers.0.mlp.down.weight, layers.1.mlp_norm.weight, layers.1.mlp.gate.weight, layers.1.mlp.down.weight "
+            "and 1 more; these are a Llama's names as transformers has them",
+            f"{row}:4:5",
+        ),
+        (
+            r"steps.import.names.^model\.layers\.(\d+)\.post_attention_norm\.(.+)",
+            f"no tensor of {source} has a name that this row is about",
+            f"{row}:9:7",
+        ),
+    ]
+    assert said.out == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_is_shown_without_the_weights_that_it_imports(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "steps=[import]", "steps.import.src=weights/none", "show=plan"]) == 0
+    told = "steps.import.src: weights/none is not here: whether it fits the model is seen when the run starts\n"
+    assert capsys.readouterr().out.endswith(f"\n{told}")
+
+
+TRANSFORM = ["steps=[transform]", "steps.transform.src=last"]
+MERGE = ["steps=[merge_strategies]", "steps.merge_strategies.src=half"]
+AT_THE_DOOR = {
+    "a strategy of another model": (
+        [*TRANSFORM, "steps.transform.strategy=one.json"],
+        "steps.transform.strategy = one.json: the strategies do not fit:",
+    ),
+    "a strategy that is no JSON": (
+        ["steps=[train,save,transform]", "steps.transform.strategy=bad.json"],
+        "steps.transform.strategy = bad.json: not a MindSpore strategy file (json): no JSON",
+    ),
+    "stages that cannot be made": (
+        [*TRANSFORM, "steps.transform.stages=3", "steps.transform.nproc=6"],
+        "steps.transform.stages = 3: cannot be made of 2 stages; stages are merged, not cut",
+    ),
+    "a target that is not empty": (
+        ["steps=[train,save,transform]", "steps.transform.dst=half"],
+        "steps.transform.dst = half: the destination is not empty; give another, or overwrite: true",
+    ),
+    "a target that is no checkpoint": (
+        [*TRANSFORM, "steps.transform.dst=half", "steps.transform.overwrite=true"],
+        "steps.transform.dst = half: the destination is not empty and no checkpoint, so it is not overwritten either",
+    ),
+    "a target in its source": (
+        [*TRANSFORM, "steps.transform.dst=last/new"],
+        "steps.transform.dst = last/new: the destination and the source last are the same folder, "
+        "or one is in the other",
+    ),
+    "a target below a file": (
+        ["steps=[train,save,transform]", "steps.transform.dst=bad.json/new"],
+        "steps.transform.dst: the folder of this output cannot be made at bad.json: bad.json is not a folder",
+    ),
+    "a head that is not that of the manifest": (
+        ["steps=[transform]", "steps.transform.src=cut"],
+        "steps.transform.src: cut/rank_1/model.safetensors: a file from another place: it says format tp, not pt",
+    ),
+    "names of an export that the run does not have": (
+        ["--config-dir=.", "recipe=export", "steps=[train,save,export]", "steps.export.format=hf"],
+        "steps.export.names: no row of the table is about embed.weight, ",
+    ),
+    "names of an export that its source does not have": (
+        ["--config-dir=.", "recipe=export", "steps=[export]", "steps.export.format=hf", "steps.export.src=last"],
+        "steps.export.names: no row of the table is about embed.weight, ",
+    ),
+    "an export that is a folder": (
+        ["steps=[train,save,export]", "steps.export.path=half"],
+        "steps.export.path = half: the export is one file, this is a folder; give a file name in it",
+    ),
+    "a truncated source": (
+        ["steps=[import]", "steps.import.src=short.safetensors"],
+        "steps.import.src = short.safetensors: truncated: its tensors end at byte ",
+    ),
+    "pieces without a strategy": (
+        ["steps=[import]", "steps.import.src=ranks"],
+        "steps.import.src = ranks: pieces of ranks 0, 1; give the strategy file that they were saved with",
+    ),
+    "whole tensors with a strategy": (
+        ["steps=[import]", "steps.import.src=hf", "steps.import.strategy=one.json"],
+        "steps.import.src = hf: whole tensors, which have no strategy; leave strategy out",
+    ),
+    "a checkpoint to verify without its manifest": (
+        ["steps=[verify]", "steps.verify.src=half"],
+        "steps.verify.src = half: incomplete checkpoint: it has no manifest.json, which is written last",
+    ),
+    "a stage that is missing": (
+        MERGE,
+        "steps.merge_strategies.src: half/stage1.json: stage 0 of 2 is missing; "
+        "put the strategy file of every stage into one folder",
+    ),
+    "a name that is not of the form": (
+        [*MERGE, "steps.merge_strategies.form=json", "steps.merge_strategies.dst=out.ckpt"],
+        "steps.merge_strategies.dst = out.ckpt: form json has names that end in .json",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", AT_THE_DOOR)
+def test_what_heads_and_manifests_tell_is_told_before_anything_is_started(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("last").symlink_to(last(trained))
+    Path("hf").symlink_to(trained / "exports/hf")
+    grid, norm = (strategy := open_checkpoint(Path("last")).strategy).grid, strategy.entries["norm.weight"]
+    Path("one.json").write_text(strategy_file.text(type(strategy)(grid, {"another": norm}), (0, 1)))
+    Path("bad.json").write_text("{")
+    Path("half").mkdir()
+    shutil.copy("last/strategy/stage1.json", "half")
+    file = Path(shutil.copytree("last", "cut")) / "rank_1/model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"pt"', b'"tp"'))
+    shard = next(Path("hf").glob("*.safetensors"))
+    Path("short.safetensors").write_bytes(shard.read_bytes()[:-4])
+    for rank in range(2):
+        Path(f"ranks/rank_{rank}").mkdir(parents=True)
+        shutil.copy(shard, f"ranks/rank_{rank}")
+    Path("recipes").mkdir()
+    head = "defaults: [override /steps: [train, save, export]]\nsteps: {export: {names: {emb: x}}}\n"
+    Path("recipes/export.yaml").write_text(head)
+    words, text = AT_THE_DOOR[case]
+    before = sorted(Path().rglob("*"))
+    assert main([*words[:-1], *TINY[:-1], *words[-1:], "train.steps=2", "runs=runs"]) == 2
+    said = capsys.readouterr()
+    problems = [line for line in said.err.splitlines()[2:] if re.match(r"  steps", line)]
+    assert [line[: len(text) + 2] for line in problems] == [f"  {text}"]
+    assert said.out == ""
+    assert sorted(Path().rglob("*")) == before
+
+
 REFUSED = {
     "a source that is not there": (
         ["steps=[import]", "steps.import.src=nowhere"],
@@ -267,7 +438,7 @@ REFUSED = {
     ),
     "a checkpoint to verify that is not there": (
         ["steps=[verify]", "steps.verify.src=nowhere"],
-        "steps.verify.src = nowhere: no such folder",
+        "steps.verify.src = nowhere: no checkpoint: no such folder",
     ),
     "a strategy file that is not there": (
         ["steps=[transform]", "steps.transform.src=nowhere", "steps.transform.strategy=none.json"],
@@ -276,12 +447,13 @@ REFUSED = {
     ),
     "a file to go along that is not there": (
         ["steps=[save,export]", "steps.export.format=hf", "steps.export.beside=[config.json]"],
-        "steps.export.beside: config.json: no such file",
+        "steps.export.beside: config.json: no such file to copy beside the model",
     ),
     "weights from two places": (
         ["steps=[import,train]", "steps.import.src=file.safetensors", "checkpoint.resume=elsewhere"],
         "checkpoint.resume = elsewhere: cannot go on from there: elsewhere: no checkpoint: no such folder\n"
-        "checkpoint.resume = elsewhere: the step 'import' says that the weights come from elsewhere",
+        "checkpoint.resume = elsewhere: the step 'import' says that the weights come from elsewhere\n"
+        "steps.import.src = file.safetensors: truncated: a safetensors file has at least 8 bytes, this one 0",
     ),
 }
 
