@@ -147,7 +147,7 @@ def _from_checkpoint(
 ) -> tuple[Strategy, Callable[[int, Path], None]]:
     """The destination's strategy, and what writes the file of a rank."""
     checkpoint = open_checkpoint(folder)
-    if src is not None and not (isinstance(src, Strategy) and src.digest == checkpoint.strategy.digest):
+    if src is not None and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning:
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
         )

@@ -69,10 +69,10 @@ class RankFiles:
 
     def _flaws(self, rank: int) -> Iterator[str]:
         file, boxes = self.files[rank], held_boxes(self.strategy, rank)
-        mark = stamp(rank, self.strategy.grid.size, self.strategy.digest)
+        mark = stamp(rank, self.strategy.grid.size, self.strategy.meaning)
         for key in ("rank", "world", "strategy") if self._own else ("rank", "world"):
             found, want = file.metadata.get(f"launcher.{key}"), mark[f"launcher.{key}"]
-            if found is not None and found != want:
+            if found not in (None, want, self.strategy.digest if key == "strategy" else want):
                 yield f"a file from another place: it says {key} {found}, not {want}"
         if absent := [name for name in boxes if name not in file.specs]:
             yield f"the strategy has it on rank {rank}, the file does not: {', '.join(absent)}"
@@ -116,7 +116,7 @@ def write_held(
             lambda name: [text_bytes(texts[name])] if name in texts else chunks(name),
         )
     else:
-        mark = stamp(rank, dst.grid.size, dst.digest)
+        mark = stamp(rank, dst.grid.size, dst.meaning)  # in whatever form the strategy is given next time
         write_stream(path, {**specs, **more}, _views(chunks), {**texts, **mark}, digested=False)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import xxhash
 
+from launcher.checkpoint.meaning import meaning
 from launcher.checkpoint.pieces import home
 from launcher.plan.facts import ITEMSIZE, TensorSpec
 from launcher.plan.grid import Grid
@@ -65,6 +66,16 @@ class Strategy:
         """The same for the same layouts, in whatever order they are listed."""
         rows = {name: row(entry) for name, entry in self.entries.items()}
         return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.axes, rows], sort_keys=True).encode())
+
+    @cached_property
+    def meaning(self) -> str:
+        """A digest that is the same for strategies that put the same parts of the same tensors on the same ranks.
+
+        It does not tell names of axes, further names of a tied tensor, or what a tensor is for: other forms of a
+        strategy do not say these.
+        """
+        rows = {n: [e.dtype, list(e.layout.shape), meaning(e.layout)] for n, e in self.entries.items()}
+        return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.size, rows], sort_keys=True).encode())
 
     @property
     def stages(self) -> int:

@@ -23,12 +23,15 @@ from launcher.checkpoint import (
 from launcher.checkpoint.files import write_file
 from launcher.checkpoint.given import given as read
 from launcher.checkpoint.given import of_whole
+from launcher.checkpoint.meaning import meaning
+from launcher.checkpoint.mindspore import merged_file, write_strategy
 from launcher.checkpoint.strategy_file import text
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Layout
 from tests.checkpoint.mindspore.truth import CASES, blobs, rank_files
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import cut, files, filled, held, save, small, strategies, tensors
+from tests.checkpoint.rows import net
+from tests.checkpoint.saving import cut, files, filled, held, layouts, save, small, strategies, tensors
 
 WRONG = {"c16_bug_opt_shard_ascending_map"}  # what MindSpore wrote has wrong values
 Files = dict[int, dict[str, Blob]]
@@ -209,6 +212,48 @@ def test_what_was_written_can_be_read_again_and_swapped_files_are_named(home: Pa
         f"{one}: a file from another place: it says rank 1, not 0\n"
         f"{two}: a file from another place: it says rank 0, not 1"
     )
+
+
+@pytest.mark.parametrize("form", ["ours", "protobuf", "json"])
+@pytest.mark.parametrize("written_in", ["ours", "protobuf", "json"])
+def test_files_belong_to_their_layout_in_whatever_form_it_is_given(tmp_path: Path, written_in: str, form: str) -> None:
+    a, b = net(2, 2), net(4)
+    plain(tmp_path / "a", a, filled(a))
+    before, first, again = (given_in(tmp_path / f"{i}-{f}", f, s) for i, (f, s) in
+                            enumerate([("ours", a), (written_in, b), (form, b)]))  # fmt: skip
+    transform_checkpoints(tmp_path / "a", tmp_path / "b", "out", before, first)
+    transform_checkpoints(tmp_path / "b", tmp_path / "c", "out", again)
+    assert written(tmp_path / "c") == {0: held(single(a), 0, filled(a))}
+    shutil.copy(tmp_path / "b/rank_1/out1.safetensors", tmp_path / "b/rank_0/out0.safetensors")
+    stale = given_in(tmp_path / "stale", form, net(4, swapped=True))
+    file = f"{tmp_path}/b/rank_0/out0.safetensors: a file from another place: it says"
+    # MindSpore's JSON has shapes, which these files contradict
+    says = "are these the files that it was saved with?" if form == "json" else f"{file} strategy {b.meaning}, not "
+    for strategy, told in ((again, f"{file} rank 1, not 0"), (stale, says)):
+        found = refusal(lambda of=strategy: transform_checkpoints(tmp_path / "b", tmp_path / "d", "out", of))  # type: ignore[misc]
+        assert told in found
+    assert not (tmp_path / "d").exists()
+
+
+def given_in(path: Path, form: str, strategy: Strategy) -> str:
+    """A strategy file in one of the three forms."""
+    if form == "ours":
+        return strategy_text(path, strategy)
+    write_strategy(path, merged_file(strategy), "json" if form == "json" else "protobuf")
+    return str(path)
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_layouts_that_mean_the_same_have_the_same_boxes(data: st.DataObject) -> None:
+    names = {"a": 2, "b": 2, "c": 3}
+    grid, shape = Grid.of(pp=2, **names), tuple(data.draw(st.lists(st.sampled_from([0, 5, 12]), max_size=2)))
+    one, other = (data.draw(layouts(Grid(tuple(data.draw(st.permutations(grid.axes)))), shape)) for _ in range(2))
+    if meaning(one) == meaning(other):
+        assert [one.box(r) for r in range(24)] == [other.box(r) for r in range(24)]
+    joined = Layout(Grid.of(pp=2, ab=4, c=3), (12,), (("ab",),), (("pp", (1,)),))
+    assert meaning(joined) == meaning(Layout(grid, (12,), (("a", "b"),), (("pp", (1,)),)))
+    assert meaning(joined) != meaning(Layout(grid, (12,), (("b", "a"),), (("pp", (1,)),)))
 
 
 def replaced(rank: int, act: Callable[[dict[str, Blob]], object]) -> Callable[[Path], None]:

@@ -264,7 +264,10 @@ def test_row_30_encrypted_sources_are_told_from_damaged_ones(tmp_path: Path) -> 
         tensors = held(net(4), rank, home.full)
         specs = {n: b.spec for n, b in tensors.items()}
         write_ckpt(home.file(rank), specs, lambda n, of=tensors: [of[n].data], key=key)
-    text = '{home}/src/rank_0/net-1_1.ckpt: encrypted: give dec_key, and dec_mode="AES-GCM"'
+    text = (
+        "{home}/src/rank_0/net-1_1.ckpt: encrypted: load_segmented_checkpoints opens it, with dec_key and "
+        'dec_mode="AES-GCM"; save what that gives in plain files for all else'
+    )
     refused(home, text)
     found = load_segmented_checkpoints(str(home.file(0).parent), dec_key=key)
     assert dict(found) == held(net(4), 0, home.full)

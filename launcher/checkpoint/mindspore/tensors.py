@@ -107,7 +107,10 @@ def _source(path: Path, key: bytes | None, mode: Mode) -> Source:
             raise ValueError(f"{path}: a key was given, but the file is not encrypted; leave out dec_key")
         return Sealed(path, key, mode)
     if found is not None:
-        raise ValueError(f'{path}: encrypted: give dec_key, and dec_mode="{found}"')
+        raise ValueError(
+            f'{path}: encrypted: load_segmented_checkpoints opens it, with dec_key and dec_mode="{found}"; '
+            "save what that gives in plain files for all else"
+        )
     return plain
 
 

@@ -92,7 +92,11 @@ def test_keys_and_modes_are_checked_and_no_key_is_shown() -> None:
 
 def test_a_key_too_many_or_too_few_is_named() -> None:
     path = FILES["SM4-CBC"]
-    with pytest.raises(ValueError, match=exactly(f'{path}: encrypted: give dec_key, and dec_mode="SM4-CBC"')):
+    told = (
+        f'{path}: encrypted: load_segmented_checkpoints opens it, with dec_key and dec_mode="SM4-CBC"; '
+        "save what that gives in plain files for all else"
+    )
+    with pytest.raises(ValueError, match=exactly(told)):
         open_ckpt(path)
     path = FORMATS / "dtypes.ckpt"
     told = f"{path}: a key was given, but the file is not encrypted; leave out dec_key"

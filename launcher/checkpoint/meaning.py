@@ -1,0 +1,48 @@
+"""Which ranks hold which part of a tensor, said in one way only, whatever the axes of the grid are called."""
+
+from __future__ import annotations
+
+from math import prod
+
+from launcher.plan.layout import Layout
+
+Span = tuple[int, int]
+"""How far apart in rank two neighbours are, and how many there are."""
+
+
+def meaning(layout: Layout) -> list[object]:
+    """For each dim the spans of ranks that cut it, outermost first; then those whose coordinates are pinned.
+
+    Two layouts with equal ones put the same parts on the same ranks. Axes of one rank are left out, and neighbours
+    that count on are one span, where a dim divides evenly: ragged, two cuts are not one.
+
+    >>> from launcher.plan.grid import Grid
+    >>> a = Layout(Grid.of(pp=2, dp=2, tp=2), (8,), (("dp", "tp"),), (("pp", (1,)),))
+    >>> b = Layout(Grid.of(s=2, d0=1, d1=4), (8,), (("d1",),), (("s", (1,)),))
+    >>> meaning(a) == meaning(b)
+    True
+    >>> meaning(a)
+    [[[(1, 4)]], [(4, 2, (1,))]]
+    """
+    spans, stride = {}, 1
+    for axis, size in reversed(layout.grid.axes):
+        spans[axis] = (stride, size)
+        stride *= size
+    dims = [
+        _joined([spans[axis] for axis in axes if spans[axis][1] > 1], n)
+        for n, axes in zip(layout.shape, layout.split, strict=True)
+    ]
+    pinned = [(*spans[axis], coords) for axis, coords in layout.at if len(coords) < spans[axis][1]]
+    return [dims, sorted(pinned)]
+
+
+def _joined(spans: list[Span], n: int) -> list[Span]:
+    if n % prod(size for _, size in spans):
+        return spans
+    out: list[Span] = []
+    for stride, size in spans:
+        if out and out[-1][0] == stride * size:
+            out[-1] = (stride, out[-1][1] * size)
+        else:
+            out.append((stride, size))
+    return out
