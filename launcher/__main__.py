@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.console import say
-from launcher.errors import RequestError, RunError
+from launcher.errors import RequestError, RunError, printable
 from launcher.job.args import Args, outer_rank, parse
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _main(words: list[str], rank: int | None) -> int:
     except RequestError as error:
         return _refuse(error, rank)
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}", "\n\t"), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

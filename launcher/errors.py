@@ -47,6 +47,15 @@ class RunError(RuntimeError):
     """It failed while running. Exit code 1. The message names the root cause first."""
 
 
+def printable(text: str, keep: str = "") -> str:
+    """What a file says, with its control characters, those in ``keep`` excepted, as escapes for no terminal to obey.
+
+    >>> printable("a\\n\\x1b[31mb é")
+    'a\\\\n\\\\x1b[31mb é'
+    """
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
 def refuse(found: Sequence[Problem]) -> None:
     """Raises ``RequestError`` if there is any."""
     if found:

@@ -35,7 +35,7 @@ def named(job: Job, done: Collection[str] = ()) -> list[Problem]:
     for name, step in job.steps.items():
         if name not in done:
             own = _tried(f"steps.{name}", [*_settings(step), *_places(step, made), *_files(step, made)])
-            found += own or _tried(f"steps.{name}", _together(step, made))
+            found += own or _tried(f"steps.{name}", _together(step, job, made))
             found += _unwritable(f"steps.{name}", step)
         made += _writes(step, job)
     return found
@@ -120,7 +120,7 @@ def _files(step: Step, made: Collection[Path]) -> Iterator[Look]:
         yield "strategy", lambda: given("strategy", step.strategy)
 
 
-def _together(step: Step, made: Collection[Path]) -> Iterator[Look]:
+def _together(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
     """What its files say of each other."""
     src = getattr(step, "src", None)
     if src is None or _made(src, made) or _made(getattr(step, "strategy", None), made):
@@ -133,7 +133,7 @@ def _together(step: Step, made: Collection[Path]) -> Iterator[Look]:
     if isinstance(step, Import):
         yield "src", lambda: outline(Path(src), None if step.strategy is None else Path(step.strategy))
     if isinstance(step, MergeStrategies):
-        dst = merge.target(step, Path(src), Path(src))
+        dst = merge.target(step, Path(job.run_dir or job.runs), Path(src))
         yield "src" if step.dst is None else "dst", lambda: merge.prepared(step, Path(src), dst)
 
 
@@ -145,8 +145,15 @@ def _tried(step: str, looks: Iterator[Look] | Collection[Look]) -> list[Problem]
         except RequestError as error:
             found += error.problems
         except (ValueError, OSError) as error:
-            found.append(Problem(f"{step}.{field}", str(error).removeprefix(f"{field}: ")))
+            found.append(Problem(f"{step}.{field}", _own(str(error), field)))
     return found
+
+
+def _own(text: str, field: str) -> str:
+    """Without the name that a function has for what the step calls ``field``."""
+    for name in (field, "src_strategy_dirs", "dst_strategy_file"):
+        text = text.removeprefix(f"{name}: ")
+    return text
 
 
 def _unwritable(key: str, step: Step) -> Iterator[Problem]:

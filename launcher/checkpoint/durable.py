@@ -73,7 +73,9 @@ def _trash(folder: Path) -> Path:
 
 
 def _clear(folder: Path) -> None:
-    if folder.exists():
+    if folder.is_symlink():
+        folder.unlink()  # what it leads to is somebody's
+    elif folder.exists():
         shutil.rmtree(folder)
 
 

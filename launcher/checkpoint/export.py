@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.files import blob_at, mapped, write_stream
+from launcher.checkpoint.fresh import check_outside
 from launcher.checkpoint.header import read_header
 from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
@@ -19,8 +20,9 @@ ALIASES = "launcher.aliases"
 
 
 def export(src: Path, path: Path) -> Report:
-    """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``; a file there is replaced.
+    """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
 
+    A safetensors file there is replaced, any other is refused, and so is a place in a checkpoint.
     A tied tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
     metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
     """
@@ -49,6 +51,12 @@ def check_file(path: Path) -> None:
     """Raises as ``export`` does, whatever its source."""
     if path.is_dir():
         raise IsADirectoryError(f"{path}: the export is one file, this is a folder; give a file name in it")
+    check_outside(path)
+    if path.is_file() and path.stat().st_size:
+        try:
+            read_header(path)
+        except ValueError as error:
+            raise FileExistsError(f"{path}: the file there is no safetensors file, so it is not replaced") from error
 
 
 class Full(Mapping[str, Blob]):

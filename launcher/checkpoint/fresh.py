@@ -8,12 +8,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from launcher.checkpoint.durable import publish
+from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.store import partial
 
 
 @contextmanager
 def fresh(final: Path) -> Iterator[Path]:
-    """An empty folder beside ``final``, which takes its place when the block ends well and is deleted when not."""
+    """An empty folder beside ``final``, which takes its place when the block ends well and is deleted when not.
+
+    Of a link it is the folder that the link leads to.
+    """
+    final = final.resolve()
     new = partial(final)
     if new.exists():
         shutil.rmtree(new)
@@ -30,16 +35,26 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], w
     """Raises ``FileExistsError`` unless ``dst`` is free, or may be overwritten and is ``own``: a ``what``."""
     if not overwrite or not dst.is_dir():
         check_empty(dst, "; give another, or overwrite: true")
-    elif any(dst.iterdir()) and not own(dst):
+        return
+    check_outside(dst)
+    if any(dst.iterdir()) and not own(dst):
         raise FileExistsError(f"{dst}: the destination is not empty and no {what}, so it is not overwritten either")
 
 
 def check_empty(dst: Path, cure: str = "; give another") -> None:
     """Raises ``FileExistsError`` unless ``dst`` is free."""
+    check_outside(dst)
     if dst.exists() and not dst.is_dir():
         raise FileExistsError(f"{dst}: the destination is a file, not a folder")
     if dst.is_dir() and any(dst.iterdir()):
         raise FileExistsError(f"{dst}: the destination is not empty{cure}")
+
+
+def check_outside(dst: Path) -> None:
+    """Raises ``ValueError`` when ``dst`` is in a checkpoint, which would be damaged by a file of another kind."""
+    for folder in dst.resolve().parents:
+        if (folder / NAME).is_file():
+            raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")
 
 
 def check_apart(src: Path, dst: Path) -> None:

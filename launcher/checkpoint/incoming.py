@@ -44,8 +44,8 @@ def form_of(path: Path) -> Form:
         raise ValueError(f"{path}: no such file or folder")
     if is_checkpoint(path):
         raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
-    if (path / ONE).is_file() or (path / INDEX).is_file():
-        return "hf"
+    if (path / ONE).is_file() or (path / INDEX).is_file() or any(path.glob("pytorch_model*.bin")):
+        return "hf"  # of pickles alone its reader says what to do
     if (path / METADATA).is_file():
         return "dcp"
     if any(path.glob("rank_*")):

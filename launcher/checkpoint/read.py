@@ -193,11 +193,11 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
         raise ValueError(f"{path}: it is not in the manifest, the strategy needs it")
     header = read_header(path, checkpoint.key)
     mark = stamp(rank, manifest.world, manifest.strategy)
-    if header.metadata != mark:
+    if header.metadata != mark and header.metadata.keys() == mark.keys():
         told = [f"{key.removeprefix('launcher.')} {header.metadata.get(key)}, not {v}" for key, v in mark.items()]
         wrong = [t for t, (key, v) in zip(told, mark.items(), strict=True) if header.metadata.get(key) != v]
         raise ValueError(f"{path}: a file from another place: it says {'; '.join(wrong)}")
-    if header.digest != record.digest or header.entries.keys() != record.tensors.keys():
+    if header.metadata != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
         raise ValueError(f"{path}: its header is not the one that the manifest was written with")
     _check_specs(path, header, checkpoint.strategy, rank, file)
     return header

@@ -9,7 +9,7 @@ from launcher.checkpoint.cast import castable
 from launcher.checkpoint.names import Renamed, attempted, both, renamed
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import FROM_LLAMA, Given, to_ours
-from launcher.errors import Problem
+from launcher.errors import Problem, printable
 from launcher.plan.facts import TensorSpec
 
 SHOWN = 6
@@ -120,5 +120,5 @@ def _unlike(
 
 def few(names: Collection[str], between: str = ", ") -> str:
     """The first of them, and how many more."""
-    first = between.join([*names][:SHOWN])
+    first = between.join(printable(name) for name in [*names][:SHOWN])
     return first if len(names) <= SHOWN else f"{first} and {len(names) - SHOWN} more"

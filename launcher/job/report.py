@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from launcher.errors import Problem
+from launcher.errors import Problem, printable
 from launcher.job import redact
 from launcher.job.explain import shown
 from launcher.job.origins import Origins
@@ -24,7 +24,7 @@ def render(problems: Iterable[Problem], origins: Origins | Mapping[Problem, Orig
 
 
 def _one(problem: Problem, origins: Origins) -> str:
-    key, text = problem.key, problem.text
+    key, text = problem.key, printable(problem.text, "\n\t")
     value = shown(origins.value(key), key) if key else ""
     joint = " = " if key and text.startswith(f"{value}: ") else ": "
     lines = [f"  {key}{joint}{text}" if key else f"  {text}"]

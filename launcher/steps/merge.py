@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.checkpoint import strategy_file
+from launcher.checkpoint.fresh import check_outside
 from launcher.checkpoint.given import is_ours
 from launcher.checkpoint.merge_files import SUFFIX, merging
 from launcher.checkpoint.mindspore import form_of, merged_file, read_stages, write_strategy
@@ -31,6 +32,7 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
     """How many files will be merged, and what writes the result. Raises as ``run``; writes nothing itself."""
     if merged.is_dir():
         raise ValueError(f"{merged}: the merged strategy is one file, this is a folder; give a file name in it")
+    check_outside(merged)
     files = sorted(p for p in source.glob("*") if p.suffix in SUFFIX.values()) if source.is_dir() else []
     if step.form == "same" or not files or (step.form == "ours" and all(map(is_ours, files))):
         return len(files), merging(source, merged)

@@ -11,7 +11,8 @@ from safetensors import safe_open
 from launcher.checkpoint import export, read_full
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.files import write_file
-from tests.checkpoint.saving import filled, save, small
+from tests.checkpoint.refusal import refusal
+from tests.checkpoint.saving import files, filled, save, small
 
 
 @pytest.fixture
@@ -50,10 +51,23 @@ def test_reading_gives_every_name_in_memory_that_may_be_changed_without_changing
     assert bytes(read_full(path)["head.weight"].data) == filled(small())["embed.weight"]
 
 
-def test_a_file_there_is_replaced(src: Path, tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_text("old")
+def test_a_safetensors_file_there_is_replaced(src: Path, tmp_path: Path) -> None:
+    write_file(tmp_path / "model.safetensors", {"old": Blob.of("bool", (), b"a")}, {})
     export(src, tmp_path / "model.safetensors")
     assert len(read_full(tmp_path / "model.safetensors")) == 4
+
+
+def test_no_checkpoint_and_no_file_of_another_kind_is_written_over(src: Path, tmp_path: Path) -> None:
+    before = files(src)
+    for path in (src / "rank_0/model.safetensors", src / "new/model.safetensors"):
+        text = f"{path}: the destination is in the checkpoint {src}; give one outside of it"
+        assert refusal(lambda at=path: export(src, at)) == text  # type: ignore[misc]
+    assert files(src) == before
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("all of it")
+    text = f"{thesis}: the file there is no safetensors file, so it is not replaced"
+    assert refusal(lambda: export(src, thesis), FileExistsError) == text
+    assert thesis.read_text() == "all of it"
 
 
 def test_a_folder_is_no_file_name(src: Path) -> None:

@@ -228,3 +228,15 @@ def test_a_rank_that_fills_the_disk_takes_back_what_it_wrote(tmp_path: Path, dis
         write_rank(partial(final), 1, large(), held(large(), 1, filled(large())))
     assert [p.name for p in partial(final).glob("rank_*")] == ["rank_0"]
     assert latest(disk) is None
+
+
+def test_where_the_destination_is_a_link_the_folder_that_it_leads_to_is_written(tmp_path: Path) -> None:
+    save(tmp_path / "src", small(), filled(small()))
+    for name, there in (("empty", "disk"), ("dangling", "later")):
+        (tmp_path / name).symlink_to(there)
+    (tmp_path / "disk").mkdir()
+    for name, there in (("empty", "disk"), ("dangling", "later")):
+        transform(tmp_path / "src", tmp_path / name, single(small()))
+        assert (tmp_path / name).is_symlink()
+        assert verify(tmp_path / there) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dangling", "disk", "empty", "later", "latest", "src"]
