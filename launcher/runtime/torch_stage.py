@@ -43,6 +43,13 @@ class Older(PipelineStage):
         infos = zip(self.args_recv_info[fwd_chunk_id], self.inputs_meta, strict=True)
         return tuple(i.buffer.requires_grad_(training and meta.requires_grad) for i, meta in infos)
 
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
+        """What is sent is kept until the step is over; its graph is not to be."""
+        ops = super().get_fwd_send_ops(fwd_chunk_id)
+        for op in ops:
+            op.tensor = op.tensor.detach()
+        return ops
+
     def _validate_fwd_input(self, args: Any, kwargs: Any) -> None:
         """Nothing: the inputs of the first stage were cut from a batch of the planned size."""
 
