@@ -158,8 +158,8 @@ def _followed(
         raise RequestError(tuple(found))
     bare = copy.deepcopy(model) if count > 1 else model
     out = flow.follow(model, operators, tp, specs)
-    spread.cut(model, splits([s.operator for s in out.spreads]), Axis(tp))
-    spread.install(model, out.spreads, Axis(tp))
+    spread.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
+    spread.install(model, out.spreads, Axis(tp, planned=True))
     if whole is None:
         return out, read.whole(model, specs), None
     leaves = frozenset(whole)

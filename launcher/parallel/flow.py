@@ -27,7 +27,7 @@ from launcher.parallel.mode import default_dtype
 from launcher.parallel.read import NORMS, meta
 from launcher.parallel.region import Axis, bring
 from launcher.parallel.rules import UNITS, Given, Refused, State, after
-from launcher.parallel.trace import RUNNING, call, refusing
+from launcher.parallel.trace import RUNNING, looks, refusing, zeros
 from launcher.plan.facts import TensorSpec
 from launcher.plan.operators import KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
 from launcher.plan.pieces import shortened
@@ -52,6 +52,12 @@ class _Run:
     where: list[str] = field(default_factory=lambda: [""])
     quiet: int = 0
     layers: frozenset[str] = frozenset()
+
+    def restart(self) -> None:
+        """Forget all that was seen."""
+        for seen in (self.rows, self.states, self.spreads, self.terms, self.full):
+            seen.clear()
+        self.where, self.quiet = [""], 0
 
     def state(self, t: Tensor) -> State:
         return self.states[id(t)][1] if id(t) in self.states else State()
@@ -146,8 +152,8 @@ def follow(
         return Flow()
     whole = _Run()
     _pass(copy.deepcopy(model), operators, whole, inputs, lengths)
-    run, part = _Run(Axis(tp), whole.rows), copy.deepcopy(model)
-    spread.cut(part, splits(operators), Axis(tp))
+    run, part = _Run(Axis(tp, planned=True), whole.rows), copy.deepcopy(model)
+    spread.cut(part, splits(operators), Axis(tp, planned=True))
     outs = _pass(part, operators, run, inputs, lengths)
     for o in operators:
         if o not in run.spreads:
@@ -177,7 +183,23 @@ def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec
 def _pass(
     model: nn.Module, operators: tuple[Operator, ...], run: _Run, inputs: Sequence[TensorSpec], lengths: Lengths
 ) -> list[list[tuple[Tensor, State]]]:
-    """One forward, or one of every piece in turn; their outputs."""
+    """One forward, or one of every piece in turn; their outputs. Zeros in memory for a model that looks at data."""
+    clean = copy.deepcopy(model)
+    try:
+        return _passed(model, operators, run, inputs, lengths, torch.device("meta"))
+    except _Looks:
+        run.restart()
+        return _passed(zeros(clean), operators, run, inputs, lengths, torch.device("cpu"))
+
+
+def _passed(
+    model: nn.Module,
+    operators: tuple[Operator, ...],
+    run: _Run,
+    inputs: Sequence[TensorSpec],
+    lengths: Lengths,
+    device: torch.device,
+) -> list[list[tuple[Tensor, State]]]:
     carry = Carry(lengths)
     attach(model, carry)
     for b in model.buffers():
@@ -196,7 +218,8 @@ def _pass(
     for piece, specs in enumerate(each):
         run.spreads = {}
         with carry.running(0, piece) if lengths else nullcontext():
-            outs.append(_forward(model, run, meta(specs)))
+            xs = [torch.zeros_like(x, device=device) for x in meta(specs)]
+            outs.append(_forward(model, run, xs, device))
         found = _together(found, run.spreads)
     run.spreads = found
     return outs
@@ -211,13 +234,19 @@ def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> di
     return {o: replace(s, comms=(*(before[o].comms if o in before else ()), *s.comms)) for o, s in now.items()}
 
 
-def _forward(model: nn.Module, run: _Run, xs: list[Tensor]) -> list[tuple[Tensor, State]]:
+class _Looks(Exception):
+    """The model looks at data."""
+
+
+def _forward(model: nn.Module, run: _Run, xs: list[Tensor], device: torch.device) -> list[tuple[Tensor, State]]:
     for x in xs:
         run.tag(x, State())
     try:
-        with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), torch.device("meta"), _Ops(run), _Calls(run):
-            out = call(model, xs, {})
+        with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), device, _Ops(run), _Calls(run):
+            out = model(*xs)
     except RequestError as error:
+        if device.type == "meta" and looks(error.__cause__):
+            raise _Looks from error
         raise RequestError(tuple(_told(p, error.__cause__, run) for p in error.problems)) from None
     return [(t, run.state(t)) for t in tree_leaves(out) if isinstance(t, Tensor)]
 

@@ -15,7 +15,7 @@ from launcher.plan.operators import Comm, Cut
 
 @dataclass
 class Axis:
-    """The ranks that share an operator. On meta tensors nothing is sent: only shapes are worked out.
+    """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
 
     ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in last.
     """
@@ -23,6 +23,7 @@ class Axis:
     size: int
     rank: int = 0
     group: dist.ProcessGroup | None = None
+    planned: bool = False
     log: list[Comm] | None = field(default=None, compare=False)
     last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
 
@@ -33,13 +34,17 @@ class Axis:
         if self.log is not None:
             self.log.append(Comm(op, phase, x.numel() * x.element_size() * times))
 
+    def silent(self, x: Tensor) -> bool:
+        """Whether nothing is sent for ``x``."""
+        return self.planned or x.is_meta
+
     def piece(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of a whole tensor."""
         return x.chunk(self.size, dim)[self.rank].contiguous()
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """The whole tensor, of every rank's part."""
-        if x.is_meta:
+        if self.silent(x):
             return torch.cat([x] * self.size, dim)
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous(), group=self.group)
@@ -48,21 +53,21 @@ class Axis:
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks, on each of them."""
         out = x.clone(memory_format=torch.contiguous_format)
-        if not x.is_meta:
+        if not self.silent(x):
             dist.all_reduce(out, group=self.group)
         return out
 
     def top(self, x: Tensor) -> Tensor:
         """The largest over the ranks, number by number."""
         out = x.clone(memory_format=torch.contiguous_format)
-        if not x.is_meta:
+        if not self.silent(x):
             dist.all_reduce(out, op=dist.ReduceOp.MAX, group=self.group)
         return out
 
     def scatter(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of the sum over the ranks."""
         parts = [p.contiguous() for p in x.chunk(self.size, dim)]
-        if x.is_meta:
+        if self.silent(x):
             return parts[0]
         out = torch.empty_like(parts[self.rank])
         dist.reduce_scatter(out, parts, group=self.group)

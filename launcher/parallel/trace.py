@@ -170,20 +170,38 @@ def call(module: nn.Module, args: Any, kwargs: Any, meter: Meter | None = None, 
     try:
         return module(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as refused:
-        if "meta" not in str(refused).lower():
+        if not looks(refused):
             raise
     for back in undo:
         back()
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
-        real = copy.deepcopy(module).to_empty(device="cpu")
-        for t in (*real.parameters(), *real.buffers()):
-            t.detach().zero_()
+        real = zeros(copy.deepcopy(module))
     if meter is not None:
         meter.own((*real.parameters(), *real.buffers()))
     with torch.device("cpu"):
-        zeros = tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), (args, kwargs))
-        out = real(*zeros[0], **zeros[1])
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), (args, kwargs))
+        out = real(*args, **kwargs)
     return tree_map_only(torch.Tensor, lambda t: t.to("meta"), out)
+
+
+def looks(error: BaseException | None) -> bool:
+    """Whether it says that Python looked at the data of a tensor that has none."""
+    return isinstance(error, RuntimeError | NotImplementedError) and "meta" in str(error).lower()
+
+
+def zeros(module: nn.Module) -> nn.Module:
+    """``module`` itself, its tensors now zeros in memory; what was one tensor under several names still is."""
+    made: dict[int, Any] = {}
+    for owner in module.modules():
+        for name, p in owner._parameters.items():
+            if p is not None:
+                if id(p) not in made:
+                    made[id(p)] = nn.Parameter(torch.zeros_like(p, device="cpu"), p.requires_grad)
+                owner._parameters[name] = made[id(p)]
+        for name, b in owner._buffers.items():
+            if b is not None:
+                owner._buffers[name] = made.setdefault(id(b), torch.zeros_like(b, device="cpu"))
+    return module
 
 
 def trace(

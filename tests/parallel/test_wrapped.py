@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.decide import plan_job
+from launcher.job.schema import Job
 from launcher.plan.plan import Plan
 from tests.parity import assert_parity, own
 
@@ -53,3 +54,20 @@ def test_a_model_that_looks_at_its_data_is_planned_as_one_that_does_not():
     assert [s.flops for s in looking.stages] == [s.flops for s in blind.stages]
     assert looking.memory == blind.memory
     assert looking.groups == blind.groups
+
+
+OPERATORS = {
+    "m.body.embed": {"weight": ["tp", None]}, "m.head": {"weight": ["tp", None]},
+    "m.body.layers.*.up": {"weight": ["tp", None]}, "m.body.layers.*.down": {"weight": [None, "tp"]},
+}  # fmt: skip
+
+
+def test_operators_of_a_model_that_looks_at_its_data_are_spread_as_of_one_that_does_not():
+    def spread(net: str, stages: int) -> Job:
+        pipeline = {"stages": stages, "micro_batch_num": 2}
+        return own(f"wrapped_nets.{net}", TOKENS, stages=stages, parallel={
+            "pipeline": pipeline, "grid": {"tp": 2}, "operators": OPERATORS})  # fmt: skip
+
+    for stages in (1, 2):
+        plan, _ = assert_parity(spread("WrappedLooking", stages), parts=2)
+        assert plan.operators == plan_job(spread("Wrapped", stages)).operators

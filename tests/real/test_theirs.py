@@ -29,18 +29,38 @@ LAYOUTS = {
     "level3 over 4": ("parallel.hsdp={shard_size: 4, threshold: 0, optimizer_level: level3}",),
 }
 
+OPERATORS = {
+    "m.model.embed_tokens": "[tp, null]", "m.model.layers.*.self_attn.[qkv]_proj": "[tp, null]",
+    "m.model.layers.*.self_attn.o_proj": "[null, tp]", "m.model.layers.*.mlp.gate_proj": "[tp, null]",
+    "m.model.layers.*.mlp.up_proj": "[tp, null]", "m.model.layers.*.mlp.down_proj": "[null, tp]",
+    "m.lm_head": "[tp, null]",
+}  # fmt: skip
+SPREAD = {
+    "2 stages x tp 2": ("parallel.pipeline={stages: 2, micro_batch_num: 2}",),
+    "tp 2 x level3": ("parallel.hsdp={shard_size: 2, threshold: 0, optimizer_level: level3}",),
+}
+
+
+def words(model: str, layout: tuple[str, ...]) -> list[str]:
+    return [
+        "recipe=lm_single", "model=null", f"model._target_=tests.real.theirs.{model}", "security.allow=[tests]",
+        "data=random_tokens", "data.vocab_size=64", "data.seq_len=16", "train.batch_size=16", "steps=[certify]",
+        "launch.nproc=4", *layout,
+    ]  # fmt: skip
+
+
+def certified(typed: list[str], folder: Path) -> bool:
+    assert main([*typed, f"run_dir={folder}", "logger=plain"]) == 0
+    return bool(json.loads((folder / "certificate.json").read_text())["holds"])
+
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", LAYERS)
 def test_a_model_of_transformers_is_certified_with_every_layer_on_its_own(
     model: str, layout: str, tmp_path: Path
 ) -> None:
-    words = [
-        "recipe=lm_single", "model=null", f"model._target_=tests.real.theirs.{model}", "security.allow=[tests]",
-        "data=random_tokens", "data.vocab_size=64", "data.seq_len=16", "train.batch_size=16", "steps=[certify]",
-        "launch.nproc=4", *LAYOUTS[layout],
-    ]  # fmt: skip
-    plan = plan_job(compose(words).job)
+    typed = words(model, LAYOUTS[layout])
+    plan = plan_job(compose(typed).job)
     layers = [f"{LAYERS[model]}.{n}" for n in range(4)]
     assert [m for g in plan.groups for m in g.modules if m in layers] == layers
     if len(plan.stages) == 2:
@@ -48,6 +68,11 @@ def test_a_model_of_transformers_is_certified_with_every_layer_on_its_own(
         assert [layers[1] in s.modules for s in plan.stages] == [True, False]
         assert [layers[2] in s.modules for s in plan.stages] == [False, True]
         assert len(plan.ties) == 1
-    assert main([*words, f"run_dir={tmp_path}/run", "logger=plain"]) == 0
-    certificate = json.loads((tmp_path / "run" / "certificate.json").read_text())
-    assert certificate["holds"] is True
+    assert certified(typed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_a_llama_of_transformers_is_certified_with_its_operators_cut(layout: str, tmp_path: Path) -> None:
+    cut = ", ".join(f"{module}: {{weight: {axes}}}" for module, axes in OPERATORS.items())
+    typed = [*words("Llama", SPREAD[layout]), "parallel.grid.tp=2", f"parallel.operators='{{{cut}}}'"]
+    assert certified(typed, tmp_path / "run")
