@@ -28,8 +28,8 @@ class RequestError(ValueError):
     """The request cannot be carried out: nothing was started, nothing written. Exit code 2."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
-        self.problems = problems
-        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(dict.fromkeys(problems))  # two checks may see the same
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 class RequestTypeError(RequestError, TypeError):

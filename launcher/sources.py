@@ -151,7 +151,7 @@ def _tried(step: str, looks: Iterator[Look] | Collection[Look]) -> list[Problem]
 
 def _own(text: str, field: str) -> str:
     """Without the name that a function has for what the step calls ``field``."""
-    for name in (field, "src_strategy_dirs", "dst_strategy_file"):
+    for name in (field, "src_strategy_dirs", "src_strategy_file", "dst_strategy_file"):
         text = text.removeprefix(f"{name}: ")
     return text
 

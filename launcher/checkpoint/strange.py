@@ -28,7 +28,7 @@ def strange(
         return [Problem(f"{key}.names", str(error).removeprefix("names: "))]
     found = [
         *_doubled(key, new, names),
-        *(_unmatched(key, src, new) if strict else ()),
+        *(_unmatched(key, src, new, target) if strict else ()),
         *(_unknown(key, src, new, names, target) if strict else ()),
         *_missing(key, src, new, names, target),
     ]
@@ -45,10 +45,10 @@ def _doubled(key: str, new: Renamed, names: Given) -> Iterator[Problem]:
         yield Problem(_row(key, names, new.rows[olds[-1]]), f"{both(olds, name)}; null leaves one of them out")
 
 
-def _unmatched(key: str, src: object, new: Renamed) -> Iterator[Problem]:
+def _unmatched(key: str, src: object, new: Renamed, target: Strategy) -> Iterator[Problem]:
     if new.unmatched:
         text = f"no row of the table is about {few(new.unmatched)} of {src}; add rows, with null to leave a tensor out"
-        yield Problem(f"{key}.names", text, f"{key}.strict=false")
+        yield Problem(f"{key}.names", text, _another(key, new, target) or f"{key}.strict=false")
 
 
 def _unknown(key: str, src: object, new: Renamed, names: Given, target: Strategy) -> Iterator[Problem]:
@@ -61,7 +61,7 @@ def _unknown(key: str, src: object, new: Renamed, names: Given, target: Strategy
         if isinstance(names, Mapping):
             yield Problem(row, f"{text}; null in the place of this row's name leaves them out")
         elif _gaps(new, target):
-            yield Problem(row, f"{text}; {_way(new, target)}", _llama(key, new, target))
+            yield Problem(row, f"{text}; {_way(new, target)}", _another(key, new, target))
         else:
             yield Problem(row, f"{text}; null in a table of names leaves them out", f"{key}.strict=false")
 
@@ -72,7 +72,7 @@ def _missing(key: str, src: object, new: Renamed, names: Given, target: Strategy
     unknown = [n for n in new.names.values() if n not in target.named]
     why = _way(new, target) if unknown or new.unmatched else "the sizes of the model must be those of the source"
     yield Problem(
-        f"{key}.names", f"{src}: nothing is there for the model's {few(gaps)}; {why}", _llama(key, new, target)
+        f"{key}.names", f"{src}: nothing is there for the model's {few(gaps)}; {why}", _another(key, new, target)
     )
 
 
@@ -82,13 +82,24 @@ def _gaps(new: Renamed, target: Strategy) -> list[str]:
 
 
 def _way(new: Renamed, target: Strategy) -> str:
+    if _are_ours(new, target):
+        return "these are the model's own names, which need no table"
     if _is_llama(new, target):
         return "these are a Llama's names as transformers has them"
     return "names is a table {theirs: ours} that brings them together"
 
 
-def _llama(key: str, new: Renamed, target: Strategy) -> str:
+def _another(key: str, new: Renamed, target: Strategy) -> str:
+    """The override that brings them together, if a table of ours does, or none."""
+    if _are_ours(new, target):
+        return f"{key}.names=null"
     return f"{key}.names=llama" if _is_llama(new, target) else ""
+
+
+def _are_ours(new: Renamed, target: Strategy) -> bool:
+    """Whether it is the table that is in the way."""
+    olds = {*new.names, *new.unmatched, *new.dropped}
+    return bool(_gaps(new, target)) and all({n, *e.aliases} & olds for n, e in target.entries.items())
 
 
 def _is_llama(new: Renamed, target: Strategy) -> bool:

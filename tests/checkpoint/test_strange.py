@@ -81,6 +81,15 @@ def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None
     ]
 
 
+def test_names_that_are_ours_already_need_no_table() -> None:
+    own = "x: nothing is there for the model's embed.weight; these are the model's own names, which need no table"
+    assert told(["embed.weight", *NORMS], {"layers": "layers"}) == [
+        "steps.import.names: no row of the table is about embed.weight of x; add rows, with null to leave a tensor out "
+        "(try: steps.import.names=null)",
+        f"steps.import.names: {own} (try: steps.import.names=null)",
+    ]
+
+
 def test_a_row_for_another_model_does_no_harm() -> None:
     assert told(["embed.weight", *NORMS], {"": "", "lm_head": "head"}) == []
 
