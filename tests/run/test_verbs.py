@@ -448,6 +448,21 @@ def test_what_heads_and_manifests_tell_is_told_before_anything_is_started(
     assert sorted(Path().rglob("*")) == before
 
 
+def test_a_second_start_does_not_ask_for_what_is_done(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    src = shutil.copytree(last(trained), tmp_path / "src")
+    words = ["steps=[transform]", f"steps.transform.src={src}", f"steps.transform.dst={tmp_path}/out"]
+    folder = run(tmp_path / "run", *words)
+    shutil.rmtree(src)
+    assert run(tmp_path / "run", *words) == folder
+    assert capfd.readouterr().out.endswith(f"already done: {folder}\n")
+    (folder / "status.json").write_text("{")
+    assert main([*TINY, f"run_dir={folder}", "train.steps=4", *words]) == 2
+    text = f"run_dir: {folder}/status.json: damaged: it does not say which steps are done; without the file all are "
+    assert f"  {text}done again\n" in capfd.readouterr().err
+
+
 REFUSED = {
     "a source that is not there": (
         ["steps=[import]", "steps.import.src=nowhere"],
