@@ -448,6 +448,20 @@ def test_what_heads_and_manifests_tell_is_told_before_anything_is_started(
     assert sorted(Path().rglob("*")) == before
 
 
+def test_a_source_that_a_step_before_makes_is_seen_by_the_step_in_the_same_words(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made.safetensors"
+    export = [f"steps.export.src={last(trained)}", f"steps.export.path={made}", "steps.export.check=false"]
+    words = [f"steps.import.src={made}", "steps.import.names=llama", f"run_dir={tmp_path}/run", "train.steps=1"]
+    assert main([*TINY, "steps=[export,import]", *export, *words]) == 1
+    late = capfd.readouterr().err.removeprefix("error: import: ").replace(" (try: steps.import.names=null)", "")
+    assert main([*TINY, "steps=[import]", *words]) == 2
+    early = [line[2:] for line in capfd.readouterr().err.splitlines() if line.startswith("  steps.import.names: ")]
+    assert late.splitlines() == early
+    assert not checkpoints(tmp_path / "run")
+
+
 def test_a_second_start_does_not_ask_for_what_is_done(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
