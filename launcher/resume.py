@@ -13,6 +13,7 @@ from launcher.job.models import SGD, AdamW, Momentum, Optim
 from launcher.job.schema import Job
 from launcher.job.steps import Load
 from launcher.plan.plan import Plan
+from launcher.plan.saving import trust
 
 RESUME = "checkpoint.resume"
 
@@ -21,12 +22,12 @@ def named(job: Job) -> list[Problem]:
     """What is wrong with the checkpoints that the request names; needs no plan and no torch."""
     found, loads = [], _loads(job)
     if job.checkpoint.resume not in ("auto", "never"):
-        found += _closed(RESUME, job.checkpoint.resume, f"{RESUME}=auto")
+        found += _closed(RESUME, job.checkpoint.resume, job, f"{RESUME}=auto")
         if comes := [*loads, *(n for n, step in job.steps.items() if step.kind == "import")]:
             text = f"{job.checkpoint.resume}: the step {comes[0]!r} says that the weights come from elsewhere"
             found.append(Problem(RESUME, text, f"{RESUME}=auto"))
     for name, path in loads.items():
-        found += _closed(f"steps.{name}.path", path, "")
+        found += _closed(f"steps.{name}.path", path, job, "")
     return found
 
 
@@ -41,9 +42,9 @@ def _loads(job: Job) -> dict[str, str]:
     return out
 
 
-def _closed(key: str, path: str, cure: str) -> list[Problem]:
+def _closed(key: str, path: str, job: Job, cure: str) -> list[Problem]:
     try:
-        open_checkpoint(Path(path))
+        open_checkpoint(Path(path), trust(job))
     except (ValueError, OSError) as error:
         return [Problem(key, f"{path}: cannot go on from there: {error}", cure)]
     return []
@@ -53,9 +54,9 @@ def unfit(job: Job, plan: Plan) -> list[Problem]:
     """What of the checkpoints that the request names is not of the model of ``plan``."""
     found: list[Problem] = []
     if job.checkpoint.resume not in ("auto", "never"):
-        found += _unfit(RESUME, open_checkpoint(Path(job.checkpoint.resume)), job, plan, f"{RESUME}=auto")
+        found += _unfit(RESUME, open_checkpoint(Path(job.checkpoint.resume), trust(job)), job, plan, f"{RESUME}=auto")
     for name, path in _loads(job).items():
-        found += _unfit(f"steps.{name}.path", open_checkpoint(Path(path)), job, plan, "")
+        found += _unfit(f"steps.{name}.path", open_checkpoint(Path(path), trust(job)), job, plan, "")
     return found
 
 
@@ -68,16 +69,16 @@ def source(job: Job, plan: Plan, run: Path) -> Path | None:
     own = latest(run / "checkpoints")
     if own is None:
         return None
-    if found := _closed("run_dir", str(own), f"{RESUME}=never"):
+    if found := _closed("run_dir", str(own), job, f"{RESUME}=never"):
         raise RequestError(tuple(found))
-    if found := _unfit("run_dir", open_checkpoint(own), job, plan, "run_dir=ANOTHER"):
+    if found := _unfit("run_dir", open_checkpoint(own, trust(job)), job, plan, "run_dir=ANOTHER"):
         raise RequestError(tuple(found))
     return own
 
 
-def step(checkpoint: Path) -> int:
+def step(checkpoint: Path, job: Job) -> int:
     """How many optimizer steps its weights have seen."""
-    return int(open_checkpoint(checkpoint).state["step"])
+    return int(open_checkpoint(checkpoint, trust(job)).state["step"])
 
 
 def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan, cure: str) -> list[Problem]:

@@ -142,7 +142,7 @@ def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> Non
     from launcher.runtime.progress import progress
 
     trains = any(p.where == "ranks" for p in left)
-    first = 0 if this.resume is None else resume.step(this.resume) + 1
+    first = 0 if this.resume is None else resume.step(this.resume, this.job) + 1
     table = this.folder / "metrics.csv" if this.job.logger.csv else None
     with (
         Metrics(this.folder / "metrics.jsonl", first if trains else sys.maxsize, table) as metrics,

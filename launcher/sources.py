@@ -18,6 +18,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
 from launcher.job.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify
 from launcher.plan.plan import Plan
+from launcher.plan.saving import trust
 from launcher.runtime import folder
 from launcher.steps import export, importing, look, merge, transform
 
@@ -34,7 +35,7 @@ def named(job: Job, done: Collection[str] = ()) -> list[Problem]:
     made: list[Path] = []
     for name, step in job.steps.items():
         if name not in done:
-            own = _tried(f"steps.{name}", [*_settings(step), *_places(step, made), *_files(step, made)])
+            own = _tried(f"steps.{name}", [*_settings(step), *_places(step, made), *_files(step, job, made)])
             found += own or _tried(f"steps.{name}", _together(step, job, made))
             found += _unwritable(f"steps.{name}", step)
         made += _writes(step, job)
@@ -71,7 +72,7 @@ def previews(job: Job) -> list[str]:
     for name, step in job.steps.items():
         if isinstance(step, Transform) and step.src is not None:
             try:
-                out.append(transform.preview(step, Path(step.src)))
+                out.append(transform.preview(step, Path(step.src), trust(job)))
             except RequestError as error:
                 found += error.problems
             except (ValueError, OSError) as error:
@@ -104,14 +105,14 @@ def _places(step: Step, made: Collection[Path]) -> Iterator[Look]:
         yield "beside", lambda: check_beside(along)
 
 
-def _files(step: Step, made: Collection[Path]) -> Iterator[Look]:
+def _files(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
     """What it reads, each by itself."""
     src = getattr(step, "src", None)
     if src is not None and not _made(src, made):
         if isinstance(step, Transform | Export | Inspect):
-            yield "src", lambda: open_checkpoint(Path(src))
+            yield "src", lambda: open_checkpoint(Path(src), trust(job))
         if isinstance(step, Verify):
-            yield "src", lambda: look.check(Path(src))
+            yield "src", lambda: look.check(Path(src), trust(job))
         if isinstance(step, MergeStrategies):
             yield "src", lambda: _folder(src)
         if isinstance(step, Import):
@@ -126,10 +127,10 @@ def _together(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
     if src is None or _made(src, made) or _made(getattr(step, "strategy", None), made):
         return
     if isinstance(step, Transform):
-        yield "src" if step.strategy is None else "strategy", lambda: transform.check(step, Path(src))
+        yield "src" if step.strategy is None else "strategy", lambda: transform.check(step, Path(src), trust(job))
     if isinstance(step, Export):
-        yield "names", lambda: export.check_names(step, src, open_checkpoint(Path(src)).strategy)
-        yield "src", lambda: export.check_source(step, Path(src))
+        yield "names", lambda: export.check_names(step, src, open_checkpoint(Path(src), trust(job)).strategy)
+        yield "src", lambda: export.check_source(step, Path(src), trust(job))
     if isinstance(step, Import):
         yield "src", lambda: outline(Path(src), None if step.strategy is None else Path(step.strategy))
     if isinstance(step, MergeStrategies):

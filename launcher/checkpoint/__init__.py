@@ -21,6 +21,7 @@ from launcher.checkpoint.transform import Report, transform
 from launcher.checkpoint.transform_plan import Source, Span, TransformPlan, plan_transform
 from launcher.checkpoint.verify import verify
 from launcher.checkpoint.write import RankRecord, write_rank
+from launcher.plan.saving import Trust
 
 __all__ = [
     "Blob",
@@ -36,6 +37,7 @@ __all__ = [
     "Strategy",
     "Table",
     "TransformPlan",
+    "Trust",
     "commit",
     "each",
     "export",

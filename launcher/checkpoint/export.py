@@ -15,19 +15,21 @@ from launcher.checkpoint.header import read_header
 from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import PEAK, Report
+from launcher.plan.saving import ANYONE, Trust
 
 ALIASES = "launcher.aliases"
 
 
-def export(src: Path, path: Path) -> Report:
+def export(src: Path, path: Path, trust: Trust = ANYONE) -> Report:
     """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
 
     A safetensors file there is replaced, any other is refused, and so is a place in a checkpoint.
     A tied tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
-    metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
+    metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all. ``trust`` says
+    who must vouch for ``src``.
     """
     check_file(path)
-    reader = Reader(open_checkpoint(src))
+    reader = Reader(open_checkpoint(src, trust))
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
     reader.check_headers()
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,12 +24,13 @@ CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file 
 class Written:
     """``size`` is that of the file, ``digest`` that of the header, ``tensors`` those of the tensors.
 
-    Digests are xxh3, 128 bits, hexadecimal.
+    Digests are xxh3, 128 bits, hexadecimal. ``salt``: as ``salt_of`` says it of an encrypted file.
     """
 
     size: int
     digest: str
     tensors: Mapping[str, str]
+    salt: str | None = None
 
 
 class FileWriter:
@@ -54,6 +55,10 @@ class FileWriter:
         except BaseException:
             os.close(self._fd)
             raise
+
+    @property
+    def salt(self) -> str | None:
+        return None if self._sealer is None else self._sealer.salt
 
     def write(self, name: str, offset: int, data: memoryview) -> None:
         """Put ``data`` at byte ``offset`` of tensor ``name``."""
@@ -110,7 +115,7 @@ def write_stream(
             assert at == slot.spec.nbytes, (name, at)
             if digested:
                 digests[name] = digest.hexdigest()
-    return Written(file.size, file.header.digest, digests)
+    return Written(file.size, file.header.digest, digests, file.salt)
 
 
 def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:

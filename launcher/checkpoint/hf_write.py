@@ -16,6 +16,7 @@ from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.facts import TensorSpec
+from launcher.plan.saving import ANYONE, Trust
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip
@@ -32,19 +33,20 @@ def write_hf(
     strict: bool = True,
     overwrite: bool = False,
     beside: Sequence[Path] = (),
+    trust: Trust = ANYONE,
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
 
     ``names`` turns our names into theirs, as ``renamed`` does; with ``strict`` each must be matched, else ``Report``
     lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is in bytes, or text
     (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config, tokenizer) are copied
-    along. Raises as ``transform`` does.
+    along. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
     """
     limit = size_in_bytes(max_shard_size)
     check_apart(src, folder)
     check_beside(beside)
     check_folder(folder, beside, overwrite)
-    reader = Reader(open_checkpoint(src))
+    reader = Reader(open_checkpoint(src, trust))
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
     table = to_theirs(src, entries, names, strict=strict)
     ours = {theirs: name for name, theirs in table.names.items()}

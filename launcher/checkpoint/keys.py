@@ -22,11 +22,6 @@ def is_place(text: str) -> bool:
     return PLACE.fullmatch(text) is not None
 
 
-def now(place: str | None) -> str | None:
-    """Where the key is that was at ``place``; ``None`` stays ``None``."""
-    return None if place is None else os.environ.get(ANOTHER) or place
-
-
 def load_key(place: str) -> bytes:
     """The key at ``place``. Raises ``ValueError``, which shows no key; also when cryptography is not installed."""
     if find_spec("cryptography") is None:

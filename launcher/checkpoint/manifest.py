@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,36 +26,55 @@ _FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stag
 
 @dataclass(frozen=True)
 class FileRecord:
-    """``digest`` is that of the whole file, of the header alone where each of ``tensors`` has its own."""
+    """``digest`` is that of the whole file (SHA-256), of the header alone where each of ``tensors`` has its own.
+
+    ``salt`` is that of an encrypted file, which no other file has.
+    """
 
     size: int
     digest: str
     tensors: Mapping[str, str]
+    salt: str | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
     """``strategy`` is the digest of the strategy; ``files`` are by path within the folder.
 
-    ``key``: where the key of the tensor files is; ``None``: they are not encrypted.
+    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``mac``: as ``authentic.mac`` makes
+    it of all the rest with that key.
     """
 
     world: int
     strategy: str
     files: Mapping[str, FileRecord]
     key: str | None = None
+    mac: str | None = None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    files = {path: manifest.files[path] for path in sorted(manifest.files)}
-    data = {"format": FORMAT, "version": VERSION, **asdict(replace(manifest, files=files))}
-    if manifest.key is None:
-        del data["key"]
-    write_text(folder / NAME, json.dumps(data, indent=1) + "\n")
+    write_text(folder / NAME, json.dumps(stated(manifest), indent=1) + "\n")
+
+
+def stated(manifest: Manifest) -> dict[str, Any]:
+    """What the file says, in its order."""
+    files = {path: _given(vars(manifest.files[path])) for path in sorted(manifest.files)}
+    return {"format": FORMAT, "version": VERSION, **_given(vars(manifest)), "files": files}
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Raises ``ValueError`` unless the folder is complete: the manifest there, and each file there at its size."""
+    manifest = parse_manifest(folder)
+    check_files(folder, manifest)
+    return manifest
+
+
+def parse_manifest(folder: Path) -> Manifest:
+    """What it says; nothing else is looked at. Raises ``ValueError``."""
     path = folder / NAME
     if not folder.is_dir():
         raise ValueError(f"{folder}: no checkpoint: no such folder")
@@ -65,14 +84,17 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{folder}: incomplete checkpoint: it has no {NAME}, which is written last") from error
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: no JSON") from error
-    manifest = _parse(path, data)
+    return _parse(path, data)
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Raises ``ValueError`` unless each file is there at its size."""
     for name, record in manifest.files.items():
         file = folder / name
         if not file.is_file():
             raise ValueError(f"{folder}: incomplete checkpoint: {name} is missing")
         if (size := file.stat().st_size) != record.size:
             raise ValueError(f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}")
-    return manifest
 
 
 def _parse(path: Path, data: Any) -> Manifest:
@@ -82,16 +104,24 @@ def _parse(path: Path, data: Any) -> Manifest:
         raise ValueError(f"{path}: version {data.get('version')}; this launcher reads version {VERSION}")
     try:
         files = {
-            str(name): FileRecord(int(r["size"]), str(r["digest"]), dict(r["tensors"]))
+            str(name): FileRecord(int(r["size"]), str(r["digest"]), dict(r["tensors"]), _text(r.get("salt")))
             for name, r in data["files"].items()
         }
-        manifest = Manifest(int(data["world"]), str(data["strategy"]), files, _place(data.get("key")))
+        manifest = Manifest(
+            int(data["world"]), str(data["strategy"]), files, _place(data.get("key")), _text(data.get("mac"))
+        )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"{path}: a field is missing or of the wrong type: {error}") from error
     for name in files:
         if not _FILE.fullmatch(name):
             raise ValueError(f"{path}: {name} is not the name of a checkpoint file")
     return manifest
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
 
 
 def _place(key: Any) -> str | None:

@@ -14,58 +14,77 @@ import numpy.typing as npt
 import xxhash
 
 from launcher.checkpoint import strategy_file
+from launcher.checkpoint.authentic import opened
 from launcher.checkpoint.blob import Blob, described, words
 from launcher.checkpoint.gather import gathered, slices
 from launcher.checkpoint.header import Header, Slot, read_header
-from launcher.checkpoint.keys import ANOTHER, FORMS, load_key, now
-from launcher.checkpoint.manifest import EXTRA, FILE_OF, Manifest, rank_file, read_manifest, stamp
+from launcher.checkpoint.manifest import (
+    EXTRA,
+    FILE_OF,
+    FileRecord,
+    Manifest,
+    check_files,
+    parse_manifest,
+    rank_file,
+    stamp,
+)
 from launcher.checkpoint.pieces import parts
-from launcher.checkpoint.sealed import check_key
-from launcher.checkpoint.store import STATE
+from launcher.checkpoint.sealed import salt_of
+from launcher.checkpoint.store import STATE, step_of
 from launcher.checkpoint.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.window import Window
 from launcher.checkpoint.write import rank_files, share, text_record
 from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
+from launcher.plan.saving import ANYONE, Trust
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint folder; its tensors stay on disk. ``key`` opens them, if they are encrypted."""
+    """A complete checkpoint folder; its tensors stay on disk. ``key`` opens them, if they are encrypted.
+
+    ``place`` is where the key was found.
+    """
 
     folder: Path
     manifest: Manifest
     strategy: Strategy
     state: Mapping[str, Any]
     key: bytes | None = field(default=None, repr=False)
+    place: str | None = None
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Raises ``ValueError`` when the folder is incomplete, its parts do not belong together, or its key is another."""
-    manifest = read_manifest(folder)
+def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
+    """Raises ``ValueError`` when the folder is incomplete, its parts do not belong together, or its key is another.
+
+    Of an encrypted one nothing is believed before the manifest's MAC has been found right. ``trust`` says whose key
+    that must be; names, shapes, digests and state can be read without any, not changed.
+    """
+    manifest = parse_manifest(folder)
+    secret = opened(folder, manifest, trust)
+    check_files(folder, manifest)
     strategy = strategy_file.load(folder / "strategy")
-    if strategy.digest != manifest.strategy or strategy.grid.size != manifest.world:
+    if (
+        strategy.digest != manifest.strategy
+        or strategy.grid.size != manifest.world
+        or _texts(folder) != {n: r for n, r in manifest.files.items() if n.startswith("strategy/")}
+    ):
         raise ValueError(f"{folder}: its strategy files are not those that the manifest was written with")
     path = folder / STATE
     if STATE not in manifest.files or text_record(path) != manifest.files[STATE]:
         raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
-    return Checkpoint(
-        folder, manifest, strategy, json.loads(path.read_text(encoding="utf-8")), key_of(folder, manifest)
-    )
+    state = json.loads(path.read_text(encoding="utf-8"))
+    if secret is None:
+        return Checkpoint(folder, manifest, strategy, state)
+    if (named := step_of(folder)) not in (None, said := state.get("step")):
+        raise ValueError(
+            f"{folder}: its name says step {named}, it is the checkpoint of step {said}: give it back its name"
+        )
+    return Checkpoint(folder, manifest, strategy, state, secret.key, secret.place)
 
 
-def key_of(folder: Path, manifest: Manifest) -> bytes | None:
-    """Raises ``ValueError`` when it is encrypted and the key is missing or another."""
-    if (place := now(manifest.key)) is None:
-        return None
-    try:
-        key = load_key(place)
-        for path in sorted(p for p in map(folder.joinpath, manifest.files) if p.parent.name.startswith("rank_"))[:1]:
-            check_key(path, key)
-        return key
-    except ValueError as error:
-        text = f"{folder}: it is encrypted: {error}; {ANOTHER}={FORMS} says where the key is now"
-        raise ValueError(text) from error
+def _texts(folder: Path) -> dict[str, FileRecord]:
+    return {f"strategy/{path.name}": text_record(path) for path in (folder / "strategy").glob("*.json")}
 
 
 def read_box(checkpoint: Checkpoint, name: str, box: Box, *, verify: bool = True) -> Blob:
@@ -199,6 +218,8 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
         raise ValueError(f"{path}: a file from another place: it says {'; '.join(wrong)}")
     if header.metadata != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
         raise ValueError(f"{path}: its header is not the one that the manifest was written with")
+    if checkpoint.key is not None and salt_of(path) != record.salt:
+        raise ValueError(f"{path}: a file of another checkpoint: its salt is not the one in the manifest")
     _check_specs(path, header, checkpoint.strategy, rank, file)
     return header
 

@@ -31,6 +31,7 @@ class Sealer:
         """``size`` is that of the plain text; ``fd`` stays the caller's."""
         self._path, self._fd, self._size = path, fd, size
         salt = os.urandom(SALT)
+        self.salt = salt.hex()
         self._head = MAGIC + key_id(key) + salt + size.to_bytes(WORD, "little")
         self._aead = _aead(key, salt)
         self._plain, self._number = bytearray(), 0
@@ -138,18 +139,25 @@ def sealed_size(plain: int) -> int:
     return HEAD + TAG + plain + -(-plain // BLOCK) * TAG
 
 
+def salt_of(path: Path) -> str:
+    """What makes its key another than that of every other file: 32 random bytes, hexadecimal."""
+    with path.open("rb") as file:
+        return file.read(HEAD)[len(MAGIC) + ID : -WORD].hex()
+
+
 def key_id(key: bytes) -> bytes:
     """Tells one key from another, and nothing else about it."""
-    return _derived(key, b"", b"launcher checkpoint key id", ID)
+    return derived(key, b"", b"launcher checkpoint key id", ID)
 
 
 def _aead(key: bytes, salt: bytes) -> AESGCM:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    return AESGCM(_derived(key, salt, b"launcher checkpoint file", 32))
+    return AESGCM(derived(key, salt, b"launcher checkpoint file", 32))
 
 
-def _derived(key: bytes, salt: bytes, what: bytes, size: int) -> bytes:
+def derived(key: bytes, salt: bytes, what: bytes, size: int) -> bytes:
+    """A key of ``size`` bytes for one use: HKDF-SHA256 with ``what`` as its info."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.authentic import authentic
 from launcher.checkpoint.durable import publish, remove, sync, write_text
 from launcher.checkpoint.keys import load_key
 from launcher.checkpoint.manifest import Manifest, read_manifest, write_manifest
@@ -23,6 +24,12 @@ _STEP = re.compile(r"step-(\d+)")
 def step_folder(checkpoints: Path, step: int) -> Path:
     """``step-000100``, the final name."""
     return checkpoints / f"step-{step:06d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step that its name says, if it says one."""
+    match = _STEP.fullmatch(folder.resolve().name)
+    return None if match is None else int(match[1])
 
 
 def partial(final: Path) -> Path:
@@ -57,10 +64,13 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
     for path, record in files.items():
         if (size := (folder / path).stat().st_size) != record.size:
             raise ValueError(f"{folder}: {path} has {size} bytes, its rank wrote {record.size}")
+    manifest = Manifest(first.world, first.strategy, files, first.key)
     if first.key is not None:
-        _check_keys(folder, load_key(first.key), records)
+        key = load_key(first.key)
+        _check_keys(folder, key, records)
+        manifest = authentic(manifest, key)
     sync(folder)
-    write_manifest(folder, Manifest(first.world, first.strategy, files, first.key))
+    write_manifest(folder, manifest)
 
 
 def _check_keys(folder: Path, key: bytes, records: Sequence[RankRecord]) -> None:

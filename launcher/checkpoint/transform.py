@@ -8,12 +8,12 @@ from pathlib import Path
 
 from launcher.checkpoint.files import CHUNK
 from launcher.checkpoint.fresh import check_apart, check_destination, fresh
-from launcher.checkpoint.keys import now
 from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import seal
 from launcher.checkpoint.strategy import Strategy, match
 from launcher.checkpoint.write import RankRecord, write_pieces
+from launcher.plan.saving import ANYONE, Trust
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,29 @@ PEAK = 3 * CHUNK  # a worker's: a buffer to gather in, and the stretch of source
 
 
 def transform(
-    src: Path, dst: Path, target: Strategy, *, overwrite: bool = False, key: str | None = None, workers: int = 1
+    src: Path,
+    dst: Path,
+    target: Strategy,
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
+    workers: int = 1,
+    trust: Trust = ANYONE,
 ) -> Report:
     """Write the checkpoint ``src`` as ``dst``, laid out by ``target``: parameters, buffers, optimizer states, state.
 
-    An encrypted source gives an encrypted ``dst``: ``key`` says where the key is, if not where the source's is.
+    An encrypted source gives an encrypted ``dst``: ``key`` says where the key is, if not where the source's is;
+    ``trust`` says who must vouch for the source.
     Random states of single ranks stay behind, they fit one layout only. Names, shapes and dtypes of every file are
     checked before the first byte is written; ``workers`` ranks are written at a time; ``dst`` appears when complete.
     Raises ``ValueError`` for a source that is incomplete, damaged or of other tensors, ``FileExistsError`` for a
     destination that is not empty.
     """
     check_places(src, dst, overwrite)
-    reader = Reader(open_checkpoint(src))
+    reader = Reader(open_checkpoint(src, trust))
     names = match(reader.checkpoint.strategy, target)
     reader.check_headers()
-    key = key or now(reader.checkpoint.manifest.key)
+    key = key or reader.checkpoint.place
     with fresh(dst) as new:
 
         def write(rank: int) -> tuple[RankRecord, int]:

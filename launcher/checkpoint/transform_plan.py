@@ -22,6 +22,7 @@ from launcher.checkpoint.write import shares
 from launcher.plan.facts import ITEMSIZE
 from launcher.plan.layout import Box, Layout
 from launcher.plan.memory import bytes_text
+from launcher.plan.saving import ANYONE, Trust
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,9 @@ class TransformPlan:
         return table(head, rows, right=[0, 3, 4, 5]) + "\n" + rest
 
 
-def plan_transform(src: Path, target: Strategy, *, workers: int = 1) -> TransformPlan:
+def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trust = ANYONE) -> TransformPlan:
     """What ``transform`` to ``target`` will do. Everything is checked that is checked there; raises as it does."""
-    checkpoint = open_checkpoint(src)
+    checkpoint = open_checkpoint(src, trust)
     names = match(checkpoint.strategy, target)
     Reader(checkpoint).check_headers()
     found = sources(checkpoint.strategy, target, names)

@@ -14,12 +14,16 @@ from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open
 from launcher.checkpoint.tiling import untiled
 from launcher.checkpoint.window import Window
 from launcher.checkpoint.write import rank_files
+from launcher.plan.saving import ANYONE, Trust
 
 
-def verify(folder: Path) -> list[str]:
-    """Every complaint, each naming its file; none when all is well. Reads the whole checkpoint."""
+def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:
+    """Every complaint, each naming its file; none when all is well. Reads the whole checkpoint.
+
+    ``trust`` says who must vouch for it.
+    """
     try:
-        checkpoint = open_checkpoint(folder)
+        checkpoint = open_checkpoint(folder, trust)
     except (ValueError, OSError) as error:
         return [str(error)]
     return [*_strays(checkpoint), *_gaps(checkpoint), *_files(checkpoint)]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from launcher.checkpoint import strategy_file
 from launcher.checkpoint.blob import Blob, described
 from launcher.checkpoint.durable import sync
-from launcher.checkpoint.files import sliced, write_stream
+from launcher.checkpoint.files import Written, sliced, write_stream
 from launcher.checkpoint.keys import load_key
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, FileRecord, rank_file, stamp
 from launcher.checkpoint.pieces import saved_at_home
@@ -97,11 +96,11 @@ def _write_pieces(
     for file, boxes in shares(strategy, rank).items():
         specs = {n: TensorSpec(box.shape, strategy.entries[n].dtype) for n, box in boxes.items()}
         done = write_stream(home / file, specs, lambda name, of=boxes: chunks(name, of[name]), mark, secret)  # type: ignore[misc]
-        files[rank_file(rank, file)] = FileRecord(done.size, done.digest, done.tensors)
+        files[rank_file(rank, file)] = _record(done)
     if extra:
         specs = {n: blob.spec for n, blob in extra.items()}
         done = write_stream(home / EXTRA, specs, lambda name: sliced(extra[name].data), mark, secret)
-        files[rank_file(rank, EXTRA)] = FileRecord(done.size, done.digest, done.tensors)
+        files[rank_file(rank, EXTRA)] = _record(done)
     sync(home)
     if rank == 0:
         files |= {f"strategy/{p.name}": text_record(p) for p in strategy_file.dump(strategy, folder / "strategy")}
@@ -131,9 +130,14 @@ def share(strategy: Strategy, rank: int, file: str) -> dict[str, Box]:
     return out
 
 
+def _record(done: Written) -> FileRecord:
+    return FileRecord(done.size, done.digest, done.tensors, done.salt)
+
+
 def text_record(path: Path) -> FileRecord:
+    """Its digest is one that nobody can make another text for: these files have no seal of their own."""
     data = path.read_bytes()
-    return FileRecord(len(data), xxhash.xxh3_128_hexdigest(data), {})
+    return FileRecord(len(data), hashlib.sha256(data).hexdigest(), {})
 
 
 def check_pieces(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> None:

@@ -51,6 +51,7 @@ class Checkpoint(Settings):
     format: Literal["safetensors"] = "safetensors"
     asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
+    accept_plain: Flag = False
     resume: str = "auto"
 
 

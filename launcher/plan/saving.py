@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from launcher.errors import Problem
 from launcher.job.schema import Job
@@ -13,14 +14,39 @@ PLACE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(.+)")
 """Where a key is: an environment variable, or a file."""
 
 
+@dataclass(frozen=True)
+class Trust:
+    """Who must vouch for a checkpoint that is read: whoever has the key at ``key``.
+
+    ``None``: the place of the key that the checkpoint itself names is believed, and so is one that is not encrypted.
+    ``plain``: one that is not encrypted is believed although there is a ``key``.
+    """
+
+    key: str | None = None
+    plain: bool = False
+
+
+ANYONE = Trust()
+
+
+def trust(job: Job) -> Trust:
+    return Trust(job.checkpoint.encrypt, job.checkpoint.accept_plain)
+
+
 def resolve(job: Job) -> Iterator[Setting]:
     """Those that are not at their default."""
     if job.checkpoint.asynchronous:
         yield Setting("checkpoint.async", "true", *_asynchronous(job))
 
     if (place := job.checkpoint.encrypt) is not None:
-        why = "tensor files are sealed with AES-256-GCM; names, shapes and digests of tensors stay readable"
+        why = (
+            "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key; names, shapes and "
+            "digests of tensors stay readable"
+        )
         yield Setting("checkpoint.encrypt", place, "applied", why)
+
+    if job.checkpoint.accept_plain:
+        yield Setting("checkpoint.accept_plain", "true", *_plain(job))
 
 
 def refused(job: Job) -> Iterator[Problem]:
@@ -34,3 +60,9 @@ def _asynchronous(job: Job) -> tuple[Status, str]:
     if job.checkpoint.every is None or not any(step.kind == "train" for step in job.steps.values()):
         return "satisfied", "nothing is saved while training"
     return "applied", "a thread writes a copy in host memory; training stands still for the copy alone"
+
+
+def _plain(job: Job) -> tuple[Status, str]:
+    if job.checkpoint.encrypt is None:
+        return "satisfied", "without checkpoint.encrypt every checkpoint is read"
+    return "applied", "checkpoints that are not encrypted are read too; nothing vouches for what they hold"

@@ -12,6 +12,7 @@ import torch
 from launcher.parallel.live import Parallel
 from launcher.parallel.norm import Norm
 from launcher.plan.plan import Plan
+from launcher.plan.saving import ANYONE, Trust
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
@@ -25,7 +26,7 @@ class Session:
     """``step``: how many optimizer steps the weights have seen. ``emit`` takes news for the console and the metrics.
 
     ``saver`` writes checkpoints while training goes on; ``None``: training waits for them.
-    ``key`` says where the key is that checkpoints are encrypted with; ``None``: they are not.
+    ``trust.key`` says where the key is that checkpoints are encrypted with; ``None``: they are not.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
     """
 
@@ -41,7 +42,7 @@ class Session:
     baseline: float | None = None
     local_norm: LocalNorm | None = None
     saver: Saver | None = None
-    key: str | None = None
+    trust: Trust = ANYONE
     step: int = 0
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

@@ -102,7 +102,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     Returns what the checkpoint says of itself. ``broadcast``: one rank reads a piece for all that hold it; otherwise
     every rank reads what it holds.
     """
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, s.trust)
     prime(s)
     _forget(s, checkpoint.strategy)
     want = strategy(s)

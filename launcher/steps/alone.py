@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.checkpoint.authentic import unvouched
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
 from launcher.plan.memory import bytes_text
 from launcher.plan.plan import Plan
+from launcher.plan.saving import trust
 from launcher.plan.words import many
 from launcher.steps import export, importing, look, merge, transform
 from launcher.steps.paths import Paths
@@ -44,11 +46,15 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
         anew = job.checkpoint.resume == "never"
         return importing.run(name, step, plan, paths.checkpoints, say, anew=anew, key=job.checkpoint.encrypt)
     if isinstance(step, Transform):
-        _transform(step, paths, say, job.checkpoint.encrypt)
+        _transform(step, job, paths, say)
     elif isinstance(step, Verify):
-        say(f"verify: {look.verified(paths.source(step.src))}")
+        src = paths.source(step.src)
+        say(f"verify: {look.verified(src, trust(job))}{unvouched(src, trust(job))}")
     elif isinstance(step, Inspect):
-        say(f"inspect: {look.inspected(paths.source(step.src))}")
+        src = paths.source(step.src)
+        say(f"inspect: {look.inspected(src, trust(job))}")
+        if doubt := unvouched(src, trust(job)):
+            say(f"inspect: {src}{doubt}")
     elif isinstance(step, Sample):
         from launcher.steps import sample
 
@@ -61,12 +67,14 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
     return {}
 
 
-def _transform(step: Transform, paths: Paths, say: Say, key: str | None) -> None:
+def _transform(step: Transform, job: Job, paths: Paths, say: Say) -> None:
     src = paths.source(step.src)
     own = step.dst is None  # a folder of this run, which a second start may write again
-    done = transform.run(step.model_copy(update={"overwrite": step.overwrite or own}), src, paths.transformed(), key)
+    step = step.model_copy(update={"overwrite": step.overwrite or own})
+    done = transform.run(step, src, paths.transformed(), job.checkpoint.encrypt, trust(job))
     ranks = step.strategy if step.strategy is not None else many(step.nproc, "rank")
-    say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}, {done.path}")
+    doubt = unvouched(src, trust(job))
+    say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}, {done.path}{doubt}")
 
 
 def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.checkpoint.authentic import unvouched
 from launcher.checkpoint.export import check_file, export
 from launcher.checkpoint.fresh import check_apart
 from launcher.checkpoint.hf_write import check_folder, to_theirs, write_hf
@@ -18,6 +19,7 @@ from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export
 from launcher.plan.memory import bytes_text
+from launcher.plan.saving import Trust, trust
 from launcher.plan.words import many
 from launcher.steps.paths import Paths
 
@@ -31,10 +33,11 @@ def run(step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: 
     """``before`` are the figures of the steps before. Returns the loss of what was written, where it is checked."""
     path = paths.exported()
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = _write(step, paths.export_source(step), path)
+    done = _write(step, paths.export_source(step), path, trust(job))
     files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
     clear = ", not encrypted" if job.checkpoint.encrypt is not None else ""
-    say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}")
+    doubt = unvouched(paths.export_source(step), trust(job))
+    say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}{doubt}")
     if not step.check:
         return {}
     from launcher.steps import evaluate, whole
@@ -59,11 +62,11 @@ def check_place(step: Export) -> None:
         check_folder(Path(step.path), tuple(map(Path, step.beside)), step.overwrite)
 
 
-def check_source(step: Export, src: Path) -> None:
+def check_source(step: Export, src: Path, trusted: Trust) -> None:
     """Raises as ``run`` does for what the heads of the files in ``src`` tell. Writes nothing."""
     if step.path is not None and step.format == "hf":
         check_apart(src, Path(step.path))
-    Reader(open_checkpoint(src)).check_headers()
+    Reader(open_checkpoint(src, trusted)).check_headers()
 
 
 def check_names(step: Export, src: object, strategy: Strategy) -> None:
@@ -79,14 +82,14 @@ def read(step: Export, paths: Paths) -> Mapping[str, Tensor]:
     path = paths.exported()
     if step.format == "safetensors":
         return load_file(path)
-    ours = open_checkpoint(paths.export_source(step)).strategy.only("param", "buffer").entries
+    ours = open_checkpoint(paths.export_source(step), trust(paths.job)).strategy.only("param", "buffer").entries
     back = {theirs: name for name, theirs in renamed(ours, from_ours(step.names)).names.items()}
     return {back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
 
 
-def _write(step: Export, src: Path, path: Path) -> Report:
+def _write(step: Export, src: Path, path: Path, trusted: Trust) -> Report:
     if step.format == "safetensors":
-        return export(src, path)
+        return export(src, path, trusted)
     own = step.path is None  # a folder of this run, which a second start may write again
     return write_hf(
         src,
@@ -95,6 +98,7 @@ def _write(step: Export, src: Path, path: Path) -> Report:
         max_shard_size=step.max_shard_size,
         overwrite=step.overwrite or own,
         beside=tuple(map(Path, step.beside)),
+        trust=trusted,
     )
 
 

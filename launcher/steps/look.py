@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from launcher.checkpoint.authentic import opened
 from launcher.checkpoint.inspect import inspect
 from launcher.checkpoint.manifest import read_manifest
-from launcher.checkpoint.read import key_of, open_checkpoint
+from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
 from launcher.plan.memory import bytes_text
+from launcher.plan.saving import Trust
 from launcher.plan.words import many
 
 
-def check(folder: Path) -> None:
+def check(folder: Path, trust: Trust) -> None:
     """Raises ``ValueError`` for what is no checkpoint, or is not to be opened: all else is for ``verified`` to find."""
     try:
         manifest = read_manifest(folder)
@@ -21,14 +23,14 @@ def check(folder: Path) -> None:
         if is_checkpoint(folder):
             return
         raise
-    key_of(folder, manifest)
+    opened(folder, manifest, trust)
 
 
-def verified(folder: Path) -> str:
+def verified(folder: Path, trust: Trust) -> str:
     """One line when all is well. Raises ``ValueError`` with every complaint, each naming its file."""
-    if found := verify(folder):
+    if found := verify(folder, trust):
         raise ValueError("\n".join(found))
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, trust)
     entries, files = checkpoint.strategy.entries, checkpoint.manifest.files
     nbytes = bytes_text(sum(e.spec.nbytes for e in entries.values()))
     return (
@@ -36,5 +38,5 @@ def verified(folder: Path) -> str:
     )
 
 
-def inspected(folder: Path) -> str:
-    return f"{folder}: " + inspect(open_checkpoint(folder).strategy).removesuffix("\n")
+def inspected(folder: Path, trust: Trust) -> str:
+    return f"{folder}: " + inspect(open_checkpoint(folder, trust).strategy).removesuffix("\n")

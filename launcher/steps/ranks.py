@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.authentic import unvouched
 from launcher.checkpoint.store import latest
 from launcher.job.schema import Job
 from launcher.job.steps import Broadcast, Evaluate, Load
@@ -53,7 +54,8 @@ def _live(
     if resume is not None:
         live.results |= state.load(live, resume).get("results", {})
         if world.rank == 0:
-            live.emit({"text": f"going on from {resume.name}, after {live.step} of {plan.sizes.steps} steps"})
+            doubt = unvouched(resume, live.trust)
+            live.emit({"text": f"going on from {resume.name}, after {live.step} of {plan.sizes.steps} steps{doubt}"})
     for name in names:
         if resume is None or not isinstance(job.steps[name], Load):  # what was loaded has been trained on since
             _step(live, job, name)
@@ -101,4 +103,4 @@ def _load(live: Session, step: Load) -> str:
     state.load(live, path, broadcast=step.broadcast)
     read, held = (bytes_text(int(live.results[f"load_bytes_{what}"])) for what in ("read", "held"))
     spared = ", the rest broadcast, all digests agree" if step.broadcast else ""
-    return f"took {path}, after {live.step} steps; {read} read for {held} held{spared}"
+    return f"took {path}, after {live.step} steps; {read} read for {held} held{spared}{unvouched(path, live.trust)}"

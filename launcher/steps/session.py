@@ -22,6 +22,7 @@ from launcher.parallel.live import Parallel, parallelize
 from launcher.parallel.own import watch
 from launcher.parallel.read import dtype_of
 from launcher.plan.plan import Plan
+from launcher.plan.saving import Trust, trust
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
@@ -50,20 +51,20 @@ def build(world: World, job: Job, plan: Plan, folder: Path) -> Session:
     return Session(
         world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
         _local_norm(job, world, model, pipeline, folder), scaling=scaling(plan.dtypes),
-        key=_key(job),
+        trust=_trust(job),
         saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,
     )  # fmt: skip
 
 
-def _key(job: Job) -> str | None:
-    """Where it is; looked for now, for this rank may be on a machine of its own."""
-    if (place := job.checkpoint.encrypt) is None:
-        return None
+def _trust(job: Job) -> Trust:
+    """The key is looked for now, for this rank may be on a machine of its own."""
+    trusted = trust(job)
     try:
-        load_key(place)
+        if trusted.key is not None:
+            load_key(trusted.key)
     except ValueError as error:
         raise RunError(f"checkpoint.encrypt: {error}") from error
-    return place
+    return trusted
 
 
 def _local_norm(job: Job, world: World, model: Parallel, pipeline: Pipeline, folder: Path) -> LocalNorm | None:

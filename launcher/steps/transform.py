@@ -12,6 +12,7 @@ from launcher.checkpoint.target import target_strategy
 from launcher.checkpoint.transform import Report, transform
 from launcher.checkpoint.transform_plan import plan_transform
 from launcher.job.steps import Transform
+from launcher.plan.saving import ANYONE, Trust
 
 
 def target(step: Transform, src: Strategy) -> Strategy:
@@ -28,20 +29,21 @@ def target(step: Transform, src: Strategy) -> Strategy:
     return to
 
 
-def run(step: Transform, src: Path, dst: Path, key: str | None = None) -> Report:
+def run(step: Transform, src: Path, dst: Path, key: str | None = None, trust: Trust = ANYONE) -> Report:
     """``src`` and ``dst`` are checkpoint folders; ``dst`` is complete on return or not there. ``key`` is its own."""
-    to = target(step, open_checkpoint(src).strategy)
-    return transform(src, dst, to, overwrite=step.overwrite, key=key, workers=step.workers)
+    to = target(step, open_checkpoint(src, trust).strategy)
+    return transform(src, dst, to, overwrite=step.overwrite, key=key, workers=step.workers, trust=trust)
 
 
-def check(step: Transform, src: Path) -> None:
+def check(step: Transform, src: Path, trust: Trust) -> None:
     """Raises as ``run`` does for what the heads of the files in ``src`` tell. Writes nothing."""
-    checkpoint = open_checkpoint(src)
+    checkpoint = open_checkpoint(src, trust)
     target(step, checkpoint.strategy)
     Reader(checkpoint).check_headers()
 
 
-def preview(step: Transform, src: Path) -> str:
+def preview(step: Transform, src: Path, trust: Trust) -> str:
     """What ``run`` would read and write; nothing is written. Raises as it does."""
-    plan = plan_transform(src, target(step, open_checkpoint(src).strategy), workers=step.workers)
+    to = target(step, open_checkpoint(src, trust).strategy)
+    plan = plan_transform(src, to, workers=step.workers, trust=trust)
     return f"{plan.text()}{plan.detail()}".removesuffix("\n")

@@ -14,12 +14,13 @@ from launcher.job.schema import Job
 from launcher.parallel.init import tensors
 from launcher.parallel.read import default_dtype, dtype_of
 from launcher.plan.facts import DTYPE
+from launcher.plan.saving import trust
 from launcher.runtime.state import unpacked
 
 
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
     """The model with the weights and buffers of a checkpoint of any layout."""
-    checkpoint = open_checkpoint(folder)
+    checkpoint = open_checkpoint(folder, trust(job))
     held = read_rank(checkpoint, single(checkpoint.strategy), 0, kinds=("param", "buffer"))
     return of(job, {name: unpacked(blob) for name, blob in held.items()})
 

@@ -107,8 +107,17 @@ BECOMES = {
         "alone",
     ],
     "checkpoint.encrypt=env:KEY": [
-        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM; names, shapes and digests of "
-        "tensors stay readable",
+        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
+        "same key; names, shapes and digests of tensors stay readable",
+    ],
+    "checkpoint.accept_plain=true": [
+        "checkpoint.accept_plain=true: satisfied, without checkpoint.encrypt every checkpoint is read"
+    ],
+    "checkpoint.encrypt=env:KEY checkpoint.accept_plain=true": [
+        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
+        "same key; names, shapes and digests of tensors stay readable",
+        "checkpoint.accept_plain=true: applied, checkpoints that are not encrypted are read too; nothing vouches for "
+        "what they hold",
     ],
     "checkpoint.async=true": ["checkpoint.async=true: satisfied, nothing is saved while training"],
     f"{P}.local_norm.print=true":

@@ -10,6 +10,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.checkpoint.strategy import single
+from tests.checkpoint.saving import filled, save, small
 from tests.run.launching import TINY, losses, run, shape
 
 KEY = "5a" * 32
@@ -114,3 +115,35 @@ def test_import_and_transform_encrypt_too_and_export_says_that_it_does_not(train
     for name in ("checkpoints/step-000000", "transformed"):
         assert open_checkpoint(folder / name).key == bytes.fromhex(KEY)
     assert KEY not in out
+
+
+@pytest.mark.parametrize("step", ["inspect", "verify", "transform", "export"])
+def test_a_checkpoint_that_is_not_encrypted_is_refused_where_there_is_a_key(step, tmp_path, capsys):
+    """Else whoever can write to the folder could put one of his own there."""
+    src = tmp_path / "plain"
+    save(src, small(), filled(small()))
+    words = [*TINY, f"runs={tmp_path}/runs", *shape(), SEALED, f"steps=[{step}]", f"steps.{step}.src={src}"]
+    assert main([*words, "show=plan"] if step == "transform" else words) == 2
+    assert (
+        f"{src}: it is not encrypted, and checkpoint.encrypt is set: nothing vouches for what it holds; "
+        "checkpoint.accept_plain=true reads it all the same\n"
+    ) in capsys.readouterr().err.replace(" = ", ": ", 1)
+    if step == "inspect":
+        assert main([*words, "checkpoint.accept_plain=true"]) == 0
+        out = capsys.readouterr().out
+        assert f"inspect: {src}; it is not encrypted, nothing vouches for what it holds\n" in out
+        assert "checkpoint.accept_plain" in out
+
+
+@pytest.mark.parametrize("how", ["run_dir", "checkpoint.resume"])
+def test_a_run_goes_on_from_what_is_not_encrypted_only_when_told(how, tmp_path, capsys):
+    before = run(tmp_path / "run", *shape(), "schedule=constant", steps=1)
+    path = before / "checkpoints/step-000001"
+    words = [*TINY, f"runs={tmp_path}/runs", *shape(), "schedule=constant", "train.steps=2", SEALED,
+             f"{how}={before if how == 'run_dir' else path}"]  # fmt: skip
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "it is not encrypted, and checkpoint.encrypt is set: nothing vouches for" in capsys.readouterr().err
+    assert main([*words, "checkpoint.accept_plain=true"]) == 0
+    told = "going on from step-000001, after 1 of 2 steps; it is not encrypted, nothing vouches for what it holds\n"
+    assert told in capsys.readouterr().out
