@@ -6,18 +6,21 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 import xxhash
 
+from launcher.checkpoint.behind import Behind, now, start
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.header import Header, arrange
 from launcher.checkpoint.sealed import Sealer, sealed_size
-from launcher.checkpoint.space import told
+from launcher.checkpoint.space import reserve, told
 from launcher.plan.facts import TensorSpec
 
 CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file keeps in memory
+STRETCH = 32 << 20  # bytes of a file that the disk is given at once
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,22 @@ class Written:
 
 
 class FileWriter:
-    """A file at its full size whose tensors are filled in any order; synced to disk when the block ends well."""
+    """A file at its full size whose tensors are filled in any order.
+
+    It is synced to disk when the block ends well, or ``behind`` it.
+    """
 
     def __init__(
-        self, path: Path, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str], key: bytes | None = None
+        self,
+        path: Path,
+        specs: Mapping[str, TensorSpec],
+        metadata: Mapping[str, str],
+        key: bytes | None = None,
+        behind: Behind | None = None,
     ) -> None:
         """With a ``key`` the file is encrypted, and its tensors must come in order."""
+        self._do = now if behind is None else behind.do
+        self._given = 0  # bytes up to here the disk has been given
         self.path = path
         head, self.header = arrange(specs, metadata)
         self.size = self.header.size if key is None else sealed_size(self.header.size)
@@ -48,7 +61,7 @@ class FileWriter:
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             with told(path, self.size):
-                os.ftruncate(self._fd, self.size)
+                reserve(self._fd, self.size)
             if key is not None:
                 self._sealer = Sealer(path, self._fd, self.header.size, key)
             self._write(0, memoryview(head))
@@ -71,22 +84,32 @@ class FileWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         try:
-            if kind is None:
-                if self._sealer is not None:
-                    self._sealer.finish()
-                with told(self.path, self.size):
-                    os.fsync(self._fd)
+            if kind is None and self._sealer is not None:
+                self._sealer.finish()
+        except BaseException:
+            self._do(partial(os.close, self._fd))
+            raise
+        self._do(partial(os.close, self._fd) if kind is not None else self._sync)
+
+    def _sync(self) -> None:
+        try:
+            with told(self.path, self.size):
+                os.fsync(self._fd)
         finally:
             os.close(self._fd)
 
     def _write(self, at: int, data: memoryview) -> None:
+        end = at + data.nbytes
         if self._sealer is not None:
             self._sealer.write(at, data)
-            return
-        with told(self.path, self.size):
-            while data:
-                done = os.pwrite(self._fd, data, at)
-                at, data = at + done, data[done:]
+        else:
+            with told(self.path, self.size):
+                while data:
+                    done = os.pwrite(self._fd, data, at)
+                    at, data = at + done, data[done:]
+        if end - self._given >= STRETCH:
+            self._do(partial(start, self._fd, self._given, end - self._given))
+            self._given = end
 
 
 def write_stream(
@@ -97,14 +120,15 @@ def write_stream(
     key: bytes | None = None,
     *,
     digested: bool = True,
+    behind: Behind | None = None,
 ) -> Written:
     """A file whose tensors come piece by piece, each in order, digested on the way. A chunk may be reused after.
 
     With a ``key`` the file is encrypted; the digests are those of the plain text. ``digested``: False where nothing
-    keeps them.
+    keeps them. The file is on the disk on return, or when ``behind`` is done.
     """
     digests = {}
-    with FileWriter(path, specs, metadata, key) as file:
+    with FileWriter(path, specs, metadata, key, behind) as file:
         for name, slot in file.header.entries.items():
             at, digest = 0, xxhash.xxh3_128()
             for chunk in chunks(name):

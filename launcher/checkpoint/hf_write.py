@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from launcher.checkpoint.behind import Behind
 from launcher.checkpoint.durable import copy, sync, write_text
 from launcher.checkpoint.files import write_stream
 from launcher.checkpoint.fresh import check_apart, check_destination, fresh
@@ -58,14 +59,15 @@ def write_hf(
     def chunks(name: str) -> Iterator[memoryview]:
         return reader.chunks(ours[name], whole(entries[ours[name]].layout.shape))
 
-    with fresh(folder) as new:
+    with fresh(folder) as new, Behind() as behind:
         written = 0
         for file, part in zip(files, parts, strict=True):
-            written += write_stream(new / file, part, chunks, METADATA).size
+            written += write_stream(new / file, part, chunks, METADATA, digested=False, behind=behind).size
         if n > 1:
             write_text(new / INDEX, index(dict(zip(files, parts, strict=True))))
         for path in beside:
             copy(path, new / path.name)
+        behind.wait()
         sync(new)
     return Report(folder, len(files), reader.bytes_read, written, PEAK, table.unmatched)
 

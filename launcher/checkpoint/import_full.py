@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.checkpoint.behind import Behind
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.files import sliced
 from launcher.checkpoint.fresh import check_destination, fresh
@@ -46,8 +47,9 @@ def import_full(
         blob = tensors[name]
         return gathered(box, blob.dtype, lambda part, out: window.take(blob, slices(part), out))
 
-    with fresh(dst) as new:
-        records = [write_pieces(new, rank, target, chunks, {}, key) for rank in range(target.grid.size)]
+    with fresh(dst) as new, Behind() as behind:
+        records = [write_pieces(new, rank, target, chunks, {}, key, behind) for rank in range(target.grid.size)]
+        behind.wait()
         seal(new, records, state)
     files = {path: record for r in records for path, record in r.files.items()}
     read = sum(blob.data.nbytes for blob in tensors.values())

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.behind import Behind
 from launcher.checkpoint.choose import takes
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.fresh import check_apart, check_empty, fresh
@@ -98,9 +99,9 @@ def transform_checkpoints(
     """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when complete.
 
     The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be a
-    checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time. Everything is
-    checked first. Raises ``TypeError`` and ``ValueError`` as the functions above, ``NotADirectoryError`` for a source
-    or destination that is no folder, ``FileExistsError`` for one not empty.
+    checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by threads; one
+    more syncs them. Everything is checked first. Raises ``TypeError`` and ``ValueError`` as the functions above,
+    ``NotADirectoryError`` for a source or destination that is no folder, ``FileExistsError`` for one not empty.
     """
     source, target = (
         _folder("src_checkpoints_dir", src_checkpoints_dir),
@@ -125,12 +126,14 @@ def transform_checkpoints(
         raise NotADirectoryError(f"dst_checkpoints_dir: {target} is not a folder")
     check_apart(source, target)
     check_empty(target)
-    with fresh(target) as new, ThreadPoolExecutor(process_num) as pool:
+    with fresh(target) as new, Behind() as behind, ThreadPoolExecutor(process_num) as pool:
         ranks = range(after.grid.size)
         homes = [new / f"rank_{rank}" for rank in ranks]
         for home in homes:
             home.mkdir()
-        list(pool.map(write, ranks, [home / f"{ckpt_prefix}{r}{suffix}" for r, home in enumerate(homes)]))
+        paths = [home / f"{ckpt_prefix}{r}{suffix}" for r, home in enumerate(homes)]
+        list(pool.map(partial(write, behind=behind), ranks, paths))
+        behind.wait()
         for folder in (*homes, new):
             sync(folder)
 
@@ -142,9 +145,7 @@ def whole_tensors(src_checkpoints_dir: Path, src_strategy_file: Path) -> dict[st
     return {name: entry.spec for name, entry in sides.after.entries.items()} | loose
 
 
-def _from_checkpoint(
-    folder: Path, src: Given | None, dst: Given | None
-) -> tuple[Strategy, Callable[[int, Path], None]]:
+def _from_checkpoint(folder: Path, src: Given | None, dst: Given | None) -> tuple[Strategy, Callable[..., None]]:
     """The destination's strategy, and what writes the file of a rank."""
     checkpoint = open_checkpoint(folder)
     if src is not None and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning:
@@ -155,9 +156,9 @@ def _from_checkpoint(
     names = match(checkpoint.strategy, after)
     Reader(checkpoint).check_headers()
 
-    def write(rank: int, path: Path) -> None:
+    def write(rank: int, path: Path, behind: Behind) -> None:
         reader, boxes = Reader(checkpoint), held_boxes(after, rank)
-        write_held(path, after, rank, {}, lambda name: reader.chunks(names[name], boxes[name]), {})
+        write_held(path, after, rank, {}, lambda name: reader.chunks(names[name], boxes[name]), {}, behind)
 
     return after, write
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from launcher.checkpoint.behind import Behind
 from launcher.checkpoint.blob import described
 from launcher.checkpoint.choose import Take, takes
 from launcher.checkpoint.files import write_stream
@@ -43,7 +44,9 @@ class RankFiles:
         if found := [f"{files[r].path}: {flaw}" for r in files for flaw in self._flaws(r)] or [*self._changing()]:
             raise ValueError("\n".join(found))
 
-    def write(self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path) -> None:
+    def write(
+        self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: Behind | None = None
+    ) -> None:
         """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
         boxes, window = held_boxes(dst, rank), Window()
         chosen: dict[str, list[Take]] = {name: [] for name in boxes}
@@ -56,7 +59,7 @@ class RankFiles:
             return gathered(boxes[name], dst.entries[name].dtype, self._fill(window, names[name], chosen[name]))
 
         specs = {name: self.files[source].specs[name] for name, source in self.loose.items()}
-        write_held(path, dst, rank, specs, chunks, self.texts)
+        write_held(path, dst, rank, specs, chunks, self.texts, behind)
 
     def _fill(self, window: Window, name: str, chosen: list[Take]) -> Fill:
         def fill(part: Box, out: npt.NDArray[Any]) -> None:
@@ -102,10 +105,12 @@ def write_held(
     more: Mapping[str, TensorSpec],
     chunks: Callable[[str], Iterable[bytes | memoryview]],
     texts: Mapping[str, str],
+    behind: Behind | None = None,
 ) -> None:
     """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its suffix says which format.
 
-    Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file.
+    Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return, a
+    safetensors file when ``behind`` is done.
     """
     specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
     if path.suffix == ".ckpt":
@@ -117,7 +122,7 @@ def write_held(
         )
     else:
         mark = stamp(rank, dst.grid.size, dst.meaning)  # in whatever form the strategy is given next time
-        write_stream(path, {**specs, **more}, _views(chunks), {**texts, **mark}, digested=False)
+        write_stream(path, {**specs, **more}, _views(chunks), {**texts, **mark}, digested=False, behind=behind)
 
 
 def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[str], Iterable[memoryview]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -145,13 +146,19 @@ class Reader:
         self.bytes_read = 0
         self._verify = verify
         self._good: set[tuple[str, int]] = set()
-        self._window = Window(checkpoint.key)
+        self._window, self._second = Window(checkpoint.key), Window(checkpoint.key)
+        self._helper: Executor | None = None
+        self._asked: dict[tuple[str, int], Future[None]] = {}
         self._header = lru_cache(maxsize=None)(partial(file_header, checkpoint))
 
-    def beside(self) -> Reader:
-        """Another, for use at the same time; what either has verified is verified for both."""
+    def beside(self, helper: Executor | None = None) -> Reader:
+        """Another, for use at the same time; what either has verified is verified for both.
+
+        ``helper``, of one thread, verifies what is being read: only when the last chunk has been used is it known to
+        be as it was written.
+        """
         new = Reader(self.checkpoint, verify=self._verify)
-        new._good, new._header = self._good, self._header
+        new._good, new._header, new._helper = self._good, self._header, helper
         return new
 
     def check_headers(self) -> None:
@@ -169,12 +176,14 @@ class Reader:
         spec = TensorSpec(box.shape, strategy.entries[first].dtype)
         data = np.empty(spec.nbytes, np.uint8)
         self._fill(first, box, words(data, spec))
+        self._settle()
         return Blob.of(spec.dtype, spec.shape, data)
 
     def chunks(self, name: str, box: Box) -> Iterator[memoryview]:
         """The bytes of a box, in order. All chunks share one buffer: use each before the next."""
         dtype = self.checkpoint.strategy.entries[name].dtype
-        return gathered(box, dtype, lambda part, out: self._fill(name, part, out))
+        yield from gathered(box, dtype, lambda part, out: self._fill(name, part, out))
+        self._settle()
 
     def _fill(self, name: str, box: Box, out: npt.NDArray[Any]) -> None:
         entry = self.checkpoint.strategy.entries[name]
@@ -187,10 +196,23 @@ class Reader:
         self.bytes_read += out.nbytes
 
     def _check(self, file: str, name: str, rank: int, path: Path, slot: Slot) -> None:
-        if not self._verify or (name, rank) in self._good:
+        if not self._verify or (name, rank) in self._good or (name, rank) in self._asked:
             return
+        if self._helper is None:
+            self._look(file, name, rank, path, slot, self._window)
+        else:
+            look = partial(self._look, file, name, rank, path, slot, self._second)
+            self._asked[name, rank] = self._helper.submit(look)
+
+    def _settle(self) -> None:
+        """Raises ``ValueError`` for what the helper has found damaged."""
+        asked, self._asked = self._asked, {}
+        for look in asked.values():
+            look.result()
+
+    def _look(self, file: str, name: str, rank: int, path: Path, slot: Slot, window: Window) -> None:
         digest = xxhash.xxh3_128()
-        for chunk in self._window.chunks(path, slot):
+        for chunk in window.chunks(path, slot):
             digest.update(chunk)
         check_digest(self.checkpoint, rank, file, name, digest.hexdigest())
         self._good.add((name, rank))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.checkpoint.behind import Behind
 from launcher.checkpoint.files import CHUNK
 from launcher.checkpoint.fresh import check_apart, check_destination, fresh
 from launcher.checkpoint.manifest import NAME
@@ -31,7 +32,8 @@ class Report:
     left: tuple[str, ...] = ()
 
 
-PEAK = 3 * CHUNK  # a worker's: a buffer to gather in, and the stretch of source files that is mapped in meanwhile
+PEAK = 5 * CHUNK
+"""A worker's: a buffer to gather in, the stretch of source files that is mapped in, that which is being verified."""
 
 
 def transform(
@@ -49,7 +51,8 @@ def transform(
     An encrypted source gives an encrypted ``dst``: ``key`` says where the key is, if not where the source's is;
     ``trust`` says who must vouch for the source.
     Random states of single ranks stay behind, they fit one layout only. Names, shapes and dtypes of every file are
-    checked before the first byte is written; ``workers`` ranks are written at a time; ``dst`` appears when complete.
+    checked before the first byte is written; ``workers`` ranks are written at a time, each with a thread beside it that
+    verifies what is read, all with one that syncs what has been written; ``dst`` appears when complete.
     Raises ``ValueError`` for a source that is incomplete, damaged or of other tensors, ``FileExistsError`` for a
     destination that is not empty.
     """
@@ -58,16 +61,20 @@ def transform(
     names = match(reader.checkpoint.strategy, target)
     reader.check_headers()
     key = key or reader.checkpoint.place
-    with fresh(dst) as new:
+    with fresh(dst) as new, Behind() as behind:
 
         def write(rank: int) -> tuple[RankRecord, int]:
-            own = reader.beside()
-            record = write_pieces(new, rank, target, lambda name, box: own.chunks(names[name], box), {}, key)
+            with ThreadPoolExecutor(1) as helper:
+                own = reader.beside(helper)
+                record = write_pieces(
+                    new, rank, target, lambda name, box: own.chunks(names[name], box), {}, key, behind
+                )
             return record, own.bytes_read
 
         # threads: all that takes time (copies, digests, writes, syncs) lets go of the interpreter
         with ThreadPoolExecutor(workers) as pool:
             done = list(pool.map(write, range(target.grid.size)))
+        behind.wait()
         records = [record for record, _ in done]
         seal(new, records, reader.checkpoint.state)
     files = {path: record for r in records for path, record in r.files.items()}

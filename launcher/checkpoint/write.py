@@ -6,9 +6,11 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from launcher.checkpoint import strategy_file
+from launcher.checkpoint.behind import Behind, now
 from launcher.checkpoint.blob import Blob, described
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.files import Written, sliced, write_stream
@@ -70,12 +72,16 @@ def write_pieces(
     chunks: Callable[[str, Box], Iterable[memoryview]],
     extra: Mapping[str, Blob],
     key: str | None = None,
+    behind: Behind | None = None,
 ) -> RankRecord:
-    """As ``write_rank``; ``chunks`` gives the bytes of a box, in order. What it wrote goes when it fails."""
+    """As ``write_rank``; ``chunks`` gives the bytes of a box, in order. What it wrote goes when it fails.
+
+    It is on the disk on return, or when ``behind`` is done.
+    """
     home = folder / f"rank_{rank}"
     home.mkdir(parents=True, exist_ok=True)
     try:
-        return _write_pieces(folder, home, rank, strategy, chunks, extra, key)
+        return _write_pieces(folder, home, rank, strategy, chunks, extra, key, behind)
     except BaseException:
         shutil.rmtree(home, ignore_errors=True)
         raise
@@ -89,22 +95,29 @@ def _write_pieces(
     chunks: Callable[[str, Box], Iterable[memoryview]],
     extra: Mapping[str, Blob],
     key: str | None,
+    behind: Behind | None,
 ) -> RankRecord:
     secret = None if key is None else load_key(key)
     mark = stamp(rank, strategy.grid.size, strategy.digest)
     files = {}
     for file, boxes in shares(strategy, rank).items():
         specs = {n: TensorSpec(box.shape, strategy.entries[n].dtype) for n, box in boxes.items()}
-        done = write_stream(home / file, specs, lambda name, of=boxes: chunks(name, of[name]), mark, secret)  # type: ignore[misc]
+        done = write_stream(home / file, specs, _of(chunks, boxes), mark, secret, behind=behind)
         files[rank_file(rank, file)] = _record(done)
     if extra:
         specs = {n: blob.spec for n, blob in extra.items()}
-        done = write_stream(home / EXTRA, specs, lambda name: sliced(extra[name].data), mark, secret)
+        done = write_stream(home / EXTRA, specs, lambda name: sliced(extra[name].data), mark, secret, behind=behind)
         files[rank_file(rank, EXTRA)] = _record(done)
-    sync(home)
+    (now if behind is None else behind.do)(partial(sync, home))
     if rank == 0:
         files |= {f"strategy/{p.name}": text_record(p) for p in strategy_file.dump(strategy, folder / "strategy")}
     return RankRecord(rank, strategy.grid.size, strategy.digest, files, key)
+
+
+def _of(
+    chunks: Callable[[str, Box], Iterable[memoryview]], boxes: Mapping[str, Box]
+) -> Callable[[str], Iterable[memoryview]]:
+    return lambda name: chunks(name, boxes[name])
 
 
 def shares(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:

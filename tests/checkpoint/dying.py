@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 EVENTS = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "ctypes.dlsym")  # the last: renameat2
@@ -16,6 +17,7 @@ class Counter:
 
     def __init__(self, last: int) -> None:
         self.last, self.seen = last, 0
+        self._lock = Lock()  # files are synced by a thread of their own
 
     def install(self) -> None:
         sys.addaudithook(self._audit)
@@ -38,9 +40,10 @@ class Counter:
             self._moment()
 
     def _moment(self) -> None:
-        self.seen += 1
-        if self.seen == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
+        with self._lock:
+            self.seen += 1
+            if self.seen == self.last:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def moments(act: Callable[[], Any]) -> int:

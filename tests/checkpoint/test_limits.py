@@ -8,7 +8,8 @@ import pytest
 import xxhash
 
 from launcher.checkpoint import Entry, Strategy, commit, partial
-from launcher.checkpoint.files import CHUNK, FileWriter, Written
+from launcher.checkpoint.files import CHUNK
+from launcher.checkpoint.header import arrange
 from launcher.checkpoint.manifest import FileRecord, stamp
 from launcher.checkpoint.strategy_file import dump
 from launcher.checkpoint.write import RankRecord, text_record
@@ -44,12 +45,14 @@ def sparse(final: Path, shape: tuple[int, int]) -> None:
     home = partial(final)
     (home / "rank_0").mkdir(parents=True)
     specs = {"w": strategy.entries["w"].spec}
-    with FileWriter(home / "rank_0" / "model.safetensors", specs, stamp(0, 1, strategy.digest)) as file:
-        digest, zeros = xxhash.xxh3_128(), bytes(CHUNK)
-        for _ in range(specs["w"].nbytes // CHUNK):
-            digest.update(zeros)
-    done = Written(file.header.size, file.header.digest, {"w": digest.hexdigest()})
-    files = {"rank_0/model.safetensors": FileRecord(done.size, done.digest, done.tensors)}
+    head, header = arrange(specs, stamp(0, 1, strategy.digest))
+    with (home / "rank_0" / "model.safetensors").open("wb") as file:
+        file.write(head)
+        file.truncate(header.size)
+    digest, zeros = xxhash.xxh3_128(), bytes(CHUNK)
+    for _ in range(specs["w"].nbytes // CHUNK):
+        digest.update(zeros)
+    files = {"rank_0/model.safetensors": FileRecord(header.size, header.digest, {"w": digest.hexdigest()})}
     files |= {f"strategy/{p.name}": text_record(p) for p in dump(strategy, home / "strategy")}
     commit(home, final, [RankRecord(0, 1, strategy.digest, files)], {})
     assert (final / "rank_0" / "model.safetensors").stat().st_blocks * 512 < 1 << 20

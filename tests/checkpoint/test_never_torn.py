@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +180,53 @@ def test_all_is_on_the_disk_before_the_manifest_and_the_manifest_before_the_name
     assert seen[name + 1 :] == [".", "latest", "."]
 
 
+def test_a_transform_syncs_behind_its_writing_and_all_before_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: seen.append((synced(fd, tmp_path), threading.get_ident())))
+    save(tmp_path / "a", small(), filled(small()))
+    seen.clear()
+    transform(tmp_path / "a", tmp_path / "b", other())
+    before = dict(seen[: [path for path, _ in seen].index("b.partial/manifest.json")])
+    tensors = {f"b.partial/{path}" for path in files(tmp_path / "b") if path.startswith("rank_")}
+    folders = {f"b.partial/rank_{rank}" for rank in range(4)}
+    assert before.keys() > tensors | folders | {"b.partial", "b.partial/state.json"}
+    assert len({before[path] for path in tensors | folders}) == 1
+    assert before["b.partial/rank_0"] != before["b.partial/strategy/stage0.json"]  # which the writing thread waits for
+
+
+def test_a_sync_that_fails_fails_the_transform_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "a", small(), filled(small()))
+
+    def broken(fd: int) -> None:
+        if synced(fd, tmp_path) == "b.partial/rank_0/optimizer.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        transform(tmp_path / "a", tmp_path / "b", other())
+    assert caught.value.filename == str(tmp_path / "b.partial/rank_0/optimizer.safetensors")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("b")]
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, None], ids=["file system", "kernel", "library"])
+def test_where_room_cannot_be_taken_in_advance_files_are_written_all_the_same(
+    code: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Library:
+        def __init__(self, *_: object, **__: object) -> None:
+            if code is not None:
+                self.fallocate = lambda *_: -1
+
+    monkeypatch.setattr("ctypes.CDLL", Library)
+    monkeypatch.setattr("ctypes.get_errno", lambda: code)
+    save(tmp_path / "a", small(), filled(small()))
+    assert verify(tmp_path / "a") == []
+
+
 def synced(fd: int, home: Path) -> str:
     """The file or folder behind ``fd``; a new text goes by the name that it gets."""
     path = Path(os.readlink(f"/proc/self/fd/{fd}")).relative_to(home)
@@ -214,8 +263,9 @@ def test_a_transform_to_a_full_disk_says_what_was_needed_and_leaves_nothing(tmp_
     with pytest.raises(OSError, match="No space") as caught:
         transform(tmp_path / "a", disk / "b", large())
     path = disk / "b.partial" / "rank_1" / "model.safetensors"
+    left = (256 << 10) - -(-size // 4096) * 4096 - 4096  # rank 0 has its file there, and that of the strategy
     assert str(caught.value) == (
-        f"[Errno 28] No space left on device: the file needs {size} bytes, 0 are free: '{path}'"
+        f"[Errno 28] No space left on device: the file needs {size} bytes, {left} are free: '{path}'"
     )
     assert files(disk) == {}
     assert not any(disk.iterdir())

@@ -68,7 +68,7 @@ def test_the_plan_as_text(tmp_path: Path) -> None:
     save(tmp_path / "a", small(), filled(small()))
     plan = plan_transform(tmp_path / "a", target_strategy(small(), nproc=2, stages=1, shard_size=2))
     head = f"{tmp_path / 'a'}: 4 ranks -> 2 ranks, 5 tensors\n"
-    head += "242 B to read and to write, at most 24.0 MB in memory at once\n"
+    head += "242 B to read and to write, at most 40.0 MB in memory at once\n"
     assert (
         plan.text()
         == head

@@ -187,7 +187,7 @@ def test_a_plan_of_a_transform_says_who_reads_which_bytes_and_writes_nothing(
     assert main([*TINY, f"run_dir={tmp_path}/run", *words]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{last(trained)}: 4 ranks -> 2 ranks, ")
-    assert re.search(r"KB to read and to write, at most 24.0 MB in memory at once\n", out)
+    assert re.search(r"KB to read and to write, at most 40.0 MB in memory at once\n", out)
     assert re.search(r"rank +reads +tensors +bytes\n +0 +rank_0/model.safetensors +\d+ +\d+\n", out)
     assert re.search(
         r"rank +reads +tensor +from byte +to +bytes\n +0 +rank_0/model.safetensors +embed.weight +\d+", out
