@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from launcher.checkpoint.behind import Behind
 from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.files import sliced
 from launcher.checkpoint.fresh import check_destination, fresh
-from launcher.checkpoint.gather import gathered, slices
+from launcher.checkpoint.gather import gathered
 from launcher.checkpoint.store import seal
 from launcher.checkpoint.strategy import Entry, Strategy, match
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
-from launcher.checkpoint.window import Window
+from launcher.checkpoint.whole import Blobs, Whole, chunks
 from launcher.checkpoint.write import write_pieces
+from launcher.plan.facts import TensorSpec
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Box, Layout
 
@@ -38,46 +37,56 @@ def import_full(
     says where the key is to encrypt with. Everything is checked before the first byte is written. Raises as
     ``transform`` does.
     """
-    check_destination(dst, overwrite, is_checkpoint, "checkpoint")
-    names = _names(src, target)
-    tensors = {name: src[theirs] for name, theirs in names.items()}
-    window = Window()
+    return import_whole(Blobs(src), dst, target, state, overwrite=overwrite, key=key)
 
-    def chunks(name: str, box: Box) -> Iterator[memoryview]:
-        blob = tensors[name]
-        return gathered(box, blob.dtype, lambda part, out: window.take(blob, slices(part), out))
+
+def import_whole(
+    src: Whole,
+    dst: Path,
+    target: Strategy,
+    state: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
+) -> Report:
+    """As ``import_full``, of tensors wherever they are: each rank's file is cut straight from them."""
+    check_destination(dst, overwrite, is_checkpoint, "checkpoint")
+    specs = src.specs
+    names = _names(src, specs, target)
+
+    def cut(name: str, box: Box) -> Iterator[memoryview]:
+        return gathered(box, specs[names[name]].dtype, partial(src.fill, names[name]))
 
     with fresh(dst) as new, Behind() as behind:
-        records = [write_pieces(new, rank, target, chunks, {}, key, behind) for rank in range(target.grid.size)]
+        records = [write_pieces(new, rank, target, cut, {}, key, behind) for rank in range(target.grid.size)]
         behind.wait()
         seal(new, records, state)
     files = {path: record for r in records for path, record in r.files.items()}
-    read = sum(blob.data.nbytes for blob in tensors.values())
+    read = sum(specs[theirs].nbytes for theirs in names.values())
     return Report(dst, len(files), read, sum(f.size for f in files.values()), PEAK)
 
 
-def _names(src: Mapping[str, Blob], target: Strategy) -> dict[str, str]:
+def _names(src: Whole, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
     """For each entry of ``target`` the name in ``src``."""
-    given = {n: [a for a in (n, *e.aliases) if a in src] for n, e in target.entries.items()}
-    _check_ties(src, given)
+    given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
+    _check_ties(src, specs, given)
     twins = {n for names in given.values() for n in names[1:]}
     grid = Grid(())
-    entries = {n: Entry(Layout(grid, b.shape, ((),) * len(b.shape)), b.dtype) for n, b in src.items() if n not in twins}
+    entries = {
+        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype) for n, s in specs.items() if n not in twins
+    }
     return match(Strategy(grid, entries), target)
 
 
-def _check_ties(src: Mapping[str, Blob], given: Mapping[str, list[str]]) -> None:
+def _check_ties(src: Whole, specs: Mapping[str, TensorSpec], given: Mapping[str, list[str]]) -> None:
     found = []
     for names in given.values():
         for name in names[1:]:
-            if not _same(src[names[0]], src[name]):
+            if specs[names[0]] != specs[name] or not _same(src, names[0], name):
                 found.append(f"{name}: tied to {names[0]} in the destination, but the source has other values for it")
     if found:
         raise ValueError("\n".join(found))
 
 
-def _same(a: Blob, b: Blob) -> bool:
-    if a.spec != b.spec:
-        return False
-    pairs = zip(sliced(a.data), sliced(b.data), strict=True)
-    return all(np.array_equal(np.frombuffer(x, np.uint8), np.frombuffer(y, np.uint8)) for x, y in pairs)
+def _same(src: Whole, a: str, b: str) -> bool:
+    return all(x == y for x, y in zip(chunks(src, a), chunks(src, b), strict=True))

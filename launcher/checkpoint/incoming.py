@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from launcher.checkpoint.blob import Blob
+import numpy.typing as npt
+
 from launcher.checkpoint.dcp import read_dcp
 from launcher.checkpoint.dcp.metadata import NAME as METADATA
-from launcher.checkpoint.files import write_stream
 from launcher.checkpoint.hf import INDEX, ONE, read_hf
-from launcher.checkpoint.names import Table
-from launcher.checkpoint.peer import transform_checkpoints, whole_tensors
+from launcher.checkpoint.names import Table, renamed
+from launcher.checkpoint.peer import whole_tensors
 from launcher.checkpoint.rank_folders import rank_paths
-from launcher.checkpoint.rank_source import open_source
+from launcher.checkpoint.rank_source import RankSource, open_source
 from launcher.checkpoint.transform import is_checkpoint
+from launcher.checkpoint.whole import Blobs, Chosen, Whole
+from launcher.checkpoint.window import Window
 from launcher.plan.facts import TensorSpec
+from launcher.plan.layout import Box
 
 Form = Literal["hf", "mindspore", "dcp"]
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """``tensors`` by new name, read from disk when looked at.
+    """``tensors`` by new name, which stay on disk.
 
     ``left`` are the old names that no row is about, ``others`` are entries that are no tensors.
     """
 
-    tensors: Mapping[str, Blob]
+    tensors: Whole
     left: tuple[str, ...]
     others: tuple[str, ...] = ()
 
@@ -57,52 +60,34 @@ def form_of(path: Path) -> Form:
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
     """The tensors that ``read_incoming`` finds, by old name, from heads alone. Raises as it does."""
-    form = form_of(path)
-    _check_strategy(path, form, strategy)
-    if form == "hf":
-        return dict(read_hf(path).specs)
-    if form == "dcp":
-        return dict(read_dcp(path).specs)
-    if path.is_dir() and strategy is not None:
-        return whole_tensors(path, strategy)
-    return dict(open_source(_one_file(path) if path.is_dir() else path, verify=False).specs)
+    return dict(_source(path, strategy, verify=False)[0].specs)
 
 
 def read_incoming(
-    path: Path, scratch: Path, names: Table | None = None, *, strategy: Path | None = None, strict: bool = True
+    path: Path, names: Table | None = None, *, strategy: Path | None = None, strict: bool = True
 ) -> Incoming:
-    """The tensors of ``path``. What is cut or chunked there is put together in ``scratch``, an empty folder.
+    """The tensors of ``path``, each whole, however it is cut or chunked there.
 
     ``strategy`` is MindSpore's for rank folders. Raises ``ValueError`` naming the file.
     """
+    source, others = _source(path, strategy, verify=True)
+    found = renamed(source.specs, names, strict=strict)
+    return Incoming(Chosen(source, {name: old for old, name in found.names.items()}), found.unmatched, others)
+
+
+def _source(path: Path, strategy: Path | None, *, verify: bool) -> tuple[Whole, tuple[str, ...]]:
+    """With the entries that are no tensors. ``verify``: False where heads alone shall be read."""
     form = form_of(path)
-    _check_strategy(path, form, strategy)
-    if form == "mindspore":
-        path = _whole_folder(path, scratch, strategy) if path.is_dir() else _whole_file(path, scratch)
-    others: tuple[str, ...] = ()
-    if form == "dcp":
-        path, others = _whole_dcp(path, scratch)
-    found = read_hf(path, names, strict=strict)
-    return Incoming(found, found.unmatched, others)
-
-
-def _check_strategy(path: Path, form: Form, strategy: Path | None) -> None:
     if strategy is not None and not (form == "mindspore" and path.is_dir()):
         raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
-
-
-def _whole_dcp(path: Path, scratch: Path) -> tuple[Path, tuple[str, ...]]:
-    folder, out = read_dcp(path), scratch / ONE
-    write_stream(out, folder.specs, folder.chunks, {}, digested=False)
-    return out, folder.others
-
-
-def _whole_folder(path: Path, scratch: Path, strategy: Path | None) -> Path:
-    if strategy is None:
-        file = _one_file(path)
-        return _whole_file(file, scratch) if file.suffix == ".ckpt" else file
-    transform_checkpoints(path, scratch / "whole", "whole", strategy)
-    return scratch / "whole" / "rank_0" / "whole0.safetensors"
+    if form == "hf":
+        return Blobs(read_hf(path)), ()
+    if form == "dcp":
+        folder = read_dcp(path)
+        return folder, folder.others
+    if strategy is not None:
+        return whole_tensors(path, strategy, verify=verify), ()
+    return _File(open_source(_one_file(path) if path.is_dir() else path, verify=verify)), ()
 
 
 def _one_file(path: Path) -> Path:
@@ -114,7 +99,14 @@ def _one_file(path: Path) -> Path:
     return files[0]
 
 
-def _whole_file(path: Path, scratch: Path) -> Path:
-    source, out = open_source(path), scratch / ONE
-    write_stream(out, source.specs, lambda name: (memoryview(c) for c in source.chunks(name)), {}, digested=False)
-    return out
+@dataclass(frozen=True)
+class _File:
+    file: RankSource
+    window: Window = field(default_factory=Window)
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return self.file.specs
+
+    def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+        self.file.fill(self.window, name, part, out)

@@ -16,7 +16,7 @@ from launcher.checkpoint.durable import sync
 from launcher.checkpoint.fresh import check_apart, check_empty, fresh
 from launcher.checkpoint.given import Given, by_stage, given, listed, of_slices, of_whole, on_paper, part, whole_specs
 from launcher.checkpoint.mindspore import StrategyFile
-from launcher.checkpoint.rank_files import RankFiles, held_boxes, whole_strategy, write_held
+from launcher.checkpoint.rank_files import Held, RankFiles, held_boxes, whole_strategy, write_held
 from launcher.checkpoint.rank_folders import rank_paths
 from launcher.checkpoint.rank_source import SUFFIXES, RankSource, open_source
 from launcher.checkpoint.read import Reader, open_checkpoint
@@ -138,11 +138,13 @@ def transform_checkpoints(
             sync(folder)
 
 
-def whole_tensors(src_checkpoints_dir: Path, src_strategy_file: Path) -> dict[str, TensorSpec]:
-    """What ``transform_checkpoints`` makes of these, without a strategy to go to: from heads alone, and raises so."""
-    sides = _sides(rank_paths(src_checkpoints_dir), given("src_strategy_file", src_strategy_file), None, verify=False)
-    loose = {name: sides.files.files[rank].specs[name] for name, rank in sides.files.loose.items()}
-    return {name: entry.spec for name, entry in sides.after.entries.items()} | loose
+def whole_tensors(src_checkpoints_dir: Path, src_strategy_file: Path, *, verify: bool = True) -> Held:
+    """What ``transform_checkpoints`` makes of these, without a strategy to go to; raises as it does.
+
+    ``verify``: False where heads alone shall be read.
+    """
+    sides = _sides(rank_paths(src_checkpoints_dir), given("src_strategy_file", src_strategy_file), None, verify=verify)
+    return sides.files.held(sides.after, sides.names, 0)
 
 
 def _from_checkpoint(folder: Path, src: Given | None, dst: Given | None) -> tuple[Strategy, Callable[..., None]]:

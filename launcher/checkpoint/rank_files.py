@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,24 @@ from launcher.checkpoint.gather import Fill, gathered, slices
 from launcher.checkpoint.manifest import stamp
 from launcher.checkpoint.mindspore import text_bytes, write_ckpt
 from launcher.checkpoint.mindspore.dtypes import TEXT
+from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.rank_source import RankSource
 from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.checkpoint.window import Window
 from launcher.plan.facts import TensorSpec
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Box, Layout
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors of one rank, put together from the files of several. Regions count in indices of the full tensors."""
+
+    specs: Mapping[str, TensorSpec]
+    fills: Mapping[str, Fill]
+
+    def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+        self.fills[name](part, out)
 
 
 class RankFiles:
@@ -44,21 +58,29 @@ class RankFiles:
         if found := [f"{files[r].path}: {flaw}" for r in files for flaw in self._flaws(r)] or [*self._changing()]:
             raise ValueError("\n".join(found))
 
+    def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> Held:
+        """What ``write`` writes, a region at a time."""
+        chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
+        for take in takes(self.strategy, dst, names, rank, self.files):
+            chosen[take.name].append(take)
+        specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
+        specs |= {name: self.files[source].specs[name] for name, source in self.loose.items()}
+        window = Window()
+        fills = {name: self._fill(window, names[name], found) for name, found in chosen.items()}
+        fills |= {name: partial(self.files[source].fill, window, name) for name, source in self.loose.items()}
+        return Held(specs, fills)
+
     def write(
         self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: Behind | None = None
     ) -> None:
         """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
-        boxes, window = held_boxes(dst, rank), Window()
-        chosen: dict[str, list[Take]] = {name: [] for name in boxes}
-        for take in takes(self.strategy, dst, names, rank, self.files):
-            chosen[take.name].append(take)
+        held, boxes = self.held(dst, names, rank), held_boxes(dst, rank)
 
-        def chunks(name: str) -> Iterator[bytes | memoryview]:
-            if name in self.loose:
-                return self.files[self.loose[name]].chunks(name)
-            return gathered(boxes[name], dst.entries[name].dtype, self._fill(window, names[name], chosen[name]))
+        def chunks(name: str) -> Iterator[memoryview]:
+            spec = held.specs[name]
+            return gathered(boxes.get(name, whole(spec.shape)), spec.dtype, partial(held.fill, name))
 
-        specs = {name: self.files[source].specs[name] for name, source in self.loose.items()}
+        specs = {name: held.specs[name] for name in self.loose}
         write_held(path, dst, rank, specs, chunks, self.texts, behind)
 
     def _fill(self, window: Window, name: str, chosen: list[Take]) -> Fill:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.cast import cast, differing, exact
+from launcher.checkpoint.cast import Cast, differing, exact
 from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.import_full import import_full
+from launcher.checkpoint.import_full import import_whole
 from launcher.checkpoint.incoming import outline, read_incoming
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.store import LATEST, latest, step_folder
 from launcher.checkpoint.strange import strange
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import to_ours
+from launcher.checkpoint.whole import Chosen, Whole
 from launcher.errors import Problem, RequestError
 from launcher.job.steps import Import
 from launcher.plan.memory import bytes_text
@@ -60,20 +59,16 @@ def run(
     if wrong := misfits(name, step, plan):
         raise RequestError(tuple(wrong))
     checkpoints.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".import.", dir=checkpoints) as scratch:
-        strategy = Path(step.strategy) if step.strategy else None
-        found = read_incoming(
-            Path(step.src), Path(scratch), to_ours(step.names), strategy=strategy, strict=step.strict
-        )  # fmt: skip
-        tensors, left = found.tensors, [*found.left]
-        if not step.strict:
-            left += [n for n in tensors if n not in target.named]
-            tensors = {n: tensors[n] for n in tensors if n in target.named}
-        tensors = _as_kept(tensors, target, Path(scratch) / "cast.safetensors", say)
-        results = {"saved_step": 0}
-        state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
-                 "results": results}  # fmt: skip
-        done = import_full(tensors, final, target, state, overwrite=True, key=key)
+    strategy = Path(step.strategy) if step.strategy else None
+    found = read_incoming(Path(step.src), to_ours(step.names), strategy=strategy, strict=step.strict)
+    tensors, left = found.tensors, [*found.left]
+    if not step.strict:
+        left += [n for n in tensors.specs if n not in target.named]
+        tensors = Chosen(tensors, {n: n for n in tensors.specs if n in target.named})
+    results = {"saved_step": 0}
+    state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
+             "results": results}  # fmt: skip
+    done = import_whole(_as_kept(tensors, target, say), final, target, state, overwrite=True, key=key)
     write_text(checkpoints / LATEST, final.name + "\n")
     ranks = many(target.grid.size, "rank")
     say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, "
@@ -85,12 +80,12 @@ def run(
     return dict(results)
 
 
-def _as_kept(tensors: Mapping[str, Blob], target: Strategy, file: Path, say: Callable[[str], None]) -> dict[str, Blob]:
+def _as_kept(tensors: Whole, target: Strategy, say: Callable[[str], None]) -> Whole:
     """Weights as wide as the run keeps them, which ``train.precision`` says; what is cast is said."""
-    into = differing(tensors, {name: target.entries[first].spec for name, first in target.named.items()})
-    pairs = Counter((tensors[name].dtype, dtype) for name, dtype in into.items())
-    out = cast(tensors, into, file) if into else dict(tensors)
+    specs = tensors.specs
+    into = differing(specs, {name: target.entries[first].spec for name, first in target.named.items()})
+    pairs = Counter((specs[name].dtype, dtype) for name, dtype in into.items())
     for (old, new), count in pairs.items():
         kept = "every number kept" if exact(old, new) else "each number rounded to the nearest"
         say(f"import: {many(count, 'tensor')} cast from {old} to {new}, {kept}")
-    return out
+    return Cast(tensors, into)

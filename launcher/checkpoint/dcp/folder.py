@@ -35,7 +35,7 @@ class DcpFolder:
     def chunks(self, name: str) -> Iterator[memoryview]:
         """The bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
         spec = self.specs[name]
-        return gathered(whole(spec.shape), spec.dtype, lambda part, out: self._fill(name, part, out))
+        return gathered(whole(spec.shape), spec.dtype, lambda part, out: self.fill(name, part, out))
 
     def _find(self, name: str, chunk: Chunk) -> Saved:
         path = self.folder / chunk.file
@@ -52,7 +52,8 @@ class DcpFolder:
             raise ValueError(f"{path}: tensor {name}: its piece at {list(chunk.box.lo)} is {told}")
         return saved
 
-    def _fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+    def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+        """Put ``part`` of the tensor into ``out``, which is as ``words`` makes it."""
         for chunk, saved in zip(self._tensors[name].chunks, self._saved[name], strict=True):
             if not (both := chunk.box & part):
                 continue
