@@ -30,7 +30,8 @@ LAYOUTS = {
 }
 
 OPERATORS = {
-    "m.model.embed_tokens": "[tp, null]", "m.model.layers.*.self_attn.[qkv]_proj": "[tp, null]",
+    "m.model.embed_tokens": "[tp, null]",
+    **{f"m.model.layers.*.self_attn.{n}_proj": "[tp, null]" for n in "qkv"},
     "m.model.layers.*.self_attn.o_proj": "[null, tp]", "m.model.layers.*.mlp.gate_proj": "[tp, null]",
     "m.model.layers.*.mlp.up_proj": "[tp, null]", "m.model.layers.*.mlp.down_proj": "[null, tp]",
     "m.lm_head": "[tp, null]",
@@ -74,5 +75,5 @@ def test_a_model_of_transformers_is_certified_with_every_layer_on_its_own(
 @pytest.mark.parametrize("layout", SPREAD)
 def test_a_llama_of_transformers_is_certified_with_its_operators_cut(layout: str, tmp_path: Path) -> None:
     cut = ", ".join(f"{module}: {{weight: {axes}}}" for module, axes in OPERATORS.items())
-    typed = [*words("Llama", SPREAD[layout]), "parallel.grid.tp=2", f"parallel.operators='{{{cut}}}'"]
+    typed = [*words("Llama", SPREAD[layout]), "parallel.grid.tp=2", f"parallel.operators={{{cut}}}"]
     assert certified(typed, tmp_path / "run")
