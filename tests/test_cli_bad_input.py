@@ -258,6 +258,14 @@ CASES = {
     try:    "data.path='a=b'"
 """,
     ),
+    "group with a name the grammar cannot read": (
+        ["parallel.operators={head[a]: {weight: [2, 1]}}"],
+        """
+  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; no viable alternative at input '{head['; in a recipe \
+file any name can be written
+    set by: parallel.operators={head[a]: {weight: [2, 1]}} (command line)
+""",
+    ),
     "several values without -m": (
         ["seed=1,2"],
         """

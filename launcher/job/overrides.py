@@ -129,5 +129,7 @@ def _unreadable(text: str, why: str) -> Problem:
         return Problem("", f"{shown}: cannot be read; {name!r} is no key")
     reason = " ".join(why.partition("\nSee ")[0].split())
     hint = "quote the value" if "Lexer" in reason or "EOF" in reason or "mismatched" in reason else reason
-    return Problem(name.lstrip("+~"), f"{redacted(value) if shown == text else '***'}: cannot be read; {hint}",
-                   shell(redacted(fixed)))  # fmt: skip
+    told = f"{redacted(value) if shown == text else '***'}: cannot be read; {hint}"
+    if value.lstrip().startswith("{"):  # as text it would be no group of keys
+        return Problem(name.lstrip("+~"), f"{told}; in a recipe file any name can be written")
+    return Problem(name.lstrip("+~"), told, shell(redacted(fixed)))
