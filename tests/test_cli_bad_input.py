@@ -261,8 +261,8 @@ CASES = {
     "group with a name the grammar cannot read": (
         ["parallel.operators={head[a]: {weight: [2, 1]}}"],
         """
-  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; no viable alternative at input '{head['; in a recipe \
-file any name can be written
+  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; no viable alternative at input '{head['; in a \
+recipe file any name can be written
     set by: parallel.operators={head[a]: {weight: [2, 1]}} (command line)
 """,
     ),

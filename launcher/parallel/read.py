@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from launcher.errors import RequestError
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype as default_dtype
-from launcher.parallel.trace import RUNNING, Tracer, call, refusing, trace
+from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, trace
 from launcher.parallel.watch import Watch, watching
 from launcher.parallel.weigh import Scales
 from launcher.plan.facts import Backward, Graph, Node, Param, Segment, Skeleton, TensorSpec
@@ -120,8 +121,26 @@ def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
 
 
 def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """The model as a single node, for one stage: nothing is traced, so any Python goes."""
-    known, model, xs = skeleton(model), copy.deepcopy(model), meta(inputs)  # a forward may count or cache
+    """The model as a single node, for one stage: any Python goes.
+
+    One that looks at data is traced, for code may look only where it runs, or else run on zeros in memory, all of it.
+    """
+    known = skeleton(model)
+    try:
+        return _single(model, known, inputs, lambda model, xs, meter, watch: model(*xs))
+    except RequestError as error:
+        if not looks(error.__cause__):
+            raise
+    try:
+        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known))
+    except RequestError:
+        return _single(model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch))
+    (end,) = traced.graph.find_nodes(op="output")
+    return _node(known, inputs, traced.values[end], traced.meter, traced.watch)
+
+
+def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]) -> Graph:
+    model, xs = copy.deepcopy(model), meta(inputs)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
     with (
         refusing(model, xs),
@@ -130,7 +149,11 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
         meter,
         watching(model, _loaded(known), lambda: meter.saved) as watch,
     ):
-        value = call(model, xs, {}, meter, watch)
+        value = run(model, xs, meter, watch)
+    return _node(known, inputs, value, meter, watch)
+
+
+def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Meter, watch: Watch) -> Graph:
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
