@@ -56,6 +56,17 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
+def said(error: Exception) -> str:
+    """What an error says; of one of the system's the file and the reason.
+
+    >>> said(PermissionError(13, "Permission denied", "a/b"))
+    'a/b: Permission denied'
+    """
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
 def refuse(found: Sequence[Problem]) -> None:
     """Raises ``RequestError`` if there is any."""
     if found:

@@ -14,7 +14,7 @@ from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tables import from_ours, to_ours
 from launcher.checkpoint.transform import check_places, is_checkpoint
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify
 from launcher.plan.plan import Plan
@@ -76,7 +76,7 @@ def previews(job: Job) -> list[str]:
             except RequestError as error:
                 found += error.problems
             except (ValueError, OSError) as error:
-                found.append(Problem(f"steps.{name}.src", str(error)))
+                found.append(Problem(f"steps.{name}.src", said(error)))
     if found:
         raise RequestError(tuple(found))
     return out
@@ -146,7 +146,7 @@ def _tried(step: str, looks: Iterator[Look] | Collection[Look]) -> list[Problem]
         except RequestError as error:
             found += error.problems
         except (ValueError, OSError) as error:
-            found.append(Problem(f"{step}.{field}", _own(str(error), field)))
+            found.append(Problem(f"{step}.{field}", _own(said(error), field)))
     return found
 
 

@@ -31,7 +31,9 @@ def rank_paths(folder: Path) -> dict[int, Path]:
 
 def newest(home: Path) -> Path:
     """``net-10_5`` before ``net-9_7``: the numbers that the name ends in are epoch and step, or the step alone."""
-    files = sorted(path for path in home.iterdir() if path.suffix in SUFFIXES)
+    files = sorted(
+        path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file()
+    )  # no pipe, which waits
     if not files:
         raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
     if other := [path for path in files if path.suffix != files[0].suffix]:

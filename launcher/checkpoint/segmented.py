@@ -82,7 +82,7 @@ def load_segmented_checkpoints(
 def _files(folder: Path, key: bytes | None) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"ckpt_file_dir: {folder} is not a folder")
-    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
     if not files:
         raise ValueError(f"ckpt_file_dir: {folder} has no .safetensors or .ckpt file")
     if other := [path for path in files if path.suffix != files[0].suffix]:

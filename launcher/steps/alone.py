@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.authentic import unvouched
-from launcher.errors import RunError
+from launcher.errors import RunError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
 from launcher.plan.memory import bytes_text
@@ -32,7 +32,7 @@ def run(
         try:
             out |= _step(name, job, plan, paths, {**results, **out}, say)
         except (ValueError, OSError) as error:
-            raise RunError(f"{name}: {error}") from error
+            raise RunError(f"{name}: {said(error)}") from error
     return out
 
 

@@ -16,7 +16,7 @@ from launcher.checkpoint.strange import strange
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import to_ours
 from launcher.checkpoint.whole import Chosen, Whole
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, said
 from launcher.job.steps import Import
 from launcher.plan.memory import bytes_text
 from launcher.plan.plan import Plan
@@ -34,7 +34,7 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
     try:
         found = outline(Path(step.src), strategy)
     except (ValueError, OSError) as error:
-        return [Problem(f"steps.{name}.src", str(error))]
+        return [Problem(f"steps.{name}.src", said(error))]
     return strange(f"steps.{name}", step.src, found, step.names, of_plan(plan), strict=step.strict)
 
 

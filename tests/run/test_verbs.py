@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import warnings
@@ -399,6 +400,10 @@ AT_THE_DOOR = {
         ["steps=[import]", "steps.import.src=red.safetensors"],
         "steps.import.names: red.safetensors: the model has no place for a\\x1b[31m\\nb; names is a table ",
     ),
+    "a rank whose file is a pipe": (
+        ["steps=[import]", "steps.import.src=piped"],
+        "steps.import.src: piped/rank_0: no .safetensors or .ckpt file in it",
+    ),
     "a folder without strategies": (
         ["steps=[merge_strategies]", "steps.merge_strategies.src=pickled"],
         "steps.merge_strategies.src: pickled has no strategy files (.json or .ckpt)",
@@ -427,6 +432,8 @@ def test_what_heads_and_manifests_tell_is_told_before_anything_is_started(
     file = Path(shutil.copytree("last", "flipped")) / "rank_1/model.safetensors"
     file.write_bytes(file.read_bytes().replace(b"launcher.rank", b"launcher.rbnk"))
     Path("pickled").mkdir()
+    Path("piped/rank_0").mkdir(parents=True)
+    os.mkfifo("piped/rank_0/w.safetensors")
     Path("pickled/pytorch_model.bin").touch()
     write_stream(Path("red.safetensors"), {"a\x1b[31m\nb": TensorSpec((), "int8")}, lambda n: [memoryview(b"1")], {})
     shard = next(Path("hf").glob("*.safetensors"))
