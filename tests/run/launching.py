@@ -17,6 +17,7 @@ from typing import Any
 from launcher.__main__ import main
 
 ROOT = Path(__file__).parents[2]
+BATCH = "steps.evaluate.batches=1"
 TINY = (
     "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "data.samples=64",
     "train.batch_size=16", "parallel.hsdp.threshold=0", "logger=plain", "steps=[train,save]",
@@ -132,3 +133,8 @@ def ended(pid: int, within_s: float) -> bool:
         return bool(select.select([fd], [], [], within_s)[0])
     finally:
         os.close(fd)
+
+
+def last(folder: Path) -> Path:
+    """Its newest checkpoint."""
+    return folder / "checkpoints" / checkpoints(folder)[-1]
