@@ -23,7 +23,6 @@ from launcher.checkpoint import (
 from launcher.checkpoint.files import write_file
 from launcher.checkpoint.given import given as read
 from launcher.checkpoint.given import of_whole
-from launcher.checkpoint.meaning import meaning
 from launcher.checkpoint.mindspore import merged_file, write_strategy
 from launcher.checkpoint.strategy_file import text
 from launcher.plan.grid import Grid
@@ -31,7 +30,7 @@ from launcher.plan.layout import Layout
 from tests.checkpoint.mindspore.truth import CASES, blobs, rank_files
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.rows import net
-from tests.checkpoint.saving import cut, files, filled, held, layouts, save, small, strategies, tensors
+from tests.checkpoint.saving import cut, files, filled, held, save, small, strategies, tensors
 
 WRONG = {"c16_bug_opt_shard_ascending_map"}  # what MindSpore wrote has wrong values
 Files = dict[int, dict[str, Blob]]
@@ -241,19 +240,6 @@ def given_in(path: Path, form: str, strategy: Strategy) -> str:
         return strategy_text(path, strategy)
     write_strategy(path, merged_file(strategy), "json" if form == "json" else "protobuf")
     return str(path)
-
-
-@given(st.data())
-@settings(max_examples=100, deadline=None)
-def test_layouts_that_mean_the_same_have_the_same_boxes(data: st.DataObject) -> None:
-    names = {"a": 2, "b": 2, "c": 3}
-    grid, shape = Grid.of(pp=2, **names), tuple(data.draw(st.lists(st.sampled_from([0, 5, 12]), max_size=2)))
-    one, other = (data.draw(layouts(Grid(tuple(data.draw(st.permutations(grid.axes)))), shape)) for _ in range(2))
-    if meaning(one) == meaning(other):
-        assert [one.box(r) for r in range(24)] == [other.box(r) for r in range(24)]
-    joined = Layout(Grid.of(pp=2, ab=4, c=3), (12,), (("ab",),), (("pp", (1,)),))
-    assert meaning(joined) == meaning(Layout(grid, (12,), (("a", "b"),), (("pp", (1,)),)))
-    assert meaning(joined) != meaning(Layout(grid, (12,), (("b", "a"),), (("pp", (1,)),)))
 
 
 def replaced(rank: int, act: Callable[[dict[str, Blob]], object]) -> Callable[[Path], None]:
