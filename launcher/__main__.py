@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from launcher.external import Others
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+UNSAID = 120
+"""As Python ends when nobody can be told."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,10 +120,24 @@ def _refuse(error: RequestError, rank: int | None) -> int:
 
 
 def script() -> NoReturn:
-    """The command. The interpreter's last collection would walk through all of torch, which takes most of a second."""
-    code = main()
-    gc.freeze()
-    sys.exit(code)
+    """The command. When all is done and said, the process is over.
+
+    The interpreter would walk through all of torch once more, which takes most of a second, and then take torch down,
+    one of whose threads may abort a run that has ended well.
+    """
+    codes = [FAILED]
+    atexit.register(_leave, codes)  # the first to come is the last to run
+    codes.append(main())
+    sys.exit(codes[-1])
+
+
+def _leave(codes: list[int]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            codes.append(UNSAID)
+    os._exit(codes[-1])
 
 
 if __name__ == "__main__":
