@@ -36,13 +36,21 @@ def test_layers_that_cannot_be_cut_stay_in_one_piece_and_the_plan_says_why():
     ]
 
 
+def level3(net: str, stages: int) -> Job:
+    hsdp = {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}
+    pipeline = {"stages": stages, "micro_batch_num": 2}
+    return own(f"wrapped_nets.{net}", TOKENS, stages=stages, parallel={"pipeline": pipeline, "hsdp": hsdp})
+
+
 @pytest.mark.parametrize("net", ["Wrapped", "WrappedLooking"])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_each_layer_is_gathered_alone_wherever_it_lies(net, stages):
-    hsdp = {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}
-    plan, _ = assert_parity(own(f"wrapped_nets.{net}", TOKENS, stages=stages, parallel={
-        "pipeline": {"stages": stages, "micro_batch_num": 2}, "hsdp": hsdp}), parts=4)  # fmt: skip
+    plan = plan_job(level3(net, stages))
     assert [m for g in plan.groups for m in g.modules if "layers" in m] == [f"m.body.layers.{n}" for n in range(4)]
+
+
+def test_layers_inside_a_module_that_looks_at_its_data_train_as_in_one_process():
+    assert_parity(level3("WrappedLooking", 2), parts=4)
 
 
 def test_a_model_that_looks_at_its_data_is_planned_as_one_that_does_not():
@@ -69,5 +77,6 @@ def test_operators_of_a_model_that_looks_at_its_data_are_spread_as_of_one_that_d
             "pipeline": pipeline, "grid": {"tp": 2}, "operators": OPERATORS})  # fmt: skip
 
     for stages in (1, 2):
-        plan, _ = assert_parity(spread("WrappedLooking", stages), parts=2)
-        assert plan.operators == plan_job(spread("Wrapped", stages)).operators
+        looking, blind = (plan_job(spread(net, stages)) for net in ("WrappedLooking", "Wrapped"))
+        assert looking.operators == blind.operators
+    assert_parity(spread("WrappedLooking", 2), parts=2)
