@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from shlex import quote
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from launcher.errors import Problem, RequestError
 from launcher.parallel import spread
 from launcher.parallel.carry import Carry, attach
+from launcher.parallel.looked import looking
 from launcher.parallel.mode import default_dtype
 from launcher.parallel.read import NORMS, meta
 from launcher.parallel.region import Axis, bring
@@ -242,13 +243,30 @@ def _forward(model: nn.Module, run: _Run, xs: list[Tensor], device: torch.device
     for x in xs:
         run.tag(x, State())
     try:
-        with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), device, _Ops(run), _Calls(run):
+        with (
+            refusing(model, xs),
+            default_dtype(RUNNING),
+            torch.no_grad(),
+            device,
+            _Ops(run),
+            _Calls(run),
+            ExitStack() as more,
+        ):
+            if device.type != "meta":
+                more.enter_context(looking((*xs, *model.parameters(), *model.buffers()), partial(_refuse, run)))
             out = model(*xs)
     except RequestError as error:
         if device.type == "meta" and looks(error.__cause__):
             raise _Looks from error
         raise RequestError(tuple(_told(p, error.__cause__, run) for p in error.problems)) from None
     return [(t, run.state(t)) for t in tree_leaves(out) if isinstance(t, Tensor)]
+
+
+def _refuse(run: _Run) -> None:
+    """Only one of its ways has been followed."""
+    at = run.where[-1] or "the model's own forward"
+    text = f"{at} looks at numbers that come from its inputs or weights, and does something else for others"
+    raise Refused(f"{text}; beside operators that are cut this cannot be followed", KEY)
 
 
 def _begin(run: _Run, name: str, *_: Any) -> None:
@@ -261,11 +279,11 @@ def _end(run: _Run, *_: Any) -> None:
 
 def _told(p: Problem, why: BaseException | None, run: _Run) -> Problem:
     """What goes wrong only with pieces is the strategy's fault."""
-    if run.axis is None:
-        return p
     at = run.where[-1] or "the model's own forward"
     if isinstance(why, Refused):
         return Problem(why.key or KEY, str(why) if why.key else f"in {at}: {why}", why.cure)
+    if run.axis is None:
+        return p
     line = next(iter(str(why).strip().splitlines()), "")
     hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
     return Problem(KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}{hint}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.decide import plan_job
+from launcher.errors import RequestError
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
 from tests.parity import assert_parity, own
@@ -70,13 +71,24 @@ OPERATORS = {
 }  # fmt: skip
 
 
-def test_operators_of_a_model_that_looks_at_its_data_are_spread_as_of_one_that_does_not():
-    def spread(net: str, stages: int) -> Job:
-        pipeline = {"stages": stages, "micro_batch_num": 2}
-        return own(f"wrapped_nets.{net}", TOKENS, stages=stages, parallel={
-            "pipeline": pipeline, "grid": {"tp": 2}, "operators": OPERATORS})  # fmt: skip
+def spread(net: str, stages: int) -> Job:
+    pipeline = {"stages": stages, "micro_batch_num": 2}
+    return own(f"wrapped_nets.{net}", TOKENS, stages=stages, parallel={
+        "pipeline": pipeline, "grid": {"tp": 2}, "operators": OPERATORS})  # fmt: skip
 
+
+def test_operators_of_a_model_that_looks_at_what_is_always_the_same_are_spread_as_of_one_that_does_not():
     for stages in (1, 2):
-        looking, blind = (plan_job(spread(net, stages)) for net in ("WrappedLooking", "Wrapped"))
+        looking, blind = (plan_job(spread(net, stages)) for net in ("WrappedCounting", "Wrapped"))
         assert looking.operators == blind.operators
-    assert_parity(spread("WrappedLooking", 2), parts=2)
+    assert_parity(spread("WrappedCounting", 2), parts=2)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_operators_of_a_model_that_looks_at_its_inputs_are_refused_for_only_one_of_its_ways_was_followed(stages):
+    with pytest.raises(RequestError) as caught:
+        plan_job(spread("WrappedLooking", stages))
+    assert str(caught.value) == (
+        "parallel.operators: m.body looks at numbers that come from its inputs or weights, and does something else for "
+        "others; beside operators that are cut this cannot be followed"
+    )

@@ -40,6 +40,14 @@ class Looking(Body):
         return super().forward(tokens)
 
 
+class Counting(Body):
+    """The code between the layers looks at numbers that are always the same."""
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor]:
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        return super().forward(tokens if bool((place[1:] > place[:-1]).all()) else tokens.flip(1))
+
+
 class Lm(nn.Module):
     """A model around one whose layers are inside; the head is the table."""
 
@@ -71,8 +79,16 @@ class LookingLm(Lm):
     kind = Looking
 
 
+class CountingLm(Lm):
+    kind = Counting
+
+
 class WrappedLooking(Wrapped):
     kind = LookingLm
+
+
+class WrappedCounting(Wrapped):
+    kind = CountingLm
 
 
 class Weighed(nn.Module):
