@@ -24,15 +24,28 @@ class _Flops(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.total = 0
+        self.written: set[int] = set()
+        self.seen: Callable[[Any], None] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.seen is not None:
+            self.seen(func)
         out = func(*args, **(kwargs or {}))
+        if func._schema.is_mutable:
+            self._writes(func, args, kwargs or {})
         count = flop_registry.get(func._overloadpacket)
         if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
             self.total += _attention(*(t.shape for t in args[:3]))
         elif count is not None:
             self.total += count(*args, **(kwargs or {}), out_val=out)
         return out
+
+    def _writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        for at, a in enumerate(func._schema.arguments):
+            if a.alias_info is not None and a.alias_info.is_write:
+                value = args[at] if at < len(args) else kwargs.get(a.name)
+                found = value if isinstance(value, list | tuple) else (value,)
+                self.written |= {t.untyped_storage()._cdata for t in found if isinstance(t, torch.Tensor)}
 
 
 def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
@@ -43,7 +56,8 @@ def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
 class Meter:
     """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
 
-    A storage counts once however often it is saved; parameters and buffers (``own``) do not count.
+    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``written`` are the
+    storages that operations have changed in place; ``seen`` is told of every operation, before it runs.
     """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
@@ -68,6 +82,14 @@ class Meter:
             self.saved, self._flops.total = saved, flops
 
         return back
+
+    @property
+    def written(self) -> set[int]:
+        return self._flops.written
+
+    def tell(self, seen: Callable[[Any], None]) -> None:
+        """Call ``seen`` with every operation from now on."""
+        self._flops.seen = seen
 
     @property
     def flops(self) -> int:

@@ -76,7 +76,7 @@ def parallelize(
 ) -> Parallel:
     """Turn ``model`` (on the meta device) into this rank's stages, with its numbers in place."""
     axis = spread(model, plan, meshes)
-    parts = split(model, plan, meshes.coords["pp"], inputs)
+    parts = split(model, plan, meshes.coords["pp"], inputs, device)
     distribute(parts, plan, meshes)
     for part in parts:
         shard(part, plan, meshes)

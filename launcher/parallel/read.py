@@ -89,7 +89,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         kind = KINDS.get(n.op, "glue")
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
         specs, packed = _specs(tracer.values[n])
-        saved, flops = tracer.costs[n]
+        saved, flops = tracer.costs.get(n, (0, 0))
         backward = scales.weigh(*tracer.called(n)) if kind == "module" else Backward()
         ins = tuple(i.name for i in n.all_input_nodes)
         out.append(Node(n.name, kind, target, ins, specs, packed, saved, flops, backward))

@@ -12,14 +12,18 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from launcher.parallel.ambient import Under
 from launcher.parallel.carry import Carry, attach
 from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import meta
+from launcher.parallel.structure import here
 from launcher.parallel.trace import Tracer, follow
 from launcher.plan.facts import TensorSpec
 from launcher.plan.params import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.stages import Crossing, Stage
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,19 @@ class Part:
         return out
 
 
-def split(model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...]) -> list[Part]:
-    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta device)."""
+def split(
+    model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...], device: torch.device = CPU
+) -> list[Part]:
+    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta device).
+
+    ``device``: what code between the modules is told when it asks.
+    """
     held = plan.held(pp)
     if plan.leaves is None:
         return [Part(held[0], model)]
     running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
     tracer = follow(running, frozenset(plan.leaves), meta(inputs))
-    parts = [Part(s, _build(tracer, model, s, plan), Carry(plan.pieces) if plan.pieces else None) for s in held]
+    parts = [Part(s, _build(tracer, model, s, plan, device), Carry(plan.pieces) if plan.pieces else None) for s in held]
     for part in parts:
         if part.carry is not None:
             attach(part.module, part.carry)
@@ -62,7 +71,7 @@ def split(model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...])
     return parts
 
 
-def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan) -> fx.GraphModule:
+def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: torch.device) -> fx.GraphModule:
     """The module that runs ``stage``: takes what the stage receives and returns what it sends, all flat."""
     whole = {n.name: n for n in tracer.graph.nodes}
     out, env = fx.Graph(), dict[fx.Node, Any]()
@@ -73,8 +82,10 @@ def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan) -> fx.Gra
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
         env[whole[c.name]] = tuple(flat) if c.packed else flat[0]
     for node in (whole[n] for n in stage.nodes):
-        if node.op != "output":
-            env[node] = out.node_copy(node, lambda n: env[n])
+        if node.target is here:
+            env[node] = device
+        elif node.op != "output":
+            env[node] = _copied(out, node, tracer, env)
     if stage.index == len(plan.stages) - 1:
         out.output(fx.node.map_arg(whole[stage.nodes[-1]].args[0], lambda n: env[n]))
     else:
@@ -86,6 +97,25 @@ def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan) -> fx.Gra
         if attr in model.get_submodule(owner)._non_persistent_buffers_set:
             module.get_submodule(owner)._non_persistent_buffers_set.add(attr)
     return module
+
+
+def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
+    """``node`` with its inputs in ``env``, under the modes that it ran in."""
+    modes = tracer.modes.get(node)
+    if modes is None:
+        return out.node_copy(node, lambda n: env[n])
+    args: Any = fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    if node.op != "call_module":
+        assert callable(node.target)
+        return out.call_function(Under(node.target, modes), args, kwargs)
+    module = out.get_attr(str(node.target))
+    return out.call_function(Under(call, modes), (module, *args), kwargs)
+
+
+def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A module as a function."""
+    return module(*args, **kwargs)
 
 
 def _speakable(graph: fx.Graph, code: str) -> str:

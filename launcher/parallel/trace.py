@@ -1,187 +1,159 @@
-"""The glue between named modules as an fx graph, traced with real shapes and real values for all that is no tensor."""
+"""The glue between named modules as an fx graph: the forward runs once on meta tensors, and what it calls is noted."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+import random
+import traceback
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from inspect import signature
+from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.errors import Problem, RequestError
+from launcher.parallel.ambient import ambient
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype, evaluating
+from launcher.parallel.record import Recorder, Uncuttable, recording
 from launcher.parallel.watch import Watch, watching
-
-MAKERS = frozenset({
-    torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace, torch.logspace, torch.ones,
-    torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.tril_indices, torch.triu_indices,
-    torch.zeros,
-})  # fmt: skip
-"""What makes a tensor out of none."""
 
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever the weights' is: that of torch."""
 
-
-class _Value(fx.Proxy):
-    """A proxy that knows what it stands for: a meta tensor, or the very number or shape."""
-
-    @property
-    def meant(self) -> Any:
-        assert isinstance(self.tracer, Tracer)
-        return self.tracer.values[self.node]
-
-    def __len__(self) -> int:
-        return len(self.meant)
-
-    def __index__(self) -> int:
-        return int(self.meant.__index__())
-
-    def __format__(self, spec: str) -> str:
-        return super().__format__(spec) if isinstance(self.meant, torch.Tensor) else format(self.meant, spec)
+STAGES = "parallel.pipeline.stage_config"
+CURE = "name a larger module there, so that this code runs inside it"
 
 
-class Tracer(fx.Tracer):
-    """Traces through a model, ``leaves`` excepted, which are called and stay what they are.
+class Tracer(Recorder):
+    """The graph of a model, ``leaves`` excepted, which are called and stay what they are.
 
-    Every value is worked out on meta tensors on the way, so glue may branch on shapes. The graph is right for inputs
-    of these shapes; another batch shape is traced anew and compared (``same``).
+    The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
+    ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed.
     """
-
-    proxy_buffer_attributes = True
 
     watch: Watch
 
-    def __init__(self, leaves: frozenset[str], inputs: Sequence[torch.Tensor], meter: Meter) -> None:
-        super().__init__()
-        self.leaves, self.inputs, self.meter = leaves, list(inputs), meter
-        self.values: dict[fx.Node, Any] = {}
+    def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
+        super().__init__(root, {id(m): n for n, m in reversed([*root.named_modules()]) if n in leaves})
+        self.meter = meter
         self.costs: dict[fx.Node, tuple[int, int]] = {}
-        self.versions: dict[fx.Node, tuple[int, ...]] = {}
-        self.eager = False
-
-    def overwritten(self) -> frozenset[fx.Node]:
-        """Values that something after them changes in place."""
-        return frozenset(n for n, v in self.versions.items() if v != _versions(self.values[n]))
+        self.writes: dict[fx.Node, frozenset[int]] = {}
+        self._last: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
+        meter.tell(self._escaped)
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
         """The module that ``node`` calls, and what it is given."""
-        args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
-        return self.root.get_submodule(str(node.target)), args, kwargs
+        return self.calls[node]
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self.leaves
+    def overwritten(self) -> frozenset[fx.Node]:
+        """Values that something after them changes in place."""
+        out: set[fx.Node] = set()
+        later: set[int] = set()
+        for node in reversed(self.graph.nodes):
+            out |= {node} if later & storages(self.values.get(node)) else set()
+            later |= self.writes.get(node, frozenset())
+        return frozenset(out)
 
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return forward(*args, **kwargs) if self.eager else super().call_module(m, forward, args, kwargs)
-
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        return attr_val if self.eager else super().getattr(attr, attr_val, parameter_proxy_cache)
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Value(node, self)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node: fx.Node = super().create_node(*args, **kwargs)
+    def carry_out(self, kind: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         before = self.meter.saved, self.meter.flops
-        self.eager = True
-        try:
-            self.values[node] = self._run(node)
-        finally:
-            self.eager = False
-        self.costs[node] = self.meter.saved - before[0], self.meter.flops - before[1]
-        self.versions[node] = _versions(self.values[node])
+        self.meter.written.clear()
+        if kind == "call_module":
+            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts)
+        elif ambient().casts:
+            out = _cast(func, args, kwargs)
+        else:
+            out = func(*args, **kwargs)
+        wrote = frozenset(self.meter.written)
+        self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote
+        return out, bool(wrote)
+
+    def note(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().note(*args, **kwargs)
+        self.costs[node], self.writes[node] = self._last
         return node
 
-    def create_arg(self, a: Any) -> Any:
-        arg = super().create_arg(a)
-        if isinstance(arg, fx.Node) and isinstance(a, torch.Tensor) and str(arg.target).startswith("_tensor_constant"):
-            raise NotOfTheModel
-        return arg
-
-    def _run(self, node: fx.Node) -> Any:
-        if node.op == "placeholder":
-            return self.inputs.pop(0) if self.inputs else node.args[0] if node.args else None
-        args = fx.node.map_arg(node.args, self.values.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, self.values.__getitem__)
-        if node.op == "output":
-            return args[0]
-        if node.op == "get_attr":
-            return _attribute(self.root, str(node.target))
-        if node.op == "call_module":
-            return call(self.root.get_submodule(str(node.target)), args, kwargs, self.meter, self.watch)
-        if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert callable(node.target)
-        return node.target(*args, **kwargs)
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        value = self.values[obj.node]
-        return super().to_bool(obj) if isinstance(value, torch.Tensor) else bool(value)
-
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        value = self.values[obj.node]
-        if isinstance(value, tuple | list | torch.Size) or (isinstance(value, torch.Tensor) and value.dim()):
-            return iter([obj[i] for i in range(len(value))])  # type: ignore[index]
-        return super().iter(obj)
+    def _escaped(self, func: Any) -> None:
+        if not self.eager and torch._C._current_graph_task_id() == -1:
+            raise self.refuse(f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it")
 
 
-class NotOfTheModel(Exception):
-    """The glue uses a tensor that the model does not own."""
-
-    def __str__(self) -> str:
-        return "it uses a tensor that is no parameter or buffer of the model; make it one with register_buffer"
+def storages(value: Any) -> set[int]:
+    """The memory behind the tensors in ``value``."""
+    return {t.untyped_storage()._cdata for t in tree_leaves(value) if isinstance(t, torch.Tensor)}
 
 
-class _Made(TorchFunctionMode):
-    """Glue that makes a tensor becomes a node: traced as it is, the tensor would be a meta tensor without numbers."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.tracer.eager or func not in MAKERS:
-            return func(*args, **(kwargs or {}))
-        return self.tracer.create_proxy("call_function", func, args, kwargs or {})
+def _cast(func: Any, args: Any, kwargs: Any) -> Any:
+    """Autocast does nothing on meta tensors, so this one call runs on zeros in memory."""
+    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    with torch.device("cpu"):
+        made = {id(t): _zeros(t) for t in given}
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: made[id(t)], (args, kwargs))
+        args, kwargs = tree_map_only(torch.device, lambda d: torch.device("cpu"), (args, kwargs))
+        out = func(*args, **kwargs)
+    return _returned(out, given, made)
 
 
-def _versions(value: Any) -> tuple[int, ...]:
-    return tuple(t._version for t in tree_leaves(value) if isinstance(t, torch.Tensor))
+def _returned(out: Any, given: list[torch.Tensor], made: dict[int, torch.Tensor]) -> Any:
+    """``out`` of stand-ins, on meta again; what is one of the ``given`` is that."""
+    back = {id(made[id(t)]): t for t in given}
+
+    def meta(t: torch.Tensor) -> torch.Tensor:
+        return back[id(t)] if id(t) in back else t.detach().to("meta").requires_grad_(t.requires_grad)
+
+    return tree_map_only(torch.Tensor, meta, out)
 
 
-def _attribute(root: nn.Module, path: str) -> Any:
-    owner, _, name = path.rpartition(".")
-    return getattr(root.get_submodule(owner), name)
+def _zeros(t: torch.Tensor) -> torch.Tensor:
+    """In memory, and no leaf of autograd where ``t`` has a gradient: it may be changed in place."""
+    out = torch.zeros_like(t, device="cpu")
+    return out.requires_grad_().clone() if t.requires_grad else out
 
 
-def call(module: nn.Module, args: Any, kwargs: Any, meter: Meter | None = None, watch: Watch | None = None) -> Any:
+def call(
+    module: nn.Module,
+    args: Any,
+    kwargs: Any,
+    meter: Meter | None = None,
+    watch: Watch | None = None,
+    really: bool = False,
+) -> Any:
     """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead.
 
-    Then ``meter`` and ``watch`` forget what they saw of the first try.
+    Then ``meter`` and ``watch`` forget what they saw of the first try. ``really``: on zeros without trying.
     """
-    undo = [seen.mark() for seen in (meter, watch) if seen is not None]
-    try:
-        return module(*args, **kwargs)
-    except (RuntimeError, NotImplementedError) as refused:
-        if not looks(refused):
-            raise
-    for back in undo:
-        back()
+    if not really:
+        undo = [seen.mark() for seen in (meter, watch) if seen is not None]
+        try:
+            return module(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as refused:
+            if not looks(refused):
+                raise
+        for back in undo:
+            back()
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
         real = zeros(copy.deepcopy(module))
+    own = dict(zip(_storages(real), _storages(module), strict=True))
     if meter is not None:
         meter.own((*real.parameters(), *real.buffers()))
+    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     with torch.device("cpu"):
-        args, kwargs = tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), (args, kwargs))
+        made = {id(t): _zeros(t) for t in given}
+        own |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: made[id(t)], (args, kwargs))
         out = real(*args, **kwargs)
-    return tree_map_only(torch.Tensor, lambda t: t.to("meta"), out)
+    if meter is not None:
+        meter.written.update([own[w] for w in meter.written if w in own])
+    return _returned(out, given, made)
+
+
+def _storages(module: nn.Module) -> list[int]:
+    return [t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())]
 
 
 def looks(error: BaseException | None) -> bool:
@@ -207,65 +179,147 @@ def zeros(module: nn.Module) -> nn.Module:
 def trace(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """Trace ``model`` (on meta) for meta ``inputs``; training and evaluation must agree. Raises ``RequestError``."""
-    tracer = follow(model, leaves, inputs, units)
+    """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
+    model = copy.deepcopy(model)  # a forward may count or cache
+    drawn, before = _drawn(), _attributes(model, leaves)
+    tracer = _follow(model, leaves, inputs, units)
+    if changed := [name for name, was in before.items() if not _equal(was, _attributes(model, leaves).get(name))]:
+        text = (
+            f"the forward changes {changed[0]}, which is on no stage: no other stage, nor the next step, would see it"
+        )
+        raise RequestError((Problem("model", f"{text}; make it a buffer of a module that has a stage"),))
+    if _drawn() != drawn:
+        text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
+        raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
+    if text := same(tracer.graph, _follow(model, leaves, inputs).graph):
+        text = f"the code between the named modules differs from one forward to the next ({text})"
+        raise RequestError((Problem("model", f"{text}; move it into a module"),))
     with evaluating([model]):
-        other = follow(model, leaves, inputs)
+        other = _follow(model, leaves, inputs)
     if text := same(tracer.graph, other.graph):
         text = f"the code between the named modules differs between training and evaluation ({text})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     return tracer
 
 
+def _drawn() -> tuple[Any, ...]:
+    """The state of the random streams that are not torch's."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(np.asarray(keys)), *rest
+
+
+OURS = frozenset(vars(nn.Module()))
+
+
+def _attributes(model: nn.Module, leaves: frozenset[str]) -> dict[str, Any]:
+    """What the modules around the leaves keep in Python, and their buffers, by path; containers are copied."""
+    out: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        if not any(path == leaf or path.startswith(leaf + ".") for leaf in leaves):
+            mine = {k: v for k, v in vars(module).items() if k not in OURS} | module._buffers
+            out |= {f"{path}.{k}".lstrip("."): _shallow(v) for k, v in mine.items()}
+    return out
+
+
+def _shallow(value: Any) -> Any:
+    return type(value)(value) if type(value) in (list, dict, set) else value
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """As far as a forward can tell: the same object, or the same plain value."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or isinstance(a, torch.Tensor):
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    return bool(a == b) if isinstance(a, bool | int | float | complex | str | bytes | set | frozenset) else False
+
+
 def follow(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
     """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
-    model = copy.deepcopy(model)  # a forward may count or cache
+    return _follow(copy.deepcopy(model), leaves, inputs, units)
+
+
+def _follow(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
+    """The same, of a model that may count or cache while it runs."""
     meter = Meter((*model.parameters(), *model.buffers()))
-    tracer = Tracer(leaves, inputs, meter)
-    names = list(signature(model.forward).parameters.values())[len(inputs) :]
-    rest = {p.name: p.default for p in names if p.default is not p.empty}
+    tracer = Tracer(model, leaves, meter)
+    xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
+    _unhooked(model, leaves)
     with (
-        refusing(model, inputs),
+        refusing(model, inputs, tracer),
         default_dtype(RUNNING),
         torch.device("meta"),
         meter,
-        _Made(tracer),
         watching(model, units, lambda: meter.saved) as tracer.watch,
+        recording(tracer),
     ):
-        tracer.graph = _without_defaults(tracer.trace(model, rest), len(inputs))
+        for name, x in zip(_names(model, len(inputs)), xs, strict=True):
+            tracer.placeholder(name, x)
+        tracer.output(model(*xs))
     return tracer
 
 
+def _names(model: nn.Module, count: int) -> list[str]:
+    """What the forward calls its inputs."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    named = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds][:count]
+    return [*named, *(f"input_{i}" for i in range(len(named), count))]
+
+
+def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
+    """A backward hook of a module that is cut has no backward of its own to hook."""
+    for path, module in model.named_modules():
+        inside = any(path == leaf or path.startswith(leaf + ".") for leaf in leaves)
+        if not inside and (module._backward_hooks or module._backward_pre_hooks):
+            text = f"{path or type(model).__name__} has a backward hook, and its forward is cut between the stages"
+            raise RequestError((Problem("model", f"{text}; put the hook on a module that has a stage of its own"),))
+
+
 @contextmanager
-def refusing(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
+def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None) -> Iterator[None]:
     """Whatever the user's forward raises becomes a ``RequestError``; what cannot be followed comes with a cure."""
-    name, key = type(model).__name__, "parallel.pipeline.stage_config"
+    name = type(model).__name__
     try:
         yield
-    except NotOfTheModel as error:
-        raise RequestError((Problem("model", f"the forward of {name} cannot be cut: {error}"),)) from error
+        if tracer is not None and tracer.refused is not None:
+            raise tracer.refused
+    except RequestError:
+        raise
     except Exception as error:
-        line = next(iter(str(error).strip().splitlines()), "")
-        if isinstance(error, fx.proxy.TraceError) or "meta" in line.lower():
-            text = f"cannot follow the code between the named modules of {name}: {line}"
-            cure = "name a larger module there, so that this code runs inside it"
-            raise RequestError((Problem(key, f"{text}; {cure}"),)) from error
+        first = error if tracer is None or tracer.refused is None else tracer.refused
+        line = next(iter(str(first).strip().splitlines()), "")
+        at = f" ({place})" if (place := _place(first)) else ""
+        if isinstance(first, Uncuttable):
+            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
+            raise RequestError((Problem(STAGES, text),)) from first
+        if tracer is not None and looks(first):
+            text = f"cannot follow the code between the named modules of {name}{at}: its Python looks at data; {CURE}"
+            raise RequestError((Problem(STAGES, text),)) from first
+        if "meta" in line.lower():
+            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
+            raise RequestError((Problem(STAGES, text),)) from first
         shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
-        text = f"the forward of {name} fails for inputs of shape {shapes}: {type(error).__name__}: {line}"
-        raise RequestError((Problem("model", text),)) from error
+        text = f"the forward of {name} fails for inputs of shape {shapes}: {type(first).__name__}: {line}"
+        raise RequestError((Problem("model", text),)) from first
 
 
-def _without_defaults(graph: fx.Graph, inputs: int) -> fx.Graph:
-    """Drop the arguments that keep their default, and the checks fx adds that they do."""
-    for node in [n for n in graph.nodes if n.op == "placeholder"][inputs:]:
-        for user in list(node.users):
-            if getattr(user.target, "__name__", "") == "_assert_is_none":
-                graph.erase_node(user)
-        if not node.users:
-            graph.erase_node(node)
-    return graph
+OUTSIDE = tuple(str(Path(p).parent) for p in (torch.__file__, __file__))
+"""Code that is not the user's."""
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the user's code that ``error`` comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if not f.filename.startswith((*OUTSIDE, "<"))]
+    return f"{Path(mine[-1].filename).name}:{mine[-1].lineno}" if mine else ""
 
 
 def same(a: fx.Graph, b: fx.Graph) -> str:

@@ -56,6 +56,7 @@ NETS = {
     "unused parameters": own("nets.Unused", [6], stages={"a": 0, "head": 1}),
     "tensors made in the glue": own("odd_nets.Made", [4, 6], stages={"a": 0, "b": 1, "c": 2}),
     "tensors as plain attributes": own("odd_nets.Attribute", [4, 6], stages={"a": 0, "scaled": 1, "b": 1}),
+    "a dictionary crosses": own("odd_nets.Objects", [6], stages={"a": 0, "head": 1}),
     "nested results": own("odd_nets.Recurrent", [4, 6], stages={"a": 0, "rnn": 1, "head": 1}),
 }  # fmt: skip
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
@@ -125,14 +126,13 @@ REFUSED = {
     "glue that differs by mode": (
         own("odd_nets.ByMode", [6], stages={"a": 0, "head": 1}),
         "model: the code between the named modules differs between training and evaluation (%mul : [num_users=1] = "
-        "call_function[target=operator.mul](args = (%a, 2), kwargs = {}) / %head : [num_users=1] = "
+        "call_function[target=launcher.parallel.structure.mul](args = (%a, 2), kwargs = {}) / %head : [num_users=1] = "
         "call_module[target=head](args = (%a,), kwargs = {})); move it into a module",
     ),
     "glue that looks at data": (
         own("odd_nets.ByData", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of ByData: symbolically "
-        "traced variables cannot be used as inputs to control flow; name a larger module there, so that this code runs "
-        "inside it",
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of ByData "
+        "(odd_nets.py:177): its Python looks at data; name a larger module there, so that this code runs inside it",
     ),
     "a forward that fails by itself": (
         own("odd_nets.TooLong", TOKENS, stages=GPT),
@@ -146,8 +146,9 @@ REFUSED = {
     ),
     "a tensor of nobody": (
         own("odd_nets.Foreign", [6], stages={"a": 0, "head": 1}),
-        "model: the forward of Foreign cannot be cut: it uses a tensor that is no parameter or buffer of the model; "
-        "make it one with register_buffer",
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Foreign (odd_nets.py:92): "
+        "it uses a tensor that is neither made there nor a parameter or buffer of the model; name a larger module "
+        "there, so that this code runs inside it",
     ),
     "tensors in a list": (
         own("odd_nets.Listed", [6], stages={"a": 0, "head": 1}),
@@ -162,11 +163,6 @@ REFUSED = {
         own("odd_nets.Backwards", [6], stages={"first": 0, "last": 1}),
         "parallel.pipeline.stage_config.first: 'first' is on stage 0 but needs the output of 'last' on stage 1; data "
         "flows from lower to higher stages only (try: parallel.pipeline.stage_config.first=1)",
-    ),
-    "a dictionary crosses": (
-        own("odd_nets.Objects", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: 'a' on stage 0 hands something that is no tensor to 'head' on stage 1; put "
-        "both on one stage",
     ),
 }  # fmt: skip
 

@@ -1,0 +1,58 @@
+"""The modes that code between modules runs in (gradients on or off, autocast), noted once and entered again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """``grad``: whether autograd records; ``autocast``: the dtype of each of ``DEVICES`` that it is on for."""
+
+    grad: bool
+    inference: bool
+    autocast: tuple[torch.dtype | None, ...]
+
+    @property
+    def casts(self) -> bool:
+        return any(self.autocast)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, dtype in zip(DEVICES, self.autocast, strict=True):
+                if dtype is not None or torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
+            yield
+
+
+def ambient() -> Ambient:
+    """The modes of this moment."""
+    casts = tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES)
+    return Ambient(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts)
+
+
+@dataclass(frozen=True)
+class Under:
+    """``func`` as a function that enters ``modes`` for its call; fx writes it into code by its name."""
+
+    func: Callable[..., Any]
+    modes: Ambient
+
+    @property
+    def __name__(self) -> str:
+        return f"under_{getattr(self.func, '__name__', 'call')}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.modes.entered():
+            return self.func(*args, **kwargs)

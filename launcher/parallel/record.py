@@ -1,0 +1,294 @@
+"""Records what a forward does between the modules that stay whole: the user's own Python runs, on meta tensors."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from operator import getitem
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from launcher.parallel.ambient import Ambient, ambient
+from launcher.parallel.structure import Constant, Named, here, inside, pick, remade
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
+"""What is written into a graph as it is."""
+
+ACTS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_"})
+"""Methods that change something about a tensor that is not its numbers."""
+
+DEVICE, META = torch.Tensor.device.__get__, torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+
+
+class Uncuttable(Exception):
+    """The code between the modules does something that a stage of its own cannot do. The text says what."""
+
+
+class Recorder(TorchFunctionMode):
+    """Every torch function that code between modules calls, and every call of a leaf, becomes a node of ``graph``.
+
+    The Python in between runs now and never again: what it has worked out is a constant of the graph. ``leaves`` are
+    modules by id; ``eager`` while something runs that is recorded as one node.
+    """
+
+    def __init__(self, root: nn.Module, leaves: Mapping[int, str]) -> None:
+        super().__init__()
+        self.root, self.leaves = root, leaves
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, Any] = {}
+        self.modes: dict[fx.Node, Ambient] = {}
+        self.calls: dict[fx.Node, tuple[nn.Module, Any, Any]] = {}
+        self.base = ambient()
+        self.eager = False
+        self.refused: Exception | None = None
+        self.known: dict[int, tuple[fx.Node, Any]] = {}
+        self.alive: list[Any] = []  # the id of what is freed could come back as another's
+        self.attributes: dict[str, fx.Node] = {}
+        self.before = {id(v) for m in root.modules() for v in vars(m).values()}
+        self.places = {name: id(t) for name, t in _tensors(root)}
+
+    def carry_out(self, kind: str, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """What the call returns, and whether it has changed a tensor in place."""
+        raise NotImplementedError
+
+    def refuse(self, text: str) -> Uncuttable:
+        """The first reason stays, whatever the user's code does with the exception."""
+        error = Uncuttable(text)
+        self.refused = self.refused or error
+        return error
+
+    def placeholder(self, name: str, value: torch.Tensor) -> None:
+        """An input of the model."""
+        node = self.graph.placeholder(name)
+        self._learn(node, value)
+
+    def output(self, value: Any) -> None:
+        self.values[self.graph.output(self.arg(value))] = value
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.eager:
+            return func(*args, **kwargs)
+        if func == META:
+            return False
+        if func == DEVICE:
+            return torch.device("cpu")
+        return self.call("call_function", func, func, args, kwargs)
+
+    def call(self, kind: str, target: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Carry out ``func(*args, **kwargs)``, and note it if it makes or changes tensors."""
+        known = [self._node(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        self.eager = True
+        try:
+            out, wrote = self.carry_out(kind, func, *_on_meta(args, kwargs))
+        finally:
+            self.eager = False
+        name = getattr(func, "__name__", "")
+        made = any(True for _ in inside(out))
+        acts = name in ACTS or name == "__set__" or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
+        if kind == "call_module" or made or wrote or acts:
+            self.note(kind, target, args, kwargs, out)
+        return out
+
+    def note(self, kind: str, target: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
+        """The node of a call that has been carried out."""
+        given = tuple(map(self.arg, args)), {k: self.arg(v) for k, v in kwargs.items()}
+        node = self.graph.create_node(kind, _speakable(target), *given)
+        if (modes := ambient()) != self.base:
+            self.modes[node] = modes
+        if kind == "call_module":
+            self.calls[node] = self.root.get_submodule(target), args, kwargs
+        self._learn(node, out)
+        return node
+
+    def _learn(self, node: fx.Node, out: Any) -> None:
+        self.values[node] = out
+        self.alive.append(out)
+        for path, t in inside(out):
+            self.known[id(t)] = node, path
+
+    def _node(self, t: torch.Tensor) -> fx.Node:
+        """Where ``t`` comes from."""
+        if id(t) not in self.known:
+            self.known[id(t)] = self._attribute(t), ()
+        node, path = self.known[id(t)]
+        if path:
+            (kind, key), *rest = path
+            simple = kind == "item" and not rest and isinstance(key, int)
+            target = getitem if simple else Named(pick, "pick")
+            node = self.graph.call_function(target, (node, key if simple else path))
+            self.values[node] = t
+            self.known[id(t)] = node, ()
+        return node
+
+    def _attribute(self, t: torch.Tensor) -> fx.Node:
+        for name, own in _tensors(self.root):
+            if own is t:
+                if self.places.get(name) != id(t):
+                    raise self.refuse(f"it reads {name} after a module has put a new tensor there; let it use copy_")
+                if name not in self.attributes:
+                    self.attributes[name] = self.graph.get_attr(name)
+                    self.values[self.attributes[name]] = t
+                return self.attributes[name]
+        raise self.refuse("it uses a tensor that is neither made there nor a parameter or buffer of the model")
+
+    def arg(self, a: Any) -> Any:
+        """``a`` as a graph has it."""
+        if isinstance(a, torch.Tensor):
+            return self._node(a)
+        if isinstance(a, torch.device):
+            return self._constant(here) if a.type in ("meta", "cpu") else a
+        if isinstance(a, (*PLAIN, enum.Enum)):
+            return a
+        if type(a) in (tuple, torch.Size):
+            return tuple(map(self.arg, a))
+        if type(a) is list:
+            return [*map(self.arg, a)]
+        if isinstance(a, slice):
+            return slice(*map(self.arg, (a.start, a.stop, a.step)))
+        if isinstance(a, range):
+            return range(a.start, a.stop, a.step)
+        if type(a) is dict and all(isinstance(k, str) for k in a):
+            return {k: self.arg(v) for k, v in a.items()}
+        return self._object(a)
+
+    def _object(self, a: Any) -> Any:
+        if any(True for _ in inside(a)):
+            args, kwargs = _contents(a)
+            if args is None:
+                raise self.refuse(f"it hands on a {type(a).__name__}, which cannot be made again on another stage")
+            made = Named(lambda *xs, **ks: remade(type(a), *xs, **ks), type(a).__name__)
+            node = self.graph.call_function(
+                made, tuple(map(self.arg, args)), {k: self.arg(v) for k, v in kwargs.items()}
+            )
+            self.values[node] = a
+            return node
+        if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
+            return a.item()
+        if isinstance(a, nn.Module):
+            raise self.refuse(f"it hands the module {type(a).__name__} to a function")
+        if callable(a):
+            if held := _closes_over(a):
+                name = getattr(a, "__qualname__", type(a).__name__)
+                raise self.refuse(f"it hands on the function {name}, which holds {held}")
+        elif id(a) not in self.before and not _frozen(a):
+            raise self.refuse(f"it makes a {type(a).__name__} and hands it on, which every stage would have its own of")
+        return self._constant(a)
+
+    def _constant(self, a: Any) -> fx.Node:
+        node = self.graph.call_function(here if a is here else Constant(a))
+        self.values[node] = torch.device("meta") if a is here else a
+        return node
+
+
+def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*root.named_parameters(), *root.named_buffers()]
+
+
+def _on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What was made of ``x.device`` goes where everything is."""
+    swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
+    args, kwargs = tree_map_only(torch.device, swap, (args, dict(kwargs)))
+    if kwargs.get("device") == "cpu":
+        kwargs["device"] = "meta"
+    return args, kwargs
+
+
+def _speakable(target: Any) -> Any:
+    """A function under a name that fx can write down."""
+    if isinstance(target, str | Named) or target is getitem:
+        return target
+    if target.__name__ in ("__get__", "__set__"):
+        verb = getattr if target.__name__ == "__get__" else setattr
+        attribute = target.__self__.__name__
+        return Named(lambda t, *rest: verb(t, attribute, *rest), f"{verb.__name__}_{attribute}")
+    name = getattr(target, "__name__", "call").replace("<", "").replace(">", "")
+    return Named(target, name.strip("_") if name.startswith("__") else name)
+
+
+def _contents(a: Any) -> tuple[Any, Any]:
+    """What to call its class with, or ``None``."""
+    if isinstance(a, tuple) and hasattr(a, "_fields"):
+        return tuple(a), {}
+    if isinstance(a, tuple | list):
+        return (list(a),), {}
+    if isinstance(a, Mapping) and all(isinstance(k, str) for k in a):
+        return (), dict(a)
+    if is_dataclass(a) and not isinstance(a, type):
+        return (), {f.name: getattr(a, f.name) for f in fields(a) if f.init}
+    return None, {}
+
+
+def _frozen(a: Any) -> bool:
+    """Nobody can change it."""
+    made: Any = getattr(type(a), "__dataclass_params__", None)
+    return isinstance(a, frozenset | np.dtype | type) or (made is not None and made.frozen)
+
+
+def _closes_over(func: Any) -> str:
+    """What a function holds that is another on each stage, in words; "" for nothing."""
+    cells = [c.cell_contents for c in getattr(func, "__closure__", None) or () if not _empty(c)]
+    bound = [*cells, getattr(func, "__self__", None), *getattr(func, "args", ()), getattr(func, "func", None)]
+    bound += [*(getattr(func, "keywords", None) or {}).values(), *(getattr(func, "__defaults__", None) or ())]
+    for value in bound:
+        for some in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(some, torch.Tensor):
+                return "a tensor"
+            if isinstance(some, nn.Module):
+                return f"the module {type(some).__name__}"
+            if callable(some) and not isinstance(some, type) and (found := _closes_over(some)):
+                return found
+    return ""
+
+
+def _empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Calls of leaves and of autograd functions go through ``recorder``, which sees all torch functions meanwhile."""
+    patched: list[tuple[Any, Any]] = []
+
+    def patch(owner: Any) -> None:
+        plain = owner.__call__
+
+        def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = recorder.leaves.get(id(module))
+            if recorder.eager or name is None:
+                return plain(module, *args, **kwargs)
+            return recorder.call("call_module", name, module, args, kwargs)
+
+        patched.append((owner, plain))
+        owner.__call__ = calling
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if recorder.eager:
+            return plainly(cls, *args, **kwargs)
+        func = Named(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
+        return recorder.call("call_function", func, func, args, kwargs)
+
+    apply: Any = vars(torch.autograd.Function)["apply"]
+    plainly = apply.__func__
+    torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment, method-assign]
+    try:
+        leaves = {type(m) for m in recorder.root.modules() if id(m) in recorder.leaves}
+        for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
+            patch(owner)
+        with recorder:
+            yield
+    finally:
+        for owner, plain in patched:
+            owner.__call__ = plain
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]

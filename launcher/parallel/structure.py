@@ -1,0 +1,74 @@
+"""Tensors inside of what a forward hands around: lists, dicts, dataclasses, and how to reach and to rebuild them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+
+Path = tuple[tuple[str, Any], ...]
+"""From the outside to a tensor: ``("item", key)`` or ``("attribute", name)`` a step."""
+
+
+def inside(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Every tensor in ``value`` with its path; objects that are no container are not looked into."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, some in value.items():
+            yield from inside(some, (*path, ("item", key)))
+    elif isinstance(value, list | tuple):
+        for at, some in enumerate(value):
+            yield from inside(some, (*path, ("item", at)))
+    elif is_dataclass(value) and not isinstance(value, type):
+        for f in fields(value):
+            yield from inside(getattr(value, f.name, None), (*path, ("attribute", f.name)))
+
+
+def pick(value: Any, path: Path) -> Any:
+    """What lies at ``path``."""
+    for kind, key in path:
+        value = getitem(value, key) if kind == "item" else getattr(value, key)
+    return value
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function that fx can write into code, whatever it is made of."""
+
+    func: Callable[..., Any]
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.func(*args, **kwargs)
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """Hands over one and the same object."""
+
+    value: Any
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.value, "__qualname__", type(self.value).__qualname__).replace(".", "_").replace("<", "_")
+
+    def __call__(self) -> Any:
+        return self.value
+
+
+def remade(kind: type, *args: Any, **kwargs: Any) -> Any:
+    """A container of ``kind``: of items in order, or by name."""
+    return kind(*args, **kwargs)
+
+
+def here() -> torch.device:
+    """Stands in a graph for the device of the rank that runs it; the stage that is built knows which."""
+    return torch.device("meta")
