@@ -1,0 +1,1 @@
+"""Odd but legal models, each under every layout, against plain torch in one process."""

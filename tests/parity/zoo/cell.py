@@ -1,0 +1,181 @@
+"""One model under one layout: planned, run on real ranks, and judged by the oracle."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
+from launcher.runtime import loop
+from launcher.runtime.faults import RanksFailed
+from launcher.runtime.start import run_ranks
+from launcher.runtime.world import World
+from launcher.steps.pieces import Piece, pieces, whole
+from launcher.steps.session import build
+from tests.parity.zoo import oracle, samples
+from tests.parity.zoo.case import Case
+from tests.parity.zoo.layouts import BATCH, CLIP, SAMPLES, STEPS, Layout
+
+LIMIT_S, COLLECTIVE_S = 60, 20
+TOLERANCE = 1e-12
+OPTIM = {
+    "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+    "adamw": {"name": "adamw", "lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``kind``: exact, refused, WRONG, CRASH or HANG. ``text``: why, or what is off by how much."""
+
+    kind: str
+    text: str = ""
+
+    @property
+    def fine(self) -> bool:
+        return self.kind in ("exact", "refused")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one rank holds: at the start, after each backward with loss and norm, at the end."""
+
+    start: list[Piece]
+    steps: list[tuple[float, float, list[Piece]]]
+    end: list[Piece]
+
+
+def job(case: Case, layout: Layout) -> Job:
+    parallel: dict[str, Any] = dict(layout.parallel)
+    config = case.config(layout.virtual)
+    parallel["pipeline"] = {
+        "stages": layout.stages, "micro_batch_num": layout.micros, "stage_config": config, **layout.pipeline
+    }  # fmt: skip
+    return Job.model_validate({
+        "name": "zoo", "model": {"_target_": f"{case.cls.__module__}.{case.name}"},
+        "data": {
+            "_target_": "tests.parity.zoo.source.Samples", "shapes": [list(s) for s in case.inputs],
+            "classes": case.classes, "target": list(case.target), "ignored": case.ignored,
+        },
+        "optim": OPTIM[case.optim], "schedule": {"name": "constant"},
+        "train": {"steps": STEPS, "batch_size": BATCH, "precision": "fp64", "clip_norm": CLIP},
+        "parallel": parallel, "launch": {"nproc": layout.ranks}, "security": {"allow": ["tests"]},
+    })  # fmt: skip
+
+
+def judge(case: Case, layout: Layout) -> Verdict:
+    """Never raises: what goes wrong is the verdict. Call it in a process of its own, whose main thread has time."""
+    asked = job(case, layout)
+    try:
+        plan = plan_job(asked)
+    except RequestError as error:
+        return Verdict("refused", str(error))
+    except Exception as error:
+        return Verdict("CRASH", f"in the plan: {_last(error)}")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = run_ranks(
+                lambda w: _rank(w, asked, plan, Path(folder)), layout.ranks, timeout_s=COLLECTIVE_S
+            )  # fmt: skip
+    except RanksFailed as error:
+        fault = error.fault
+        late = "Timed out" in fault.message or "timeout" in fault.message or fault.type == "SIGALRM"
+        return Verdict("HANG" if late else "CRASH", f"{fault.type}: {fault.message}")
+    return _compared(case, layout, plan, ranks)
+
+
+def _last(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _rank(world: World, asked: Job, plan: Plan, folder: Path) -> Ran:
+    """The launcher's own session and step, as ``steps=[train]`` calls them."""
+    warnings.simplefilter("ignore")
+    signal.alarm(LIMIT_S)
+    s = build(world, asked, plan, folder)
+    start, steps = pieces(s.model, weights=True), []
+    for _ in range(STEPS):
+        loss, norm = loop.step(s, CLIP)
+        s.step += 1
+        steps.append((loss, norm, pieces(s.model)))
+    return Ran(start, steps, pieces(s.model, weights=True))
+
+
+def _compared(case: Case, layout: Layout, plan: Plan, ranks: list[Ran]) -> Verdict:
+    start = whole(plan, [p for r in ranks for p in r.start])
+    ends = whole(plan, [p for r in ranks for p in r.end])
+    steps = [whole(plan, [p for r in ranks for p in r.steps[n][2]]) for n in range(STEPS)]
+    for full in (start, *steps, ends):
+        if full.complaints:
+            return Verdict("WRONG", "; ".join(full.complaints))
+    names = {n: t for p in plan.params if p.name in start.tensors for n, t in _all(p.names, start.tensors[p.name])}
+    try:
+        (truth,) = run_ranks(lambda w: _oracle(case, layout, names), 1, alone=True)
+    except RanksFailed as error:
+        return Verdict("CRASH", f"in the oracle: {error.fault.type}: {error.fault.message}")
+    off: dict[str, float] = {}
+    for n, (want, got) in enumerate(zip(truth.steps, steps, strict=True), 1):
+        loss, norm, _ = ranks[0].steps[n - 1]
+        off[f"loss at step {n}"] = abs(loss - want.loss) / abs(want.loss)
+        off[f"norm at step {n}"] = abs(norm - want.norm) / max(want.norm, 1e-300)
+        off |= _off(plan, got.tensors, want.grads, f"gradient at step {n}", buffers=False)
+        off |= _off(plan, got.tensors, want.buffers, f"buffer at step {n}", buffers=True)
+    off |= _off(plan, ends.tensors, truth.weights, "weight at the end", buffers=False)
+    wrong = {name: e for name, e in off.items() if not e <= TOLERANCE}
+    if not wrong:
+        return Verdict("exact", f"{max(off.values()):.0e}")
+    first = [f"{name} by {e:.1e}" for name, e in list(wrong.items())[:4]]
+    return Verdict("WRONG", f"{', '.join(first)}; {len(wrong)} of {len(off)} numbers, worst {max(wrong.values()):.1e}")
+
+
+def _all(names: tuple[str, ...], t: Tensor) -> list[tuple[str, Tensor]]:
+    return [(n, t) for n in names]
+
+
+def _oracle(case: Case, layout: Layout, start: dict[str, Tensor]) -> oracle.Trained:
+    warnings.simplefilter("ignore")
+    signal.alarm(LIMIT_S)
+    terms = oracle.Terms(layout.replicas, layout.micros, BATCH, STEPS, SAMPLES, case.optim, CLIP)
+
+    def read(indices: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
+        return samples.inputs(case.inputs, indices), samples.targets(case.target, case.classes, case.ignored, indices)
+
+    return oracle.train(case.cls, start, read, terms)
+
+
+def _off(plan: Plan, got: dict[str, Tensor], want: dict[str, Tensor], what: str, buffers: bool) -> dict[str, float]:
+    """Largest difference of each tensor, relative to its largest number or a thousandth of the largest of all."""
+    wanted = {p.name: next((want[n] for n in p.names if n in want), None) for p in plan.params if p.buffer is buffers}
+    numbers = [_top(t) for t in wanted.values() if t is not None and not buffers]
+    floor = max(numbers, default=0.0) * 1e-3
+    out = {}
+    for name, t in wanted.items():
+        mine = got.get(name)
+        if mine is None and t is None:
+            continue
+        if mine is None:
+            out[f"{what} of {name} (none)"] = 1.0 if _top(t) else 0.0
+        elif t is None:
+            out[f"{what} of {name} (should be none)"] = 1.0 if _top(mine) else 0.0
+        elif mine.shape != t.shape:
+            out[f"{what} of {name} (shape)"] = float("inf")
+        else:
+            size = max(_top(t), floor)
+            difference = _top(mine.to(t.dtype) - t if t.dtype is not torch.bool else mine != t)
+            out[f"{what} of {name}"] = difference / size if size else difference and float("inf")
+    missing = [n for n in want if not any(n in p.names for p in plan.params)] if not buffers else []
+    return out | {f"{what} of {n} (not in the plan)": float("inf") for n in missing}
+
+
+def _top(t: Tensor | None) -> float:
+    return 0.0 if t is None or not t.numel() else float((t.abs() if t.dtype is not torch.bool else t).max())

@@ -1,0 +1,39 @@
+"""The layouts that every model of the zoo is tried under."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+BATCH, STEPS, SAMPLES, CLIP = 32, 3, 96, 1.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``ranks`` in ``stages`` x replicas; ``virtual``: stages that the cut names."""
+
+    ranks: int
+    stages: int = 1
+    virtual: int = 1
+    micros: int = 2
+    pipeline: dict[str, Any] = field(default_factory=dict)
+    parallel: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        return self.ranks // self.stages
+
+
+def _shard(size: int, level: str) -> dict[str, Any]:
+    return {"hsdp": {"shard_size": size, "threshold": 0, "optimizer_level": level}}
+
+
+LAYOUTS = {
+    "one rank": Layout(1),
+    "pp2": Layout(2, 2, 2, 4),
+    "pp2 shard2 level3": Layout(4, 2, 2, 4, parallel=_shard(2, "level3")),
+    "pp3 zero_bubble_h1": Layout(3, 3, 3, 4, {"scheduler": "zero_bubble_h1"}),
+    "shard4 level2": Layout(4, parallel=_shard(4, "level2")),
+    "replicate2 shard2": Layout(4, parallel=_shard(2, "level1")),
+    "zero_bubble_v shard2 level2": Layout(4, 2, 4, 4, {"scheduler": "zero_bubble_v"}, _shard(2, "level2")),
+}

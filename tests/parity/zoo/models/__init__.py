@@ -1,0 +1,17 @@
+"""The models, by what is odd about them; plain torch, nothing of the project."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+THEMES = ("grad_modes", "functions", "hooks", "aliases", "ties")
+NEEDS = {"theirs": "transformers"}
+
+
+def load() -> None:
+    for theme in THEMES:
+        import_module(f"{__name__}.{theme}")
+    for theme, package in NEEDS.items():
+        if find_spec(package) is not None:
+            import_module(f"{__name__}.{theme}")
