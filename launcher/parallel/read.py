@@ -11,8 +11,9 @@ from torch import nn
 
 from launcher.errors import RequestError
 from launcher.parallel.cost import Meter
+from launcher.parallel.dependence import memory, trained
 from launcher.parallel.mode import default_dtype as default_dtype
-from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, trace
+from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, said, trace
 from launcher.parallel.watch import Watch, watching
 from launcher.parallel.weigh import Scales
 from launcher.plan.facts import Backward, Graph, Node, Param, Segment, Skeleton, TensorSpec
@@ -85,6 +86,7 @@ def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
     out, watched, scales = [], _watched(tracer.watch, known), Scales()
+    gradients = trained(tracer, spaces := memory(tracer))
     for n in tracer.graph.nodes:
         kind = KINDS.get(n.op, "glue")
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
@@ -92,7 +94,11 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         saved, flops = tracer.costs.get(n, (0, 0))
         backward = scales.weigh(*tracer.called(n)) if kind == "module" else Backward()
         ins = tuple(i.name for i in n.all_input_nodes)
-        out.append(Node(n.name, kind, target, ins, specs, packed, saved, flops, backward))
+        at = spaces[n]
+        out.append(Node(
+            n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
+            at.reads, at.lies, at.writes, gradients[n], said(n),
+        ))  # fmt: skip
     return Graph(tuple(out), **watched)
 
 

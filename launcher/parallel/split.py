@@ -134,18 +134,15 @@ def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
     flat = [value] if not c.packed else list(value) if isinstance(value, tuple) else None
     if flat is None:
         flat = [out.call_function(getitem, (value, i)) for i in range(len(c.specs))]
-    return [out.call_function(boundary, (x,)) for x in flat]
+    return [out.call_function(boundary, (x, c.trains)) for x in flat]
 
 
-def boundary(t: torch.Tensor) -> torch.Tensor:
-    """``t`` as it may travel: contiguous, no view, and part of the autograd graph.
-
-    A stage whose inputs need no gradient (frozen, or fed by a passed-on input) would silence the gradients behind it.
-    """
+def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
+    """``t`` as it may travel: contiguous, no view, and part of the autograd graph if a gradient comes back for it."""
+    if not trains:
+        return t.detach().clone(memory_format=torch.contiguous_format)
     if t._is_view() or not t.is_contiguous() or t.is_leaf:
         t = t.clone(memory_format=torch.contiguous_format)
-    if torch.is_grad_enabled() and t.is_floating_point() and not t.requires_grad:
-        t = t.detach().requires_grad_()
     return t
 
 

@@ -34,7 +34,8 @@ class Tracer(Recorder):
     """The graph of a model, ``leaves`` excepted, which are called and stay what they are.
 
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
-    ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed.
+    ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
+    ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
     """
 
     watch: Watch
@@ -44,7 +45,9 @@ class Tracer(Recorder):
         self.meter = meter
         self.costs: dict[fx.Node, tuple[int, int]] = {}
         self.writes: dict[fx.Node, frozenset[int]] = {}
-        self._last: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
+        self.spans: list[tuple[int, fx.Node]] = []
+        self.origins: dict[fx.Node, frozenset[Any]] = {}
+        self._last: tuple[tuple[int, int], frozenset[int], int] = ((0, 0), frozenset(), 0)
         meter.tell(self._escaped)
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
@@ -61,7 +64,7 @@ class Tracer(Recorder):
         return frozenset(out)
 
     def carry_out(self, kind: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
-        before = self.meter.saved, self.meter.flops
+        before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
         if kind == "call_module":
             out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts)
@@ -70,17 +73,25 @@ class Tracer(Recorder):
         else:
             out = func(*args, **kwargs)
         wrote = frozenset(self.meter.written)
-        self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote
+        self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
         return out, bool(wrote)
 
     def note(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().note(*args, **kwargs)
-        self.costs[node], self.writes[node] = self._last
+        self.costs[node], self.writes[node], began = self._last
+        self.spans.append((began, node))
+        self.origins[node] = origins(self.values[node])
         return node
 
     def _escaped(self, func: Any) -> None:
         if not self.eager and torch._C._current_graph_task_id() == -1:
             raise self.refuse(f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it")
+
+
+def origins(value: Any) -> frozenset[Any]:
+    """What gradients of the tensors in ``value`` arrive at: their functions, or themselves where they are leaves."""
+    found = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor) and t.requires_grad]
+    return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
 
 
 def storages(value: Any) -> set[int]:
@@ -100,13 +111,28 @@ def _cast(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _returned(out: Any, given: list[torch.Tensor], made: dict[int, torch.Tensor]) -> Any:
-    """``out`` of stand-ins, on meta again; what is one of the ``given`` is that."""
+    """``out`` of stand-ins, on meta again; what is one of the ``given`` is that, and gradients reach all of them."""
     back = {id(made[id(t)]): t for t in given}
+    fresh = {id(t): t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and id(t) not in back}
+    specs = [(t.shape, t.dtype, t.requires_grad) for t in fresh.values()]
+    with torch.device("meta"):
+        metas = _Opaque.apply(specs, torch.empty((), requires_grad=True), *given)  # type: ignore[no-untyped-call]
+    back |= dict(zip(fresh, metas, strict=True))
+    return tree_map_only(torch.Tensor, lambda t: back[id(t)], out)
 
-    def meta(t: torch.Tensor) -> torch.Tensor:
-        return back[id(t)] if id(t) in back else t.detach().to("meta").requires_grad_(t.requires_grad)
 
-    return tree_map_only(torch.Tensor, meta, out)
+class _Opaque(torch.autograd.Function):
+    """Meta tensors for what something has returned that ran elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, specs: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = tuple(torch.empty(shape, dtype=dtype) for shape, dtype, _ in specs)
+        ctx.mark_non_differentiable(*(t for t, (_, _, grad) in zip(out, specs, strict=True) if not grad))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise NotImplementedError("a plan has no backward")
 
 
 def _zeros(t: torch.Tensor) -> torch.Tensor:
@@ -325,6 +351,13 @@ def _place(error: BaseException) -> str:
 def same(a: fx.Graph, b: fx.Graph) -> str:
     """Where two graphs first differ, in words; "" when they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
-        if left.format_node() != right.format_node():
-            return f"{left.format_node()} / {right.format_node()}"
+        if (one := said(left)) != (other := said(right)):
+            return f"{one} / {other}"
     return "" if len(a.nodes) == len(b.nodes) else f"{len(a.nodes)} / {len(b.nodes)} operations"
+
+
+def said(node: fx.Node) -> str:
+    """A call with all its constants: ``y = mul(x, 2)``."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    given = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    return f"{node.name} = {name}({', '.join(given)})"

@@ -76,7 +76,9 @@ class Node:
     ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it yields, ``None``
     when it yields something that is no tensor or tuple of tensors; ``packed`` when they come as a tuple.
     ``saved`` is bytes kept for backward, ``backward`` what that needs besides, ``flops`` the forward cost, all for one
-    micro batch, or for a piece of one; ``left`` those of ``saved`` that later pieces read.
+    micro batch, or for a piece of one; ``left`` those of ``saved`` that later pieces read. Memory is numbered: what it
+    ``reads`` (its inputs and the tensors of its module), the memory its value ``lies`` in, what it ``writes`` in place.
+    ``trains`` are the inputs that get a gradient through it. ``text``: the call with all its constants.
     """
 
     name: str
@@ -89,6 +91,11 @@ class Node:
     flops: int = 0
     backward: Backward = Backward()
     left: int = 0
+    reads: frozenset[int] = frozenset()
+    lies: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    trains: frozenset[str] = frozenset()
+    text: str = ""
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def plan(
     hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
-    boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
+    boundaries, tied = tuple(stages.boundary(graph, cut, s.index) for s in cut), ties(params)
     moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
     return Plan(
         name=job.name,

@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.errors import Problem
+from launcher.plan import aliasing
 from launcher.plan.facts import Graph, Node, Segment, Skeleton, TensorSpec
 from launcher.plan.naming import KEY, owner
-
-IN_PLACE = frozenset(
-    {"iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem"}
-)
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,19 @@ def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, i
         elif node.kind == "module":
             at[node.name] = told.get(node.target, floor)
         elif node.kind == "glue":
-            at[node.name] = max(
-                [floor, *(told.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param")]
-            )
+            at[node.name] = max(floor, _wanted(graph, node, told))
         if at[node.name] < floor and latest:
             found.append(_backwards(node, at[node.name], graph[latest], floor))
     return at, found + _unheard(graph, at, told)
+
+
+def _wanted(graph: Graph, node: Node, told: Mapping[str, int]) -> int:
+    """The stage told for a parameter that glue uses, or of the module whose tensors it changes."""
+    used = [told.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param"]
+    changed = [
+        told.get(m.target, 0) for m in graph.nodes if m.kind == "module" and node.writes & aliasing.own(graph, m)
+    ]
+    return max([0, *used, *(changed if node.writes else [])])
 
 
 def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:
@@ -105,9 +109,9 @@ def cut(
     for node in graph.nodes:
         if node.kind != "param":
             runs[at[node.name]].add(node.name)
-            found += _writes_back(graph, at, node)
             for m in node.inputs:
                 need(m, at[node.name], node)
+    found += aliasing.problems(graph, at)
     crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
     order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
     made = tuple(_stage(graph, skeleton, s, order[s], crossing[s], crossing[s + 1]) for s in range(stages))
@@ -125,21 +129,6 @@ def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:
     text = f"the forward never uses {', '.join(lost[:3])}{more}, which no stage of the pipeline would hold"
     cure = f"parallel.pipeline.stages=1 {KEY}=auto"
     return [Problem("model", f"{text}; take it out of the model, or use one stage", cure)]
-
-
-def _writes_back(graph: Graph, at: Mapping[str, int], node: Node) -> list[Problem]:
-    """Glue that changes a value of an earlier stage in place: the earlier stage would never see it."""
-    in_place = node.kind == "glue" and node.inputs and (node.target in IN_PLACE or _ends_in_underscore(node.target))
-    if not in_place or at[node.inputs[0]] == at[node.name] or graph[node.inputs[0]].out is None:
-        return []
-    text = f"{node.target!r} on stage {at[node.name]} changes the output of {_what(graph[node.inputs[0]])} in place"
-    return [
-        Problem(KEY, f"{text}, which is on stage {at[node.inputs[0]]}; make it a new tensor or put both on one stage")
-    ]
-
-
-def _ends_in_underscore(target: str) -> bool:
-    return target.endswith("_") and not target.endswith("__")
 
 
 def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage: int) -> tuple[str, ...]:
@@ -175,16 +164,23 @@ def _what(node: Node) -> str:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that travels over a stage boundary: ``specs`` of its tensors, ``packed`` when they are a tuple."""
+    """A value that travels over a stage boundary: ``specs`` of its tensors, ``packed`` when they are a tuple.
+
+    ``trains``: a gradient comes back for it. One that is only looked at must get none, not even zeros: where nothing
+    comes back to a parameter an optimizer leaves it alone.
+    """
 
     name: str
     specs: tuple[TensorSpec, ...]
     packed: bool
+    trains: bool = True
 
 
-def boundary(graph: Graph, names: tuple[str, ...]) -> tuple[Crossing, ...]:
-    """What travels for ``names``."""
-    return tuple(Crossing(n, graph[n].out or (), graph[n].packed) for n in names)
+def boundary(graph: Graph, stages: tuple[Stage, ...], index: int) -> tuple[Crossing, ...]:
+    """What travels from stage ``index`` to the next."""
+    later = [graph[n] for s in stages[index + 1 :] for n in s.nodes]
+    trains = frozenset[str]().union(*(n.trains for n in later))
+    return tuple(Crossing(n, graph[n].out or (), graph[n].packed, n in trains) for n in stages[index].sends)
 
 
 def balance(weights: tuple[int, ...], parts: int) -> tuple[int, ...]:

@@ -167,11 +167,11 @@ def _stages(
     out = []
     for part, half in zip(model.parts, model.halves, strict=True):
         s = part.stage.index
-        before = inputs if s == 0 else _flat(plan, s - 1)
-        after = _flat(plan, s) if s < len(plan.stages) - 1 else plan.output
+        before, takes = (inputs, [False] * len(inputs)) if s == 0 else _flat(plan, s - 1)
+        after, gives = _flat(plan, s) if s < len(plan.stages) - 1 else (plan.output, [True] * len(plan.output))
         static = {
-            "takes": [tuple(_meta(t, grad=s > 0) for t in ts) for ts in _each(before, pieces)],
-            "sends": [tuple(_meta(t, grad=True) for t in ts) for ts in _each(after, pieces)],
+            "takes": [tuple(map(_meta, ts, takes)) for ts in _each(before, pieces)],
+            "sends": [tuple(map(_meta, ts, gives)) for ts in _each(after, pieces)],
             "each": level != "level1", "again": level == "level3", "collect": half.collect,
             "carry": part.carry if pieces else None,
         }  # fmt: skip
@@ -184,8 +184,10 @@ def _each(specs: Sequence[TensorSpec], pieces: tuple[int, ...]) -> list[tuple[Te
     return [tuple(shortened(t, n, sum(pieces)) for t in specs) for n in pieces] or [tuple(specs)]
 
 
-def _flat(plan: Plan, boundary: int) -> tuple[TensorSpec, ...]:
-    return tuple(t for c in plan.boundaries[boundary] for t in c.specs)
+def _flat(plan: Plan, boundary: int) -> tuple[tuple[TensorSpec, ...], list[bool]]:
+    """What crosses, and for what of it a gradient comes back."""
+    crossing = plan.boundaries[boundary]
+    return tuple(t for c in crossing for t in c.specs), [c.trains for c in crossing for _ in c.specs]
 
 
 def _meta(t: TensorSpec, grad: bool) -> torch.Tensor:

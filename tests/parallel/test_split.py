@@ -125,9 +125,8 @@ def test_a_module_that_its_owner_put_to_sleep_stays_asleep():
 REFUSED = {
     "glue that differs by mode": (
         own("odd_nets.ByMode", [6], stages={"a": 0, "head": 1}),
-        "model: the code between the named modules differs between training and evaluation (%mul : [num_users=1] = "
-        "call_function[target=launcher.parallel.structure.mul](args = (%a, 2), kwargs = {}) / %head : [num_users=1] = "
-        "call_module[target=head](args = (%a,), kwargs = {})); move it into a module",
+        "model: the code between the named modules differs between training and evaluation (mul = mul(a, 2) / "
+        "head = head(a)); move it into a module",
     ),
     "glue that looks at data": (
         own("odd_nets.ByData", [6], stages={"a": 0, "head": 1}),
