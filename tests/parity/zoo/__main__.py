@@ -1,4 +1,4 @@
-"""``python -m tests.parity.zoo [--only NAME ...] [--layout L ...] [--jobs N] [--write]``: the table, and what failed."""
+"""``python -m tests.parity.zoo [--only NAME ...] [--layout L ...] [--jobs N] [--write]``: the zoo as a table."""
 
 from __future__ import annotations
 

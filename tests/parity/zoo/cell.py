@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import signal
 import tempfile
 import warnings
@@ -17,7 +19,7 @@ from launcher.errors import RequestError
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
 from launcher.runtime import loop
-from launcher.runtime.faults import RanksFailed
+from launcher.runtime.faults import Fault, RanksFailed
 from launcher.runtime.start import run_ranks
 from launcher.runtime.world import World
 from launcher.steps.pieces import Piece, pieces, whole
@@ -36,7 +38,7 @@ OPTIM = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """``kind``: exact, refused, WRONG, CRASH or HANG. ``text``: why, or what is off by how much."""
+    """``kind``: exact, refused, WRONG, CRASH or HANG; ILLEGAL: plain torch fails too. ``text``: why, or what is off."""
 
     kind: str
     text: str = ""
@@ -44,6 +46,11 @@ class Verdict:
     @property
     def fine(self) -> bool:
         return self.kind in ("exact", "refused")
+
+    @property
+    def helps(self) -> bool:
+        """Whether every line of a refusal says what to do instead: a cure to paste, or words after a semicolon."""
+        return all("(try: " in line or "; " in line for line in self.text.splitlines())
 
 
 @dataclass(frozen=True)
@@ -74,33 +81,62 @@ def job(case: Case, layout: Layout) -> Job:
 
 
 def judge(case: Case, layout: Layout) -> Verdict:
-    """Never raises: what goes wrong is the verdict. Call it in a process of its own, whose main thread has time."""
+    """Never raises: what goes wrong is the verdict.
+
+    All that runs the model is in processes of its own: what one leaves behind, the truth must not see.
+    """
+    try:
+        (out,) = run_ranks(lambda w: _run(case, layout), 1, alone=True)
+    except RanksFailed as error:
+        out = error.fault
+    if isinstance(out, Verdict):
+        return out
+    if isinstance(out, Fault):
+        return _failed(case, layout, out)
+    return _compared(case, layout, *out)
+
+
+def _run(case: Case, layout: Layout) -> Verdict | Fault | tuple[Plan, list[Ran]]:
+    """As the command does it: planned in one process, which then forks the ranks."""
+    warnings.simplefilter("ignore")
+    signal.alarm(LIMIT_S)
     asked = job(case, layout)
     try:
         plan = plan_job(asked)
     except RequestError as error:
         return Verdict("refused", str(error))
-    except Exception as error:
-        return Verdict("CRASH", f"in the plan: {_last(error)}")
+    signal.alarm(2 * LIMIT_S)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            ranks = run_ranks(
+            return plan, run_ranks(
                 lambda w: _rank(w, asked, plan, Path(folder)), layout.ranks, timeout_s=COLLECTIVE_S
             )  # fmt: skip
     except RanksFailed as error:
-        fault = error.fault
-        late = "Timed out" in fault.message or "timeout" in fault.message or fault.type == "SIGALRM"
-        return Verdict("HANG" if late else "CRASH", f"{fault.type}: {fault.message}")
-    return _compared(case, layout, plan, ranks)
+        return error.fault
 
 
-def _last(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _failed(case: Case, layout: Layout, fault: Fault) -> Verdict:
+    """A model that plain torch cannot train either is a mistake of the zoo."""
+    try:
+        run_ranks(lambda w: _oracle(case, layout, {}), 1, alone=True)
+    except RanksFailed as own:
+        return Verdict("ILLEGAL", _root(own.fault))
+    late = "Timed out" in fault.message or "timeout" in fault.message or fault.type == "SIGALRM"
+    return Verdict("HANG" if late else "CRASH", _root(fault))
+
+
+def _root(fault: Fault) -> str:
+    """The first exception of a chain: what torch's pipeline wraps around it says nothing."""
+    said = re.search(r"^[\w.]*(Error|Exception|Failure|Exit): .*$", fault.traceback, re.MULTILINE)
+    where = re.findall(r'File "[^"]*/(launcher/[^"]+)", line (\d+)', fault.traceback)
+    at = f" (at {where[-1][0]}:{where[-1][1]})" if where else ""
+    return (said.group(0) if said else f"{fault.type}: {fault.message}") + at
 
 
 def _rank(world: World, asked: Job, plan: Plan, folder: Path) -> Ran:
     """The launcher's own session and step, as ``steps=[train]`` calls them."""
     warnings.simplefilter("ignore")
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)  # it prints schedules
     signal.alarm(LIMIT_S)
     s = build(world, asked, plan, folder)
     start, steps = pieces(s.model, weights=True), []
@@ -122,7 +158,9 @@ def _compared(case: Case, layout: Layout, plan: Plan, ranks: list[Ran]) -> Verdi
     try:
         (truth,) = run_ranks(lambda w: _oracle(case, layout, names), 1, alone=True)
     except RanksFailed as error:
-        return Verdict("CRASH", f"in the oracle: {error.fault.type}: {error.fault.message}")
+        return Verdict("ILLEGAL", _root(error.fault))
+    if odd := oracle.unlike(names, truth.built):
+        return Verdict("WRONG", f"at the start: {'; '.join(odd[:3])}")
     off: dict[str, float] = {}
     for n, (want, got) in enumerate(zip(truth.steps, steps, strict=True), 1):
         loss, norm, _ = ranks[0].steps[n - 1]

@@ -32,7 +32,13 @@ def refusals(found: Results) -> str:
 
 
 def failures(found: Results) -> str:
-    return "".join(f"- {name}, {layout}: {v.kind}: {_short(v.text)}\n" for name, layout, v in failing(found))
+    """What failed, and the refusals that leave the user alone."""
+    wrong = [f"- {name}, {layout}: {v.kind}: {_short(v.text)}" for name, layout, v in failing(found)]
+    said = {
+        _short(v.text): name for name, row in found.items() for v in row.values() if v.kind == "refused" and not v.helps
+    }
+    bare = [f"- {name}: refused without a way out: {text}" for text, name in said.items()]
+    return "\n".join([summary(found), "", *wrong, "", *bare, ""])
 
 
 def page(found: Results, layouts: Sequence[str]) -> str:
@@ -52,9 +58,9 @@ def page(found: Results, layouts: Sequence[str]) -> str:
     head = [
         "# Odd models",
         "",
-        "Written by `make test-zoo`. Each model is trained three steps in fp64 under each layout and compared with plain",
-        "torch in one process: losses, norms, every gradient, weights and buffers to 1e-12 (*exact*). What cannot be",
-        "exact is *refused* by the plan, before anything starts, with the reason below.",
+        "Written by `make test-zoo`. Each model is trained three steps in fp64 under each layout, and compared with",
+        "plain torch in one process: losses, norms, every gradient, weights and buffers to 1e-12 (*exact*).",
+        "What cannot be exact is *refused* by the plan, before anything starts, for the reason below.",
         "",
         f"{summary(found)}.",
         "",

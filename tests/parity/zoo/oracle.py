@@ -44,14 +44,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Trained:
+    """``built``: the weights and buffers of a plain build from the seed, before anything was loaded."""
+
     steps: list[Step]
     weights: Named
+    built: Named
 
 
 def train(build: Callable[[], nn.Module], start: Mapping[str, Tensor], read: Read, terms: Terms) -> Trained:
     """From ``start`` (any names of any tensors), in fp64."""
     torch.set_default_dtype(torch.float64)
+    torch.manual_seed(terms.seed)
     models = [build() for _ in range(terms.replicas)]
+    built = _kept({**dict(models[0].named_parameters()), **dict(models[0].named_buffers())})
     for model in models:
         _load(model, start)
     optimizers = [_optimizer(m, terms.optim) for m in models]
@@ -60,7 +65,7 @@ def train(build: Callable[[], nn.Module], start: Mapping[str, Tensor], read: Rea
     for n in range(terms.steps):
         indices = order[n * terms.batch : (n + 1) * terms.batch]
         steps.append(_step(models, optimizers, *read(indices), terms))
-    return Trained(steps, _kept(dict(models[0].named_parameters())))
+    return Trained(steps, _kept(dict(models[0].named_parameters())), built)
 
 
 def _step(
@@ -124,3 +129,27 @@ def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 def _kept(tensors: Mapping[str, Tensor]) -> Named:
     return {n: t.detach().clone() for n, t in tensors.items()}
+
+
+def unlike(start: Mapping[str, Tensor], built: Mapping[str, Tensor]) -> list[str]:
+    """Tensors whose numbers at the start are not of the same kind as those of a plain build.
+
+    Constants must be equal; of more than 16 random numbers mean and deviation agree to six standard errors.
+    """
+    out = []
+    for name, a in start.items():
+        b = built.get(name)
+        if b is None or not b.numel() or not b.is_floating_point():
+            continue
+        spread, n = b.std(unbiased=False).item(), b.numel()
+        if not bool(a.isfinite().all()) and bool(b.isfinite().all()):
+            out.append(f"{name} is not finite")
+        elif spread < 1e-12:
+            if not torch.allclose(a, b):
+                out.append(f"{name} is not {b.flatten()[0]:g} everywhere")
+        elif n > 16:
+            mean = abs(a.mean() - b.mean()).item() / (spread * (2 / n) ** 0.5)
+            ratio = abs(float((a.std(unbiased=False) / spread).log())) * n**0.5
+            if mean > 6 or ratio > 6:
+                out.append(f"{name} has std {a.std():.2g}, not {spread:.2g}")
+    return out

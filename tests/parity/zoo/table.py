@@ -68,7 +68,7 @@ def _lost(code: int | None) -> Verdict:
 
 def counts(found: Results) -> dict[str, int]:
     kinds = [v.kind for row in found.values() for v in row.values()]
-    return {k: kinds.count(k) for k in ("exact", "refused", "WRONG", "CRASH", "HANG")}
+    return {k: kinds.count(k) for k in ("exact", "refused", "WRONG", "CRASH", "HANG", "ILLEGAL")}
 
 
 def timed(work: Callable[[], Results]) -> tuple[Results, float]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 
-THEMES = ("grad_modes", "functions", "hooks", "aliases", "ties")
+THEMES = (
+    "grad_modes", "functions", "hooks", "aliases", "ties", "state", "norms", "embeddings", "parameters", "choices",
+    "values", "containers", "blocks", "features",
+)  # fmt: skip
 NEEDS = {"theirs": "transformers"}
 
 

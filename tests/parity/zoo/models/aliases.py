@@ -37,7 +37,7 @@ class BaseChangedAcross(Net):
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x) * 1.0
         view = h[:, ::2]
-        g = self.c(self.b(h.detach()))
+        g = self.c(self.b(h.detach().clone()))
         h.add_(g)
         return self.d(torch.cat([view, view], -1)) + h
 
@@ -58,7 +58,7 @@ class InplaceRelu(Net):
     """ReLU in place on what was received."""
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.b(self.a(x)), inplace=True)
+        h = F.relu(self.b(self.a(x)) * 1.0, inplace=True)
         return self.d(F.relu_(self.c(h) + h))
 
 
@@ -125,8 +125,7 @@ class InputChanged(Net):
     """The model's own input is changed in place, and used again at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.clone()
-        h = self.b(self.a(x))
+        h = self.b(self.a(x.clone()))
         x.sub_(1.0)
         return self.d(self.c(h) + x)
 

@@ -76,13 +76,11 @@ class T5(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.m = t.T5ForConditionalGeneration(
-            t.T5Config(
-                vocab_size=8, d_model=D, d_kv=4, d_ff=16, num_layers=2, num_decoder_layers=2, num_heads=2,
-                dropout_rate=0.0, decoder_start_token_id=0, relative_attention_num_buckets=4,
-                relative_attention_max_distance=8,
-            )  # fmt: skip
-        )
+        config = t.T5Config(
+            vocab_size=8, d_model=D, d_kv=4, d_ff=16, num_layers=2, num_decoder_layers=2, num_heads=2, dropout_rate=0.0,
+            decoder_start_token_id=0, relative_attention_num_buckets=4, relative_attention_max_distance=8,
+        )  # fmt: skip
+        self.m = t.T5ForConditionalGeneration(config)
 
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.m(input_ids=ids, decoder_input_ids=ids.flip(-1), use_cache=False, return_dict=False)[0]
@@ -95,12 +93,11 @@ class Vit(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.m = t.ViTForImageClassification(
-            t.ViTConfig(
-                hidden_size=D, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16, image_size=8,
-                patch_size=4, num_channels=3, num_labels=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-            )  # fmt: skip
-        )
+        config = t.ViTConfig(
+            hidden_size=D, num_hidden_layers=4, num_attention_heads=2, intermediate_size=16, image_size=8, patch_size=4,
+            num_channels=3, num_labels=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        self.m = t.ViTForImageClassification(config)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.m(pixel_values=x, return_dict=False)[0]
@@ -115,7 +112,7 @@ class Mixtral(_Logits):
         config = t.MixtralConfig(
             vocab_size=8, hidden_size=D, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
             intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, pad_token_id=None, bos_token_id=0,
-            eos_token_id=0,
+            eos_token_id=0, experts_implementation="eager",
         )  # fmt: skip
         super().__init__(t.MixtralForCausalLM(config), use_cache=False)
 

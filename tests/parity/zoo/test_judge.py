@@ -1,0 +1,122 @@
+"""The judge of the zoo: it sees small errors, and outlives what it judges."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.parity.zoo import cell, oracle, table
+from tests.parity.zoo.case import ABCD, Case, D, Net, block
+from tests.parity.zoo.layouts import LAYOUTS
+
+
+class Dies(Net):
+    """Ends its process in a rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type == "cpu" and torch.distributed.is_initialized():
+            os._exit(3)
+        return super().forward(x)
+
+
+class Raises(Net):
+    """Fails in a rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.distributed.is_initialized():
+            raise KeyError("odd")
+        return super().forward(x)
+
+
+class Sleeps(Net):
+    """Never comes back from a rank."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.distributed.is_initialized():
+            time.sleep(600)
+        return super().forward(x)
+
+
+class Illegal(Net):
+    """Plain torch cannot train it either."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.b(self.a(x)).tanh_().mul_(2)))
+
+
+class Differs(Net):
+    """Computes something else where there are ranks: by one part in a hundred thousand million."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out * (1 + 1e-11) if torch.distributed.is_initialized() else out
+
+
+class Starts(Net):
+    """Is built otherwise without memory than with it."""
+
+    def extra(self) -> None:
+        if self.a[0].weight.device.type == "meta":
+            torch.nn.init.normal_(self.a[0].weight)
+
+
+def judged(cls: type[Net], layout: str = "one rank") -> cell.Verdict:
+    return table.run([Case(cls, ABCD)], [layout], jobs=1)[cls.__name__][layout]
+
+
+@pytest.mark.parametrize(
+    ("cls", "kind", "text"),
+    [
+        (Dies, "CRASH", "exit: ended with exit code 3 and no Python error"),
+        (Raises, "CRASH", "KeyError: 'odd'"),
+        (Starts, "WRONG", "at the start: a.0.weight has std "),
+        (Differs, "WRONG", "norm at step 1 by "),
+        (Illegal, "ILLEGAL", "RuntimeError: one of the variables needed for gradient computation has been modified"),
+    ],
+    ids=lambda v: v.__name__ if isinstance(v, type) else "",
+)
+def test_what_goes_wrong_has_a_name(cls: type[Net], kind: str, text: str) -> None:
+    found = judged(cls)
+    assert (found.kind, found.text[: len(text)]) == (kind, text)
+
+
+def test_a_model_that_never_comes_back_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell, "LIMIT_S", 3)
+    assert judged(Sleeps, "pp2").kind == "HANG"
+
+
+def test_an_expected_number_is_one_of_plain_torch() -> None:
+    """Three steps of the oracle by hand, for one model of one micro batch."""
+    torch.manual_seed(0)
+    terms = oracle.Terms(replicas=1, micros=1, batch=4, steps=1, samples=4, optim="sgd", clip=1e9)
+    x, y = torch.randn(4, D, dtype=torch.float64), torch.tensor([0, 1, -100, 3])
+    model = torch.nn.Sequential(block(), torch.nn.Linear(D, D)).double()
+    start = {n: t.detach().clone() for n, t in model.state_dict().items()}
+
+    default = torch.get_default_dtype()
+    try:
+        got = oracle.train(
+            lambda: torch.nn.Sequential(block(), torch.nn.Linear(D, D)), start, lambda i: ((x[i],), y[i]), terms
+        )
+    finally:
+        torch.set_default_dtype(default)
+
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    assert got.steps[0].loss == pytest.approx(loss.item(), rel=1e-14)
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        assert torch.allclose(got.steps[0].grads[name], p.grad, rtol=1e-12, atol=1e-15)
+        decayed = p.grad + (0.1 * p if p.ndim > 1 else 0)
+        assert torch.allclose(got.weights[name], p - 0.1 * decayed, rtol=1e-12, atol=1e-15)
+
+
+def test_the_layouts_are_those_of_the_proof() -> None:
+    assert {n: (at.ranks, at.stages) for n, at in LAYOUTS.items()} == {
+        "one rank": (1, 1), "pp2": (2, 2), "pp2 shard2 level3": (4, 2), "pp3 zero_bubble_h1": (3, 3),
+        "shard4 level2": (4, 1), "replicate2 shard2": (4, 1), "zero_bubble_v shard2 level2": (4, 2),
+    }  # fmt: skip

@@ -1,0 +1,49 @@
+"""A sample of the zoo under every layout; ``make test-zoo`` tries all of it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.parity.zoo import oracle, table
+from tests.parity.zoo.case import all_cases, chosen
+from tests.parity.zoo.layouts import LAYOUTS
+
+SAMPLE = (
+    "FrozenMiddle", "GradientReversal", "RootHook", "MaskedGradient", "BaseChangedAcross", "TiedThrice",
+    "TeacherInGlue", "SharedBuffer", "IgnoredTied", "IdleExperts", "UNet", "FrozenStage",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_model_is_exact_or_refused_with_a_way_out(name: str) -> None:
+    layouts = [layout for layout in LAYOUTS if layout != "one rank"]
+    found = table.run(chosen([name]), layouts, jobs=1)
+    said = {layout: f"{v.kind}: {v.text}" for layout, v in found[name].items()}
+    assert found[name].keys() == set(layouts)
+    assert all(v.fine for v in found[name].values()), said
+    assert all(v.kind == "exact" or v.helps for v in found[name].values()), said
+
+
+def test_the_oracle_imports_nothing_of_the_project() -> None:
+    folder = Path(oracle.__file__).parent
+    for path in (folder / "oracle.py", folder / "samples.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert all(n.split(".")[0] in ("__future__", "collections", "dataclasses", "numpy", "torch", "typing")
+                       for n in names), names  # fmt: skip
+
+
+def test_the_models_import_nothing_of_the_launcher() -> None:
+    for path in (Path(oracle.__file__).parent / "models").glob("*.py"):
+        assert "launcher" not in path.read_text(), path
+
+
+def test_there_are_a_hundred_models_and_more_that_say_what_is_odd() -> None:
+    cases = all_cases()
+    assert len(cases) > 200
+    assert all(c.about for c in cases.values())
+    assert len({c.about for c in cases.values()}) == len(cases)
