@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from launcher.parallel.trace import Tracer, origins, storages
+
+
+@dataclass(frozen=True)
+class Memories:
+    """Those of all nodes; ``needed`` is memory that backwards read."""
+
+    of: dict[fx.Node, Memory]
+    needed: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class Memory:
     writes: frozenset[int]
 
 
-def memory(tracer: Tracer) -> dict[fx.Node, Memory]:
+def memory(tracer: Tracer) -> Memories:
     """Which memory each node reads, returns and writes."""
     numbers: dict[int, int] = {}
 
@@ -36,15 +44,15 @@ def memory(tracer: Tracer) -> dict[fx.Node, Memory]:
             reads |= storages([*module.parameters(), *module.buffers()])
         lies, wrote = storages(tracer.values.get(node)), tracer.writes.get(node, frozenset())
         out[node] = Memory(numbered(reads), numbered(lies), numbered(w for w in wrote if w in reads | lies))
-    return out
+    return Memories(out, numbered(tracer.meter.needed & numbers.keys()))
 
 
-def trained(tracer: Tracer, spaces: dict[fx.Node, Memory]) -> dict[fx.Node, frozenset[str]]:
+def trained(tracer: Tracer, spaces: Mapping[fx.Node, Memory]) -> dict[fx.Node, frozenset[str]]:
     """Of each node the inputs that get a gradient through it from the model's output.
 
     Of a value that is changed in place autograd rewrites the history: every user counts.
     """
-    origin = {n: tracer.origins.get(n, origins(tracer.values.get(n))) for n in tracer.graph.nodes}
+    origin = {n: tracer.origins.get(n, frozenset()) | origins(tracer.values.get(n)) for n in tracer.graph.nodes}
     makers: dict[Any, list[fx.Node]] = {}
     for node in tracer.graph.nodes:
         for at in origin[node]:

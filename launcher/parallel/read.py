@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.errors import RequestError
+from launcher.errors import Problem, RequestError
 from launcher.parallel.cost import Meter
 from launcher.parallel.dependence import memory, trained
 from launcher.parallel.mode import default_dtype as default_dtype
@@ -49,6 +49,10 @@ def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
 
 def skeleton(model: nn.Module) -> Skeleton:
     """Modules in definition order; parameters and persistent buffers, each tied one under every name it has."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
+            raise RequestError((Problem("model", f"{text}; use the class that it was compiled from"),))
     first: dict[int, str] = {}
     params = []
     persistent = {
@@ -86,7 +90,8 @@ def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
     out, watched, scales = [], _watched(tracer.watch, known), Scales()
-    gradients = trained(tracer, spaces := memory(tracer))
+    spaces = memory(tracer)
+    gradients = trained(tracer, spaces.of)
     for n in tracer.graph.nodes:
         kind = KINDS.get(n.op, "glue")
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
@@ -94,12 +99,13 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         saved, flops = tracer.costs.get(n, (0, 0))
         backward = scales.weigh(*tracer.called(n)) if kind == "module" else Backward()
         ins = tuple(i.name for i in n.all_input_nodes)
-        at = spaces[n]
+        at = spaces.of[n]
         out.append(Node(
             n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
             at.reads, at.lies, at.writes, gradients[n], said(n),
         ))  # fmt: skip
-    return Graph(tuple(out), **watched)
+    written = frozenset[int]().union(*(m.writes for m in spaces.of.values()))
+    return Graph(tuple(out), **watched, spoiled=written & spaces.needed)
 
 
 def _loaded(known: Skeleton) -> tuple[str, ...]:

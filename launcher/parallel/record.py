@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
 from operator import getitem
 from typing import Any
 
@@ -13,10 +12,10 @@ import numpy as np
 import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from launcher.parallel.ambient import Ambient, ambient
-from launcher.parallel.structure import Constant, Named, here, inside, pick, remade
+from launcher.parallel.structure import Constant, Named, contents, here, inside, pick, remade, tensors
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
 """What is written into a graph as it is."""
@@ -53,6 +52,8 @@ class Recorder(TorchFunctionMode):
         self.attributes: dict[str, fx.Node] = {}
         self.before = {id(v) for m in root.modules() for v in vars(m).values()}
         self.places = {name: id(t) for name, t in _tensors(root)}
+        whole = [m for m in root.modules() if id(m) in leaves]
+        self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in whole}
 
     def carry_out(self, kind: str, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool]:
         """What the call returns, and whether it has changed a tensor in place."""
@@ -84,18 +85,26 @@ class Recorder(TorchFunctionMode):
 
     def call(self, kind: str, target: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Carry out ``func(*args, **kwargs)``, and note it if it makes or changes tensors."""
-        known = [self._node(t) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         self.eager = True
         try:
+            known = [self._node(t) for t in tensors((args, kwargs))]
+            if kind == "call_module":
+                self._as_built(target, func)
             out, wrote = self.carry_out(kind, func, *_on_meta(args, kwargs))
+            acts = getattr(func, "__name__", "") in ACTS or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
+            if kind == "call_module" or tensors(out) or wrote or acts or getattr(func, "__name__", "") == "__set__":
+                self.note(kind, target, args, kwargs, out)
         finally:
             self.eager = False
-        name = getattr(func, "__name__", "")
-        made = any(True for _ in inside(out))
-        acts = name in ACTS or name == "__set__" or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
-        if kind == "call_module" or made or wrote or acts:
-            self.note(kind, target, args, kwargs, out)
         return out
+
+    def _as_built(self, path: str, module: Any) -> None:
+        """A call with other weights than a module's own would run with its own on its stage."""
+        now = dict(_tensors(module))
+        for name, built in self.built[path].items():
+            t = now.get(name)
+            if t is None or (id(t) != built and (isinstance(t, nn.Parameter) or id(t) in self.known)):
+                raise self.refuse(f"it calls {path} with another tensor in the place of {path}.{name}")
 
     def note(self, kind: str, target: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
         """The node of a call that has been carried out."""
@@ -111,7 +120,7 @@ class Recorder(TorchFunctionMode):
     def _learn(self, node: fx.Node, out: Any) -> None:
         self.values[node] = out
         self.alive.append(out)
-        for path, t in inside(out):
+        for path, t in inside(out):  # a leaf's own tuple may hold what came in: the newest node has it
             self.known[id(t)] = node, path
 
     def _node(self, t: torch.Tensor) -> fx.Node:
@@ -161,7 +170,7 @@ class Recorder(TorchFunctionMode):
 
     def _object(self, a: Any) -> Any:
         if any(True for _ in inside(a)):
-            args, kwargs = _contents(a)
+            args, kwargs = contents(a)
             if args is None:
                 raise self.refuse(f"it hands on a {type(a).__name__}, which cannot be made again on another stage")
             made = Named(lambda *xs, **ks: remade(type(a), *xs, **ks), type(a).__name__)
@@ -211,19 +220,6 @@ def _speakable(target: Any) -> Any:
         return Named(lambda t, *rest: verb(t, attribute, *rest), f"{verb.__name__}_{attribute}")
     name = getattr(target, "__name__", "call").replace("<", "").replace(">", "")
     return Named(target, name.strip("_") if name.startswith("__") else name)
-
-
-def _contents(a: Any) -> tuple[Any, Any]:
-    """What to call its class with, or ``None``."""
-    if isinstance(a, tuple) and hasattr(a, "_fields"):
-        return tuple(a), {}
-    if isinstance(a, tuple | list):
-        return (list(a),), {}
-    if isinstance(a, Mapping) and all(isinstance(k, str) for k in a):
-        return (), dict(a)
-    if is_dataclass(a) and not isinstance(a, type):
-        return (), {f.name: getattr(a, f.name) for f in fields(a) if f.init}
-    return None, {}
 
 
 def _frozen(a: Any) -> bool:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from functools import reduce
-from keyword import iskeyword
 from operator import getitem
 from typing import Any
 
@@ -16,6 +13,7 @@ from launcher.parallel.ambient import Under
 from launcher.parallel.carry import Carry, attach
 from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import meta
+from launcher.parallel.stage_module import assembled
 from launcher.parallel.structure import here
 from launcher.parallel.trace import Tracer, follow
 from launcher.plan.facts import TensorSpec
@@ -71,7 +69,7 @@ def split(
     return parts
 
 
-def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: torch.device) -> fx.GraphModule:
+def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: torch.device) -> nn.Module:
     """The module that runs ``stage``: takes what the stage receives and returns what it sends, all flat."""
     whole = {n.name: n for n in tracer.graph.nodes}
     out, env = fx.Graph(), dict[fx.Node, Any]()
@@ -90,13 +88,7 @@ def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: t
         out.output(fx.node.map_arg(whole[stage.nodes[-1]].args[0], lambda n: env[n]))
     else:
         out.output(tuple(x for c in plan.boundaries[stage.index] for x in _send(out, env[whole[c.name]], c)))
-    out.on_generate_code(lambda _: lambda lines: [_speakable(out, line) for line in lines])
-    module = fx.GraphModule(model, out, class_name=f"Stage{stage.index}")
-    for name, _ in module.named_buffers(remove_duplicate=False):
-        owner, _, attr = name.rpartition(".")
-        if attr in model.get_submodule(owner)._non_persistent_buffers_set:
-            module.get_submodule(owner)._non_persistent_buffers_set.add(attr)
-    return module
+    return assembled(model, out, stage.index)
 
 
 def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
@@ -116,17 +108,6 @@ def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any
 def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """A module as a function."""
     return module(*args, **kwargs)
-
-
-def _speakable(graph: fx.Graph, code: str) -> str:
-    """``self.net.in`` as ``getattr(getattr(self, 'net'), 'in')``: fx writes names that are keywords as they are."""
-    for target in {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}:
-        parts = target.split(".")
-        if any(map(iskeyword, parts)):
-            spoken = reduce(lambda r, e: f"{r}.{e}" if e.isidentifier() else f'getattr({r}, "{e}")', parts, "self")
-            safe = reduce(lambda r, e: f"getattr({r}, {e!r})", parts, "self")
-            code = safe.join(re.split(rf"{re.escape(spoken)}\b", code))
-    return code
 
 
 def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:

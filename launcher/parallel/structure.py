@@ -28,6 +28,35 @@ def inside(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
             yield from inside(getattr(value, f.name, None), (*path, ("attribute", f.name)))
 
 
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Those of ``inside``."""
+    return [t for _, t in inside(value)]
+
+
+def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """``value`` with another tensor for each of its tensors; what holds none is itself."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if not tensors(value):
+        return value
+    args, kwargs = contents(value)
+    assert args is not None, f"{type(value).__name__} holds tensors and cannot be made again"
+    return remade(type(value), *(mapped(a, change) for a in args), **{k: mapped(v, change) for k, v in kwargs.items()})
+
+
+def contents(a: Any) -> tuple[Any, dict[str, Any]]:
+    """What ``remade`` calls the class of a container with; the first is ``None`` where nobody knows."""
+    if isinstance(a, tuple) and hasattr(a, "_fields"):
+        return tuple(a), {}
+    if isinstance(a, tuple | list):
+        return tuple(a), {}
+    if isinstance(a, Mapping) and all(isinstance(k, str) for k in a):
+        return (), dict(a)
+    if is_dataclass(a) and not isinstance(a, type):
+        return (), {f.name: getattr(a, f.name) for f in fields(a) if f.init}
+    return None, {}
+
+
 def pick(value: Any, path: Path) -> Any:
     """What lies at ``path``."""
     for kind, key in path:
@@ -66,6 +95,8 @@ class Constant:
 
 def remade(kind: type, *args: Any, **kwargs: Any) -> Any:
     """A container of ``kind``: of items in order, or by name."""
+    if issubclass(kind, tuple | list) and not hasattr(kind, "_fields"):
+        return kind(args)
     return kind(*args, **kwargs)
 
 

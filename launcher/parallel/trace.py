@@ -8,19 +8,19 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import fx, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.ambient import ambient
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype, evaluating
 from launcher.parallel.record import Recorder, Uncuttable, recording
+from launcher.parallel.structure import mapped, tensors
 from launcher.parallel.watch import Watch, watching
 
 RUNNING = torch.float32
@@ -90,21 +90,21 @@ class Tracer(Recorder):
 
 def origins(value: Any) -> frozenset[Any]:
     """What gradients of the tensors in ``value`` arrive at: their functions, or themselves where they are leaves."""
-    found = [t for t in tree_leaves(value) if isinstance(t, torch.Tensor) and t.requires_grad]
+    found = [t for t in tensors(value) if t.requires_grad]
     return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
 
 
 def storages(value: Any) -> set[int]:
     """The memory behind the tensors in ``value``."""
-    return {t.untyped_storage()._cdata for t in tree_leaves(value) if isinstance(t, torch.Tensor)}
+    return {t.untyped_storage()._cdata for t in tensors(value)}
 
 
 def _cast(func: Any, args: Any, kwargs: Any) -> Any:
     """Autocast does nothing on meta tensors, so this one call runs on zeros in memory."""
-    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    given = tensors((args, kwargs))
     with torch.device("cpu"):
         made = {id(t): _zeros(t) for t in given}
-        args, kwargs = tree_map_only(torch.Tensor, lambda t: made[id(t)], (args, kwargs))
+        args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         args, kwargs = tree_map_only(torch.device, lambda d: torch.device("cpu"), (args, kwargs))
         out = func(*args, **kwargs)
     return _returned(out, given, made)
@@ -113,12 +113,12 @@ def _cast(func: Any, args: Any, kwargs: Any) -> Any:
 def _returned(out: Any, given: list[torch.Tensor], made: dict[int, torch.Tensor]) -> Any:
     """``out`` of stand-ins, on meta again; what is one of the ``given`` is that, and gradients reach all of them."""
     back = {id(made[id(t)]): t for t in given}
-    fresh = {id(t): t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and id(t) not in back}
+    fresh = {id(t): t for t in tensors(out) if id(t) not in back}
     specs = [(t.shape, t.dtype, t.requires_grad) for t in fresh.values()]
     with torch.device("meta"):
         metas = _Opaque.apply(specs, torch.empty((), requires_grad=True), *given)  # type: ignore[no-untyped-call]
     back |= dict(zip(fresh, metas, strict=True))
-    return tree_map_only(torch.Tensor, lambda t: back[id(t)], out)
+    return mapped(out, lambda t: back[id(t)])
 
 
 class _Opaque(torch.autograd.Function):
@@ -167,11 +167,11 @@ def call(
     own = dict(zip(_storages(real), _storages(module), strict=True))
     if meter is not None:
         meter.own((*real.parameters(), *real.buffers()))
-    given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    given = tensors((args, kwargs))
     with torch.device("cpu"):
         made = {id(t): _zeros(t) for t in given}
         own |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
-        args, kwargs = tree_map_only(torch.Tensor, lambda t: made[id(t)], (args, kwargs))
+        args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         out = real(*args, **kwargs)
     if meter is not None:
         meter.written.update([own[w] for w in meter.written if w in own])
@@ -337,7 +337,7 @@ def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | 
         raise RequestError((Problem("model", text),)) from first
 
 
-OUTSIDE = tuple(str(Path(p).parent) for p in (torch.__file__, __file__))
+OUTSIDE = tuple(p.rpartition("parallel" if p == __file__ else "__init__")[0] for p in (torch.__file__, __file__))
 """Code that is not the user's."""
 
 
@@ -345,7 +345,7 @@ def _place(error: BaseException) -> str:
     """File and line of the user's code that ``error`` comes from."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if not f.filename.startswith((*OUTSIDE, "<"))]
-    return f"{Path(mine[-1].filename).name}:{mine[-1].lineno}" if mine else ""
+    return f"{mine[-1].filename.rpartition('/')[2]}:{mine[-1].lineno}" if mine else ""
 
 
 def same(a: fx.Graph, b: fx.Graph) -> str:

@@ -83,7 +83,7 @@ class Watch(TorchFunctionMode):
             return
         self._running.pop()
         grown = self.saved() - self._began.pop()
-        if name in self._units:
+        if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
             self.runs.append(Run(name, module, args, kwargs, made, grown))
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
@@ -110,6 +110,11 @@ class Watch(TorchFunctionMode):
             for a, b in zip(self.runs, self.runs[1:], strict=False)
             if self.calls[a.name] == self.calls[b.name] == 1 and _feeds(a.made, b.made)
         )
+
+
+def _batched(t: Any) -> bool:
+    """Of ``torch.vmap`` and its like: it means nothing outside."""
+    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
 def _feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:

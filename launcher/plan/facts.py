@@ -119,7 +119,8 @@ class Graph:
     ``scopes``: parameters that are used while their own module is not running, each with the deepest module around it
     that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that run once, one right
     after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
-    an untraced model what its one node is made of.
+    an untraced model what its one node is made of. ``spoiled``: memory that a forward changes in
+    place, and that backwards of earlier forwards may still need.
     """
 
     nodes: tuple[Node, ...]
@@ -127,6 +128,7 @@ class Graph:
     chains: tuple[tuple[str, str], ...] = ()
     calls: tuple[tuple[str, int], ...] = ()
     segments: tuple[Segment, ...] = ()
+    spoiled: frozenset[int] = frozenset()
 
     @cached_property
     def _named(self) -> dict[str, Node]:
