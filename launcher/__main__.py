@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from launcher.console import say
+from launcher.console import say, tell
 from launcher.errors import RequestError, RunError, printable
 from launcher.job.args import Args, outer_rank, parse
 
@@ -46,10 +46,10 @@ def _main(words: list[str], rank: int | None) -> int:
     except RequestError as error:
         return _refuse(error, rank)
     except RunError as error:
-        print(printable(f"error: {error}", "\n\t"), file=sys.stderr)
+        tell(printable(f"error: {error}", "\n\t"))
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        tell("interrupted")
         return INTERRUPTED
 
 
@@ -115,7 +115,7 @@ def _refuse(error: RequestError, rank: int | None) -> int:
     from launcher.job.report import render
 
     if not rank:
-        print(render(error.problems, error.origins if isinstance(error, BadRequest) else None), file=sys.stderr)
+        tell(render(error.problems, error.origins if isinstance(error, BadRequest) else None))
     return REFUSED
 
 

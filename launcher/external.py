@@ -20,6 +20,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.errors import Problem, RequestError
 from launcher.runtime import faults, log
+from launcher.runtime.stops import deafen
 from launcher.runtime.supervise import STOPS
 from launcher.runtime.world import World, connect, outer, outer_store
 
@@ -140,13 +141,13 @@ def carry_out(order: Order, world: World, store: Store) -> dict[str, Any]:
         except BaseException as error:
             try:
                 raise _told(error, world, order.folder) from error
-            except faults.Interrupted:  # a signal from before they were blocked; it comes once
+            except faults.Interrupted:  # a signal from before we were deaf; it comes once
                 raise _told(error, world, order.folder) from error
 
 
 def _told(error: BaseException, world: World, folder: Path) -> BaseException:
     """Write down the failure; on rank 0 the error to raise is that of the rank that failed first."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # for good: the outer launcher ends us for what we tell now
+    deafen()  # for good: the outer launcher ends us for what we tell now
     own = None if isinstance(error, faults.Interrupted) else faults.raised(world.rank, world.attempt, error, __file__)
     if own is not None:
         faults.write(own, folder)

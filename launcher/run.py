@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import launch, outputs, phases, record, resume, sources
-from launcher.console import gone, say
+from launcher.console import gone, say, tell
 from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, settled
 from launcher.errors import refuse
@@ -42,7 +42,7 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
     try:
         _carry_out(request.job, launch.command(words), as_yaml(request.data), request.overrides, others)
     except Interrupted as stop:
-        print(str(stop), file=sys.stderr)
+        tell(str(stop))
         return STOPPED + stop.signum
     return DONE
 

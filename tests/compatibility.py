@@ -106,7 +106,7 @@ def _one(world: World, cell: Cell, plan: Plan, want: Outcome) -> str:
     got = gathered(plan, pieces(par))
     if got is None:
         return ""
-    loss = both[0].item() / (plan.sizes.micros * plan.sizes.replicas)
+    loss = both[0].item()
     off = {"loss": abs(loss - want.loss) / want.loss, "norm": abs(both[1].sqrt().item() - want.norm) / want.norm}
     off |= {n: error(got.tensors[n], g) if n in got.tensors else float("inf") for n, g in want.grads.items()}
     wrong = [*got.complaints, *(f"{n} {e:.1e}" for n, e in off.items() if not e <= TOLERANCE)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import product
 from typing import Any
@@ -281,10 +282,15 @@ def test_weights_after_20_clipped_steps_equal_one_process_and_all_copies_are_bit
 TIED = job(parallel={"pipeline": {"stages": 2}, "grid": {"dp_replicate": 2}})
 
 
-def caught(text: str) -> None:
-    """The parity check fails for the layout that has everything, with ``text``."""
-    with pytest.raises(AssertionError, match=text):
+def caught(text: str) -> dict[str, float]:
+    """The parity check fails for the layout that has everything, with ``text``; the errors that it then names."""
+    with pytest.raises(AssertionError, match=text) as failed:
         assert_parity(TIED)
+    return {name: float(e) for name, e in re.findall(r"'([\w.]+)': ([\d.e+-]+)", str(failed.value))}
+
+
+TWICE = pytest.approx(1.0, rel=1e-9)
+"""How far from one process a number is that is twice as large; its last digits are the machine's."""
 
 
 def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):
@@ -295,7 +301,9 @@ def test_a_loss_scale_that_forgets_the_micro_batches_is_caught(monkeypatch):
         self.scale *= model.plan.sizes.micros
 
     monkeypatch.setattr(pipeline.Pipeline, "__init__", wrong)
-    caught(r"over 1e-12: \{'norm': 1\.0")
+    off = caught(r"over 1e-12: \{'norm': ")
+    assert len(off) > 20
+    assert off == dict.fromkeys(off, TWICE)
 
 
 def test_a_tied_gradient_that_is_added_twice_is_caught(monkeypatch):
@@ -306,7 +314,7 @@ def test_a_tied_gradient_that_is_added_twice_is_caught(monkeypatch):
         real(self)
 
     monkeypatch.setattr(tie.Tied, "reduce", wrong)
-    caught(r"'embed\.weight': 1\.0\d*\}")
+    assert caught(r"over 1e-12: \{'norm': .*'embed\.weight': ")["embed.weight"] == TWICE
 
 
 def test_a_tied_gradient_that_is_not_added_is_caught(monkeypatch):
@@ -322,7 +330,9 @@ def test_a_norm_that_counts_replicas_twice_is_caught(monkeypatch):
         return norm.Norm(tuple((t, 1.0) for t, _ in good.pieces), good.copies)
 
     monkeypatch.setattr(norm, "build", wrong)
-    caught(r"over 1e-12: \{'norm': 0\.\d+\}")
+    off = caught(r"over 1e-12: \{'norm': ")
+    assert list(off) == ["norm"]
+    assert 2**0.5 - 1 < off["norm"] < 1  # replicas twice, the tied table four times
 
 
 def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):

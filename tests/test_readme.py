@@ -63,7 +63,7 @@ def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def blocks(*kinds: str) -> list[tuple[str, str, str, str]]:
     """(what the comment before it is, the comment, language, text) of each block that is not plain text."""
-    found = [m.groups(default="") for m in BLOCK.finditer(README.read_text())]
+    found = [m.groups(default="") for m in BLOCK.finditer(README.read_text(encoding="utf-8"))]
     return [(a, b, c, d) for a, b, c, d in found if c in kinds]
 
 
@@ -110,9 +110,9 @@ def output(command: str, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", [m[2] for m in OUTPUT.finditer(README.read_text())])
+@pytest.mark.parametrize("command", [m[2] for m in OUTPUT.finditer(README.read_text(encoding="utf-8"))])
 def test_the_output_shown_is_the_real_one(command: str, tmp_path: Path) -> None:
-    (shown,) = (m[0] for m in OUTPUT.finditer(README.read_text()) if m[2] == command)
+    (shown,) = (m[0] for m in OUTPUT.finditer(README.read_text(encoding="utf-8")) if m[2] == command)
     assert shown == f"<!-- output: {command} -->\n```text\n{output(command, tmp_path)}```", AGAIN
 
 
@@ -133,7 +133,7 @@ def options() -> Iterator[str]:
 def opening(config: str) -> str:
     path = Shelf().file(config)
     assert path is not None
-    first, second, *_ = path.read_text().splitlines()
+    first, second, *_ = path.read_text(encoding="utf-8").splitlines()
     return (second if first.startswith("# @package") else first).removeprefix("# ")  # Hydra wants its own line first
 
 
@@ -201,13 +201,13 @@ def fresh(text: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize("name", ["recipes", "options", "settings"])
 def test_the_tables_are_those_of_the_schema(name: str) -> None:
-    (shown,) = (m[0] for m in TABLE.finditer(README.read_text()) if m[2] == name)
+    (shown,) = (m[0] for m in TABLE.finditer(README.read_text(encoding="utf-8")) if m[2] == name)
     made = {"recipes": recipes, "options": options, "settings": rows}[name]
     assert shown == f"<!-- table: {name} -->\n" + "\n".join(made()) + "\n<!-- end -->", AGAIN
 
 
 def test_whatever_the_planner_refuses_for_now_is_in_the_table() -> None:
-    tree, found = ast.parse(Path(settings.__file__).read_text()), unavailable()
+    tree, found = ast.parse(Path(settings.__file__).read_text(encoding="utf-8")), unavailable()
     told = [n.value.elts[0] for n in ast.walk(tree) if isinstance(n, ast.Yield) and isinstance(n.value, ast.Tuple)]
     asked = {str(e.value) for e in told if isinstance(e, ast.Constant)}
     assert [key for key in sorted(asked) if not any(known.startswith(key) for known in found)] == []
@@ -225,4 +225,4 @@ def test_no_setting_is_accepted_and_then_ignored() -> None:
 
 
 if __name__ == "__main__":
-    README.write_text(fresh(README.read_text(), ROOT))
+    README.write_text(fresh(README.read_text(encoding="utf-8"), ROOT), encoding="utf-8")

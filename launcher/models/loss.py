@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-IGNORED = -100
-"""A target that counts for nothing, as in torch."""
+from launcher.plan.facts import IGNORED
 
 
 class Parts(Protocol):
@@ -22,22 +21,27 @@ class Parts(Protocol):
     def top(self, x: Tensor) -> Tensor: ...
 
 
-def cross_entropy(output: Tensor, target: Tensor, parts: Parts | None = None) -> Tensor:
-    """Mean over all positions, in nats: logits (..., classes) against class numbers (...).
+def cross_entropy(
+    output: Tensor, target: Tensor, parts: Parts | None = None, reduction: Literal["mean", "sum"] = "mean"
+) -> Tensor:
+    """Mean or sum over all positions that count, in nats: logits (..., classes) against class numbers (...).
 
     Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has this
-    rank's classes only, and every rank gets the whole loss.
+    rank's classes only, and every rank gets the whole loss. Where nothing counts, the sum and its gradients are zero.
     """
     wide = torch.promote_types(output.dtype, torch.float32)
     flat, target = output.flatten(0, -2).to(wide), target.flatten()
     if parts is None:
-        return F.cross_entropy(flat, target, ignore_index=IGNORED)
+        return F.cross_entropy(flat, target, ignore_index=IGNORED, reduction=reduction)
     loss: Tensor = _OverParts.apply(flat, target, parts)  # type: ignore[no-untyped-call]
-    return loss
+    return loss if reduction == "sum" else loss / (target != IGNORED).sum()
 
 
 class _OverParts(Function):
-    """The logits of one position are never all on one rank: only its largest, its sum and its target's travel."""
+    """The sum of the losses.
+
+    The logits of one position are never all on one rank: only its largest, its sum and its target's travel.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, parts: Parts) -> Tensor:
@@ -50,10 +54,10 @@ class _OverParts(Function):
         total, meant = parts.sum(torch.stack((powers.sum(-1), mine)))
         counted = target != IGNORED
         ctx.save_for_backward(powers / total.unsqueeze(-1), here, column, counted)
-        return torch.where(counted, total.log() - meant, 0).sum() / counted.sum()
+        return torch.where(counted, total.log() - meant, 0).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         share, here, column, counted = ctx.saved_tensors
         share = share.scatter_add(-1, column, -here.to(share.dtype).unsqueeze(-1))
-        return share * (counted.unsqueeze(-1) * (grad / counted.sum())), None, None
+        return torch.where(counted.unsqueeze(-1), share * grad, 0), None, None

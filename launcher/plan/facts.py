@@ -17,6 +17,9 @@ DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float
 COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
 """What it makes of the numbers that go through the model."""
 
+IGNORED = -100
+"""A target that counts for nothing, as in torch."""
+
 
 @dataclass(frozen=True)
 class TensorSpec:

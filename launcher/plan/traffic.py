@@ -57,6 +57,8 @@ def traffic(
         same += [("all_reduce", b.nbytes + _flags(b, named, dtypes)) for b in buckets if place[b.stage] == pp]
         same += [*_statistics(params, sizes, place, pp), *_messages(schedule[pp], pp, place, boundaries, pieces)]
         same.append(("all_reduce", 16))  # of the loss and the gradient norm
+        if place[-1] == pp and sizes.replicas > 1:
+            same.append(("all_reduce", 8))  # of how many targets count
         for rank in sizes.grid.ranks(pp=pp):
             out[rank] = list(_sums(rank, [*same, *_tied(rank, ties, named, sizes.grid, place)]))
     return tuple(t for rank in sorted(out) for t in out[rank])

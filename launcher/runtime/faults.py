@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
+from launcher.checkpoint.durable import write_text
 from launcher.errors import RunError
 
 # What a healthy rank says when it has lost another one.
@@ -173,10 +174,14 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def write(fault: Fault, folder: Path) -> None:
-    """``errors/rank<N>.json`` of a run folder, where a later attempt replaces it, and the end of the rank's log."""
+    """The end of the rank's log, then ``errors/rank<N>.json`` of a run folder, where a later attempt replaces it.
+
+    Under an outer launcher rank 0 looks for that file while it is written: it sees a whole one or none, and the log
+    that it then points to is there.
+    """
     error, log = folder / "errors" / f"rank{fault.rank}.json", log_file(folder, fault.rank)
     for path in (error, log):
         path.parent.mkdir(parents=True, exist_ok=True)
-    error.write_text(json.dumps(asdict(fault), indent=2) + "\n", encoding="utf-8")
     with log.open("a", encoding="utf-8") as file:
         file.write(f"{fault.traceback or fault.headline}\n")
+    write_text(error, json.dumps(asdict(fault), indent=2) + "\n")

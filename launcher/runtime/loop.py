@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
+from launcher.plan.facts import IGNORED
 from launcher.runtime.session import Session
 
 
@@ -73,11 +74,12 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
     loss = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
-    both = torch.stack([loss.cpu(), s.norm.squared()])
-    dist.all_reduce(both)
-    mean = both[0].item() / (s.plan.sizes.micros * s.plan.sizes.replicas)
-    norm = math.sqrt(both[1].item()) / s.scaling.factor if both[1].item() >= 0 else math.nan
+    sums = torch.stack([loss.cpu(), s.norm.squared()])
+    dist.all_reduce(sums)
+    mean, square = sums.tolist()
+    norm = math.sqrt(square) / s.scaling.factor if square >= 0 else math.nan
     if not math.isfinite(mean + norm):
+        _check_counted(s)
         if not s.scaling.lowest:
             _skip(s)
             return mean, norm
@@ -93,6 +95,15 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
     return mean, norm
 
 
+def _check_counted(s: Session) -> None:
+    """Raises ``RunError`` when the loss is no number because there is nothing to work it out from."""
+    counted = s.pipeline.count.whole().cpu()
+    dist.all_reduce(counted)
+    if not counted.item():
+        text = f"all targets of the global batch are {IGNORED}, which count for nothing, so there is no loss"
+        raise RunError(f"step {s.step + 1}: {text}; the weights were not touched. Look at the data of this step")
+
+
 def _skip(s: Session) -> None:
     """Of fp16: the gradients passed its largest number. Every rank sees the same norm, so all come here or none."""
     was = s.scaling.factor
@@ -104,14 +115,16 @@ def _skip(s: Session) -> None:
 
 
 def validate(s: Session, batches: int | None) -> float:
-    """Mean loss over held-out samples, each counted once."""
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    """Mean loss over the targets that count of held-out samples, each once."""
+    sums = torch.zeros(2, dtype=torch.float64)
     for batch in s.feed.held_out(batches):
-        total += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
-        count += batch.valid if s.pipeline.last and s.pipeline.counts else 0
-    both = torch.stack([total, torch.tensor(float(count), dtype=torch.float64)])
-    dist.all_reduce(both)
-    loss = both[0].item() / both[1].item()
+        sums += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
+    dist.all_reduce(sums)
+    total, counted = sums.tolist()
+    if not counted:
+        text = f"all targets of the held-out samples are {IGNORED}, which count for nothing"
+        raise RunError(f"validation after step {s.step}: {text}, so there is no loss. Look at the held-out data")
+    loss: float = total / counted
     s.results |= {"val_loss": loss, "val_step": s.step}
     if s.world.rank == 0:
         s.emit({"step": s.step, "val_loss": loss})

@@ -10,20 +10,21 @@ import torch.distributed as dist
 from launcher.parallel.live import Parallel
 from launcher.parallel.mode import evaluating
 from launcher.parallel.read import dtype_of
-from launcher.plan.facts import TensorSpec
+from launcher.plan.facts import IGNORED, TensorSpec
 from launcher.plan.pieces import shortened
 from launcher.plan.plan import Plan
 from launcher.runtime import torch_pipeline
 
 Loss = Callable[..., torch.Tensor]
-"""(output, target) of one micro batch -> mean loss, 0-d; of an output whose classes are cut, (output, target, axis)."""
+"""As ``launcher.models.loss.cross_entropy``: (output, target, reduction="sum") of one micro batch -> the sum of the
+losses of its targets that count, 0-d; of an output whose classes are cut, (output, target, axis, reduction="sum")."""
 
 
 class Pipeline:
     """One rank's stages on torch's pipeline runtime.
 
-    The loss of a micro batch is scaled so that plain sums, over micro batches and data-parallel ranks, give the
-    gradient of the global batch: nothing is divided afterwards.
+    The loss of a micro batch is the sum over its targets that count, divided by their number in the global batch:
+    plain sums, over micro batches and data-parallel ranks, give the gradient, and nothing is divided afterwards.
     """
 
     def __init__(self, model: Parallel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
@@ -33,20 +34,19 @@ class Pipeline:
         self.counts = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
         self.first = any(p.stage.index == 0 for p in model.parts)
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
-        micros = plan.sizes.micros if plan.loss_reduction == "mean" else 1
-        self.scale = plan.loss_repeats / (micros * (plan.sizes.replicas if plan.gradients_mean else 1))
+        self.scale = plan.loss_repeats * (plan.sizes.micros if plan.loss_reduction == "sum" else 1)
+        self.scale *= 1 if plan.gradients_mean else plan.sizes.replicas
         self.scaled = 1.0
+        self.count = _Count(model)
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []
         self.raw: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
         self.keep = False
         self.before_reduce: Callable[[], None] | None = None
-        lengths = plan.pieces
-        self.weights = [n / sum(lengths) for n in lengths] or [1.0]
-        micros = plan.sizes.micros
+        micros, lengths = plan.sizes.micros, plan.pieces
         self._train = torch_pipeline.runtime(
-            _stages(model, inputs, device, lengths), plan.schedule, micros * len(self.weights), self._training_loss
+            _stages(model, inputs, device, lengths), plan.schedule, micros * max(len(lengths), 1), self._training_loss
         )
         self._evaluate = torch_pipeline.runtime(
             _stages(model, inputs, device), plan.evaluation, micros, self._evaluation_loss
@@ -55,22 +55,30 @@ class Pipeline:
     def step(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0) -> torch.Tensor:
         """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
 
-        ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns the sum of the micro
-        batches' mean losses (0-d), 0 on ranks without the last stage and on all but the first of ``tp``.
-        Gradients are ``scaled`` times as large.
+        ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns this rank's share (0-d) of
+        the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last stage and
+        on all but the first of ``tp``, NaN when no target of the global batch counts. Gradients are ``scaled`` times as
+        large.
         """
         self.scaled = scaled
+        self.count.start(targets if self.last else None)
         self._run(self._train, inputs, targets, None, self.model.plan.pieces)
         if self.before_reduce is not None:
             self.before_reduce()
         self.model.reduce()
-        return self._sum()
+        return self._sum() / self.count.whole() if self.last else self._sum()
 
     @torch.no_grad()
     def evaluate(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int) -> torch.Tensor:
-        """Sum of the losses of the first ``valid`` samples of this rank's part; the rest is padding. No gradients."""
+        """Loss and number of all targets that count, both summed over the first ``valid`` samples of this rank's part.
+
+        The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
+        """
         self._forward(inputs, targets, valid, self.model.plan.output_broadcast)
-        return self._sum()
+        total, counted = self._sum(), torch.zeros(())
+        if self.last and self.counts and targets is not None:
+            counted = _counted(targets[:valid])
+        return torch.stack([total, counted.to(total)])
 
     @torch.no_grad()
     def predict(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -117,10 +125,9 @@ class Pipeline:
             torch_pipeline.run(run, given, numbers)
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        weight = self.weights[int(number) % len(self.weights)]
-        loss = self.loss(output, self.targets[int(number)], *self.parts) * weight
+        loss = self.loss(output, self.targets[int(number)], *self.parts, reduction="sum")
         self.raw.append(loss.detach())
-        return loss * (self.scale * self.scaled)
+        return loss * (self.scale * self.scaled / self.count.whole().clamp(min=1)).to(loss.dtype)
 
     def _evaluation_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         if self.keep:
@@ -131,7 +138,7 @@ class Pipeline:
         if not n:
             return torch.zeros(())
         # float64: over 50000 classes torch's float32 log_softmax is 1e-5 too low on a CPU
-        loss = self.loss(output[:n].double(), self.targets[int(number)][:n], *self.parts) * n
+        loss = self.loss(output[:n].double(), self.targets[int(number)][:n], *self.parts, reduction="sum")
         self.raw.append(loss)
         return loss
 
@@ -139,6 +146,31 @@ class Pipeline:
         if not self.raw or not self.counts:
             return torch.zeros((), dtype=torch.float64)
         return torch.stack([r.double() for r in self.raw]).sum()
+
+
+class _Count:
+    """How many targets of the global batch count: summed over the data-parallel ranks while the first stages run."""
+
+    def __init__(self, model: Parallel) -> None:
+        self._group = model.meshes.dp
+        self._whole = torch.zeros((), dtype=torch.float64)
+        self._work: dist.Work | None = None
+
+    def start(self, targets: torch.Tensor | None) -> None:
+        """``None``: not of the last stage, whose ranks alone are to know."""
+        self._whole = torch.zeros((), dtype=torch.float64) if targets is None else _counted(targets)
+        if targets is not None and self._group is not None:
+            self._work = dist.all_reduce(self._whole, group=self._group, async_op=True)
+
+    def whole(self) -> torch.Tensor:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._whole
+
+
+def _counted(targets: torch.Tensor) -> torch.Tensor:
+    return (targets != IGNORED).sum(dtype=torch.float64)
 
 
 def broadcast(outputs: list[torch.Tensor], model: Parallel) -> list[torch.Tensor]:

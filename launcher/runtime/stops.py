@@ -16,7 +16,7 @@ from launcher.runtime.supervise import STOPS
 def stoppable() -> Iterator[None]:
     """The first SIGINT or SIGTERM in the block raises ``Interrupted``. Only the main thread gets any.
 
-    A signal that is ignored (``nohup``, a background job) stays so.
+    A signal that is ignored (``nohup``, a background job) stays so, and what ``deafen`` did within.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,7 +27,22 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         for signum, handler in before.items():
-            signal.signal(signum, handler)
+            if signal.getsignal(signum) is not _unheard:
+                signal.signal(signum, handler)
+
+
+def deafen() -> None:
+    """From now on SIGINT and SIGTERM do nothing. One that has come before may still raise ``Interrupted`` here, once.
+
+    A mask would not do: it is the main thread's, and the system hands the signal to one of torch's.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for signum in STOPS:
+            signal.signal(signum, _unheard)
+
+
+def _unheard(signum: int, _: FrameType | None) -> None:
+    pass
 
 
 def _stop(signum: int, _: FrameType | None) -> None:

@@ -10,7 +10,7 @@ from launcher.job.steps import Evaluate
 from launcher.models.loss import cross_entropy
 from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import dtype_of
-from launcher.plan.facts import COMPUTE
+from launcher.plan.facts import COMPUTE, IGNORED
 from launcher.runtime import loop
 from launcher.runtime.session import Session
 
@@ -35,10 +35,13 @@ def alone(model: torch.nn.Module, job: Job, batches: int | None) -> float:
         model = narrowed(model, compute)
     n = len(val) if batches is None else min(len(val), batches * size)
     total = torch.zeros((), dtype=torch.float64)
+    counted = 0
     model.eval()
     piece = max(1, size // 8)  # small pieces: the logits of a whole batch may not fit
     for start in range(0, n, piece):
         indices = torch.arange(start, min(start + piece, n)).numpy()
         xs = tuple(x.to(dtype) if x.is_floating_point() else x for x in val.inputs(indices))
-        total += cross_entropy(model(*xs).double(), val.targets(indices)) * len(indices)  # as the run does
-    return float(total / n)
+        y = val.targets(indices)
+        total += cross_entropy(model(*xs).double(), y, reduction="sum")  # as the run does
+        counted += int((y != IGNORED).sum())
+    return float(total / counted)

@@ -19,7 +19,7 @@ from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import init
 from launcher.parallel.read import default_dtype, dtype_of
-from launcher.plan.facts import COMPUTE, DTYPE
+from launcher.plan.facts import COMPUTE, DTYPE, IGNORED
 from launcher.plan.plan import Plan
 
 Samples = tuple[tuple[Tensor, ...], Tensor]
@@ -53,15 +53,28 @@ def plain(job: Job, plan: Plan) -> nn.Module:
 
 
 def accumulate(
-    model: Callable[..., Tensor], xs: tuple[Tensor, ...], y: Tensor, parts: int, scale: float = 1.0
+    model: Callable[..., Tensor],
+    xs: tuple[Tensor, ...],
+    y: Tensor,
+    parts: int,
+    scale: float = 1.0,
+    counted: int | None = None,
 ) -> float:
-    """Mean loss of the batch, and ``scale`` times its gradients, in ``parts`` equal micro batches one by one."""
+    """Mean loss of the batch, and ``scale`` times its gradients, in ``parts`` equal micro batches one by one.
+
+    Of a part of a batch, of whose targets so many are ``counted``, its share.
+    """
+    counted = _counted(y) if counted is None else counted
     total = 0.0
     for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
-        loss = cross_entropy(model(*x), t) / parts
+        loss = cross_entropy(model(*x), t, reduction="sum") / counted
         (loss * scale).backward()
         total += loss.item()
     return total
+
+
+def _counted(y: Tensor) -> int:
+    return int((y != IGNORED).sum())
 
 
 def computing(model: nn.Module, plan: Plan) -> Callable[..., Tensor]:
@@ -136,7 +149,7 @@ class Reference:
         loss, kept = 0.0, dict[str, Tensor]()
         n = sizes.replicas
         for rank, *part in zip(range(n), *(t.chunk(n) for t in (*xs, y)), strict=True):
-            loss += accumulate(model, tuple(part[:-1]), part[-1], sizes.micros, scale / n) / n
+            loss += accumulate(model, tuple(part[:-1]), part[-1], sizes.micros, scale, _counted(y))
             kept = _kept(self._buffers()) if rank == 0 else kept
         with torch.no_grad():
             for name, t in self._buffers().items():

@@ -31,3 +31,23 @@ class Shapes(Source):
         if shape[0] == "int64":
             return torch.randint(0, 8, shape[1:], generator=g)
         return torch.randn(shape, generator=g)
+
+
+class Holed(Source):
+    """Tokens below 64, of whose targets about half are -100; of every ``empty``-th sample all are."""
+
+    def __init__(self, seq_len: int, split: str, samples: int = 8, val_samples: int = 13, empty: int = 4) -> None:
+        self.shape, self.empty = (samples if split == "train" else val_samples, seq_len), empty
+        g = torch.Generator().manual_seed(1 if split == "train" else 2)
+        self.tokens, following = torch.randint(0, 64, (2, *self.shape), generator=g)
+        holes = (torch.rand(self.shape, generator=g) < 0.5) | (torch.arange(self.shape[0]) % empty == 0)[:, None]
+        self.following = following.masked_fill(holes, -100)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        return (self.tokens[torch.from_numpy(indices)],)
+
+    def targets(self, indices: Indices) -> Tensor:
+        return self.following[torch.from_numpy(indices)]

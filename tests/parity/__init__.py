@@ -109,7 +109,7 @@ def rank_step(world: World, j: Job, plan: Plan) -> Step:
     par, pipe = build(world, j, plan)
     both = torch.stack([step(j, par, pipe), norm.build(par).squared()])
     torch.distributed.all_reduce(both)
-    return both[0].item() / (plan.sizes.micros * plan.sizes.replicas), both[1].sqrt().item(), pieces(par)
+    return both[0].item(), both[1].sqrt().item(), pieces(par)
 
 
 def rank_train(world: World, j: Job, plan: Plan, steps: int, clip: float = 1.0) -> list[Piece]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 
 import torch
 from torch import Tensor, nn
+
+from launcher.record import Record
 
 
 class Guard(nn.Module):
@@ -35,6 +39,22 @@ class Fragile(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.head(self.guard(torch.relu(self.embed(tokens))))
         return out
+
+
+class Warned(Fragile):
+    """torchrun's SIGTERM, for another rank has failed, comes to rank 0 at the worst moment: while it records why."""
+
+    def __init__(self, vocab: int, dim: int, rank: int) -> None:
+        super().__init__(vocab, dim, rank)
+        real = Record.fail
+
+        def fail(self: Record, error: BaseException) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)  # whichever thread it goes to
+            real(self, error)
+
+        if os.environ.get("RANK") == "0":
+            Record.fail = fail  # type: ignore[method-assign]
 
 
 class Spare(nn.Module):

@@ -92,6 +92,15 @@ def test_the_rank_that_failed_first_is_named(tmp_path):
     }
 
 
+def test_it_is_named_although_torchrun_ends_rank_0_while_that_tells(tmp_path):
+    model = "model={_target_: tests.run.own.Warned, vocab: 64, dim: 16, rank: 1}"
+    done = torchrun(2, model, *FRAGILE[1:], f"run_dir={tmp_path}/run", "train.steps=2")
+    line = "rank 1: RuntimeError: rank 1 has had enough; hydra is here: False"
+    assert f"error: {line}\nTraceback (most recent call last):\n" in done.stderr
+    assert f"log: {tmp_path}/run/logs/rank1.log\n" in done.stderr
+    assert {k: status(tmp_path / "run")[k] for k in ("status", "error")} == {"status": "failed", "error": line}
+
+
 def test_torchruns_own_restart_goes_on_in_the_same_folder(tmp_path):
     done = torchrun(2, *FRAGILE, f"runs={tmp_path}/runs", "train.steps=2", restarts=1)
     assert done.returncode == 0, done.stderr

@@ -6,13 +6,14 @@ import ctypes
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.runtime.faults import Fault, RanksFailed, died, failed, raised, root
+from launcher.runtime.faults import Fault, RanksFailed, died, failed, raised, root, write
 from launcher.runtime.world import World
 from tests.ranks import on_ranks
 
@@ -179,3 +180,24 @@ def test_an_error_that_wraps_an_echo_is_one():
 
 def test_a_signal_without_a_name_is_numbered():
     assert died(0, 0, -40).message == "was killed by signal 40"
+
+
+def test_who_looks_for_a_fault_while_it_is_written_sees_a_whole_one(tmp_path):
+    """Rank 0 of an outer launcher does; a file that is cut short and filled again would end it with another error."""
+    written = [fault(1, n, "boom" * 500 * (n % 2)) for n in range(100)]
+    write(written[0], tmp_path)
+    over = threading.Event()
+
+    def work() -> None:
+        for one in written:
+            write(one, tmp_path)
+        over.set()
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    seen = []
+    while not over.is_set():
+        seen.append(Fault(**json.loads((tmp_path / "errors/rank1.json").read_text())))
+    writer.join()
+    assert set(seen) <= set(written)
+    assert [p.name for p in (tmp_path / "errors").iterdir()] == ["rank1.json"]
