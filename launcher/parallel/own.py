@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from launcher.parallel.live import Parallel
 from launcher.parallel.local import local
+from launcher.parallel.shard import param_groups
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,6 @@ def _groups(model: Parallel) -> Iterator[Any]:
         for module in part.module.modules():
             if isinstance(module, FSDPModule):
                 yield from param_groups(module._get_fsdp_state())
-
-
-def param_groups(state: Any) -> list[Any]:
-    """FSDP2's parameter groups of one module; before torch 2.12 there was one, or none."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 def _before(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -180,7 +180,8 @@ def call(module: nn.Module, args: Any, kwargs: Any, meter: Meter | None = None, 
         meter.own((*real.parameters(), *real.buffers()))
     with torch.device("cpu"):
         args, kwargs = tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), (args, kwargs))
-        out = real(*args, **kwargs)
+        with watch.looking() if watch is not None else nullcontext():
+            out = real(*args, **kwargs)
     return tree_map_only(torch.Tensor, lambda t: t.to("meta"), out)
 
 
@@ -211,6 +212,7 @@ def trace(
     tracer = follow(model, leaves, inputs, units)
     with evaluating([model]):
         other = follow(model, leaves, inputs)
+    tracer.watch.looks |= other.watch.looks
     if text := same(tracer.graph, other.graph):
         text = f"the code between the named modules differs between training and evaluation ({text})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))

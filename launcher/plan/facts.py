@@ -112,7 +112,8 @@ class Graph:
     ``scopes``: parameters that are used while their own module is not running, each with the deepest module around it
     that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that run once, one right
     after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
-    an untraced model what its one node is made of.
+    an untraced model what its one node is made of. ``order``: modules as they begin (True) and end. ``looks``: modules
+    whose own code looks at data, so that what runs inside of them may differ from rank to rank.
     """
 
     nodes: tuple[Node, ...]
@@ -120,6 +121,8 @@ class Graph:
     chains: tuple[tuple[str, str], ...] = ()
     calls: tuple[tuple[str, int], ...] = ()
     segments: tuple[Segment, ...] = ()
+    order: tuple[tuple[str, bool], ...] = ()
+    looks: tuple[str, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

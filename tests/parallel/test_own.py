@@ -13,7 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from launcher.decide import plan_job
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
-from launcher.parallel.own import Own, watch
+from launcher.parallel.own import Own, _before, watch
+from launcher.parallel.shard import param_groups
 from launcher.plan.plan import Plan
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.metrics import read
@@ -121,7 +122,8 @@ def rank_off(world: World, j: Job, plan: Plan, folder: Any) -> tuple[bool, int]:
     live = session(world, j, plan, folder)
     sharded = [m for m in live.model.parts[0].module.modules() if isinstance(m, FSDPModule)]
     assert sharded
-    hooked = sum("post_backward" in vars(g) for m in sharded for g in m._get_fsdp_state()._fsdp_param_groups)
+    groups = [g for m in sharded for g in param_groups(m._get_fsdp_state())]
+    hooked = sum(g.post_backward.func is _before for g in groups)
     return live.local_norm is None and live.pipeline.before_reduce is None, hooked
 
 
