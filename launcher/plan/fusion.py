@@ -143,13 +143,15 @@ def _pieces(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
 def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
     """Whether all parameters ``inside`` of ``unit`` are used while it runs, and by nothing else.
 
-    A module that is gathered takes all its parameters with it, so one that others use keeps all of them out.
+    A module that is gathered takes all its parameters with it, so one that others use keeps all of them out. What looks
+    at data may have used none of them on zeros.
     """
     glued = {n.target for n in graph.nodes if n.kind == "param"}
     scopes = dict(graph.scopes)
     here = [n for p in inside for n in p.names if n in stage.params]
     used = [s for n in here if (s := scopes.get(n, owner(n))) is not None]
-    return bool(used) and glued.isdisjoint(here) and all(covers(unit, m) for m in (*used, *map(owner, here)))
+    runs = bool(used) or unit in graph.looks
+    return runs and glued.isdisjoint(here) and all(covers(unit, m) for m in (*used, *map(owner, here)))
 
 
 def _fused(rows: list[Row], graph: Graph, limit: int) -> list[Row]:

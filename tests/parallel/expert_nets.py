@@ -101,12 +101,21 @@ class Some(nn.Module):
         return out
 
 
+class Tied(nn.Linear):
+    """A layer of its own with the weights of ``other``."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__(other.in_features, other.out_features)
+        self.weight, self.bias = other.weight, other.bias
+
+
 class Shared(Net):
-    """Two blocks have the same experts; a third has one module in two places."""
+    """The experts of the last block have the weights of those of the first; a third block calls one expert twice."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks[3].mixture.experts = self.blocks[0].mixture.experts
+        for mine, theirs in zip(self.blocks[3].mixture.experts, self.blocks[0].mixture.experts, strict=True):
+            mine.up, mine.down.weight = Tied(theirs.up), theirs.down.weight
         self.blocks[2].mixture.experts[3] = self.blocks[2].mixture.experts[1]
 
 

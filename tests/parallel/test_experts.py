@@ -21,8 +21,8 @@ from tests.ranks import on_ranks
 
 BATCH, TOKENS, MICROS = 16, 3, 2
 ROUTES = {"uneven": [(0,), (0, 1), (1,), (2,)], "all": [(0, 1, 2, 3)] * 4}
-"""Which experts each quarter of the batch may go to. Uneven: the last expert is idle on every rank of every micro batch,
-and each other one on some rank, or on all for one micro batch."""
+"""Which experts each quarter of the batch may go to. Uneven: the last expert is idle on every rank in every micro
+batch, and each other one on some rank, or on all for one micro batch."""
 
 
 def batch(route: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,3 +117,29 @@ ALONE = {
 
 def test_one_stage_over_two_shards():
     assert_exact(ALONE)
+
+
+def many(**layout: Any) -> dict[str, tuple[str, Job, str]]:
+    nets = ("Top1", "Top2", "Lone", "Skips", "Shared" if layout.get("stages", 1) > 1 else "Drops")
+    return {net: (net, experts(net, **layout), "uneven") for net in nets}
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    **{f"each alone, {n}": {"level": n, "comm_fusion": {"openstate": False}} for n in ("level2", "level3")},
+    **{f"fused, {n}": {"level": n, "comm_fusion": {"allgather": {"mode": "size"}}} for n in ("level2", "level3")},
+    "2 stages, each alone, level3": {"level": "level3", "stages": 2, "comm_fusion": {"openstate": False}},
+    "some whole, level2": {"level": "level2", "hsdp": {"threshold": 1}},
+    **{f"2 stages, {n}": {"level": n, "stages": 2} for n in ("level1", "level2", "level3")},
+    **{f"2 replicas, {n}": {"level": n, "grid": {"dp_replicate": 2}} for n in ("level1", "level2", "level3")},
+    **{f"interleaved, {n}": {"level": n, "stages": 4, "pipeline": {"interleave": True, "chunks": 2}}
+       for n in ("level2", "level3")},
+    **{f"zero_bubble_h1, {n}": {"level": n, "stages": 2, "pipeline": {"scheduler": "zero_bubble_h1"}}
+       for n in ("level1", "level2")},
+    "zero_bubble_v, level2": {"level": "level2", "stages": 4,
+                              "pipeline": {"scheduler": "zero_bubble_v", "interleave": True, "chunks": 2}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_in_every_layout(layout):
+    assert_exact(many(**layout), idle="stages" not in layout)
