@@ -131,16 +131,9 @@ def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, 
 
 
 def plan(
-    job: Job,
-    asked: Asked,
-    skeleton: Skeleton,
-    graph: Graph,
-    whole: tuple[str, ...] | None,
-    deferred: Note | None,
-    notes: list[Note],
-    flow: Flow = WHOLE,
-    pieces: Pieces | None = None,
-) -> Plan:
+    job: Job, asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None,
+    deferred: Note | None, notes: list[Note], flow: Flow = WHOLE, pieces: Pieces | None = None,
+) -> Plan:  # fmt: skip
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)

@@ -54,7 +54,7 @@ plan of hundred
             stages 1-2: 26 whole parameters, 6.5 KB, one all-reduce a step each
             stage 3: 25 whole parameters, 6.2 KB, one all-reduce a step
   traffic   ranks      all-gather  reduce-scatter      all-reduce            send         receive
-            0-15     25: 832.0 KB     200: 6.5 MB    28: 118.1 KB        8: 256 B        8: 256 B
+            0-15     25: 832.0 KB     200: 6.5 MB    29: 118.2 KB        8: 256 B        8: 256 B
             16-47    26: 832.0 KB     208: 6.5 MB    28: 110.6 KB       16: 512 B       16: 512 B
             48-63    25: 832.0 KB     200: 6.5 MB    28: 118.4 KB        8: 256 B        8: 256 B
   memory    ranks      params       grads   optimizer    gathered activations       total
