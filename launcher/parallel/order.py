@@ -2,13 +2,14 @@
 
 FSDP2 gathers a group of weights when one of its modules is called, and reduces what gradients are there once backward
 has come by. Where code looks at data, that differs from rank to rank: ranks would gather and reduce different weights,
-in silence where sizes are equal. Here a collective goes out in its turn of the plan (``Plan.visits``) only: what a rank
-skips is made good before the next one, with zeros for the gradients that it lacks.
+in silence where sizes are equal. Here a collective goes out in its turn of the plan (``Plan.visits``) only, with zeros
+for gradients that a rank lacks. Where weights are gathered on the way (level3) what a rank skips is made good before
+the next one; elsewhere (level2) what comes out of turn waits for the end of the backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,8 @@ class Turn:
 class Order:
     """The sharded groups of one part, and what is due of a pass through it that is under way.
 
-    ``present``: parameters (by id of their shard) that had a gradient since ``agree``.
+    ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
+    parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
     """
 
     def __init__(self, part: Part, plan: Plan) -> None:
@@ -50,14 +52,16 @@ class Order:
         self.rows = {i: g for i, g in enumerate(plan.groups) if g.stage == part.stage.index and plan.hsdp}
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
+        self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
         visits = plan.visits[part.stage.index] if self.rows else ()
         self._forward = [Turn("forward", v.group) for v in visits if v.begins]
-        self._backward = list(_backward([(v.group, v.begins) for v in visits if self.rows[v.group].backward]))
+        self._gathers = plan.hsdp is not None and plan.hsdp.optimizer_level == "level3"
+        back = _backward([(v.group, v.begins) for v in visits if self.rows[v.group].backward])
+        self._backward = [t for t in back if self._gathers or t.kind != "backward"]
         self._before = _chain(self.rows)
         self._turns: list[Turn] | None = None
         self._at = 0
         self._filling = False
-        self._gathers = plan.hsdp is not None and plan.hsdp.optimizer_level == "level3"
         for i, group in self.groups.items():
             group.pre_forward = partial(self._enter, i, group.pre_forward)
             group.pre_backward = partial(self._gather, i, group.pre_backward)
@@ -117,7 +121,8 @@ class Order:
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:
         """Backward is about to go through group ``i``; ``args`` is whether FSDP2 may gather ahead by its own rule."""
-        if self._turns is not self._backward or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
+        passes = self._gathers and self._turns is self._backward
+        if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
             gather(*args)
         elif self._take(i, "backward") or all(t.group != i for t in self._backward):
             gather(False)
@@ -126,23 +131,26 @@ class Order:
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
         """Backward has gone through group ``i``."""
         group = self.groups[i]
-        if not group.reduce_grads:
-            reduce()
-        elif self._filling:
+        due = self._due(i) if group.reduce_grads else ""
+        if due == "reduce":
             self._fill(group)
-            reduce()
-        elif self._turns is self._backward and (turn := self._take(i, "pause", "reduce")):
-            if turn.kind == "reduce":
-                self._fill(group)
-                reduce()
-            else:
-                group.reduce_grads = False
-                reduce()
-                group.reduce_grads = True
-        elif any(map(_has, group.fsdp_params)):
+        if due == "pause":
+            group.reduce_grads = False
+        if not due and group.reduce_grads and any(_grad(p) is not None for p in group.fsdp_params):
             raise self._out_of_order(i, "gets gradients")
-        else:
-            reduce()
+        reduce()
+        if due == "pause":
+            group.reduce_grads = True
+
+    def _due(self, i: int) -> str:
+        """What is to be done with the gradients of group ``i`` now; "": there should be none any more."""
+        if self._filling:
+            return "reduce"
+        at = self._next(i, "pause", "reduce") if self._turns is self._backward else None
+        if at is not None and at > self._at and not self._gathers:
+            return "pause"
+        turn = self._take(i, "pause", "reduce") if at is not None else None
+        return turn.kind if turn else ""
 
     def _next(self, i: int, *kinds: str) -> int | None:
         turns = self._turns or []
@@ -186,12 +194,14 @@ class Order:
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         for p in params:
             p.accumulate_unsharded_grad_if_needed()
-        has = [p for p in params if _has(p)]
+        has = [p for p in params if _grad(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
+        if self.see is not None and has:
+            self.see([p.sharded_param for p in has], [g for p in has if (g := _grad(p)) is not None])
         if len(has) == len(params):
             return
         for p in params:
-            if not _has(p):
+            if _grad(p) is None:
                 p.unsharded_param.grad = torch.zeros_like(p.unsharded_param)
         if any(p.unsharded_accumulated_grad is not None for p in params):
             for p in params:
@@ -225,11 +235,10 @@ def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
         yield Turn("backward" if not begins else "reduce" if first[group] == n else "pause", group)
 
 
-def _has(p: Any) -> bool:
-    """Whether FSDP2's parameter has a gradient that is not reduced yet."""
-    if p.unsharded_accumulated_grad is not None:
-        return True
-    return hasattr(p, "_unsharded_param") and p._unsharded_param.grad is not None
+def _grad(p: Any) -> torch.Tensor | None:
+    """The gradient of FSDP2's parameter that is not reduced yet."""
+    summed: torch.Tensor | None = p.unsharded_accumulated_grad
+    return p._unsharded_param.grad if summed is None and hasattr(p, "_unsharded_param") else summed
 
 
 @torch.no_grad()

@@ -109,6 +109,7 @@ def _watched(watch: Watch, known: Skeleton) -> dict[str, Any]:
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),
         "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
+        "steers": watch.steers,
     }
 
 

@@ -180,9 +180,39 @@ def call(module: nn.Module, args: Any, kwargs: Any, meter: Meter | None = None, 
         meter.own((*real.parameters(), *real.buffers()))
     with torch.device("cpu"):
         args, kwargs = tree_map_only(torch.Tensor, lambda t: torch.zeros_like(t, device="cpu"), (args, kwargs))
+        since = len(watch.order) if watch is not None else 0
         with watch.looking() if watch is not None else nullcontext():
             out = real(*args, **kwargs)
+        if watch is not None and watch.units_below():
+            watch.steers |= _steers(real, args, kwargs, meter, watch, since)
     return tree_map_only(torch.Tensor, lambda t: t.to("meta"), out)
+
+
+TRIES = 3
+
+
+def _steers(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch, since: int) -> bool:
+    """Whether other numbers make other units run, or in another order; tried with a few, nothing of which is kept."""
+    g, was = torch.Generator().manual_seed(0), watch.ran(since)
+    undo = [seen.mark() for seen in (meter, watch) if seen is not None]
+
+    def noise(t: torch.Tensor) -> torch.Tensor:
+        return torch.randn(t.shape, generator=g).to(t.dtype) if t.is_floating_point() else t
+
+    found = False
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for _ in range(TRIES):
+            for p in real.parameters():
+                p.copy_(noise(p))
+            now = len(watch.order)
+            try:
+                real(*tree_map_only(torch.Tensor, noise, args), **tree_map_only(torch.Tensor, noise, kwargs))
+            except Exception:  # it does not take any numbers: then who knows
+                found = True
+            found |= watch.ran(now) != was
+    for back in undo:
+        back()
+    return found
 
 
 def looks(error: BaseException | None) -> bool:
@@ -213,6 +243,7 @@ def trace(
     with evaluating([model]):
         other = follow(model, leaves, inputs)
     tracer.watch.looks |= other.watch.looks
+    tracer.watch.steers |= other.watch.steers
     if text := same(tracer.graph, other.graph):
         text = f"the code between the named modules differs between training and evaluation ({text})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))

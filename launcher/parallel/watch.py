@@ -48,7 +48,8 @@ class Watch(TorchFunctionMode):
     ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
     ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose own
-    code looked at the numbers of a tensor, as far as these were real (``looking``).
+    code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in another
+    order with other numbers.
     """
 
     def __init__(self, model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> None:
@@ -64,7 +65,7 @@ class Watch(TorchFunctionMode):
         self.runs: list[Run] = []
         self.order: list[tuple[str, bool]] = []
         self.looks: set[str] = set()
-        self.over = self._real = False
+        self.over = self._real = self.steers = False
         self._learn("", model)
 
     def mark(self) -> Callable[[], None]:
@@ -85,6 +86,14 @@ class Watch(TorchFunctionMode):
                 yield
         finally:
             self._real = False
+
+    def units_below(self) -> bool:
+        """Whether somebody who looks at data has units inside, and may decide which of them run."""
+        return any(covers(m, u) for m in self.looks for u in self._units - {m})
+
+    def ran(self, since: int) -> list[str]:
+        """The units that began after the first ``since`` events."""
+        return [name for name, begins in self.order[since:] if begins and name in self._units]
 
     def look(self) -> None:
         """The innermost module that runs looks at data."""

@@ -113,7 +113,8 @@ class Graph:
     that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that run once, one right
     after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
     an untraced model what its one node is made of. ``order``: modules as they begin (True) and end. ``looks``: modules
-    whose own code looks at data, so that what runs inside of them may differ from rank to rank.
+    whose own code looks at data, so that what runs inside of them may differ from rank to rank. ``steers``: units
+    themselves were seen to run, or not, or in another order, with other numbers.
     """
 
     nodes: tuple[Node, ...]
@@ -123,6 +124,7 @@ class Graph:
     segments: tuple[Segment, ...] = ()
     order: tuple[tuple[str, bool], ...] = ()
     looks: tuple[str, ...] = ()
+    steers: bool = False
 
     @cached_property
     def _named(self) -> dict[str, Node]:
