@@ -15,6 +15,7 @@ from launcher.parallel.fuse import Bucketed, fuse, sums
 from launcher.parallel.half import Half, half
 from launcher.parallel.init import Whole, fill
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.order import Order, agree
 from launcher.parallel.region import Axis
 from launcher.parallel.shard import shard
 from launcher.parallel.split import Part, split
@@ -33,6 +34,7 @@ class Parallel:
     meshes: Meshes
     axis: Axis
     parts: list[Part]
+    orders: list[Order]
     buckets: list[Bucketed]
     ties: list[Tied]
     statistics: Statistics
@@ -64,6 +66,7 @@ class Parallel:
 
     def reduce(self) -> None:
         """After the last backward of a step: finish the sums that no schedule action did."""
+        agree(self.orders, self.meshes)
         for bucket in self.buckets:
             bucket.reduce()
         for tied in self.ties:
@@ -80,9 +83,10 @@ def parallelize(
     distribute(parts, plan, meshes)
     for part in parts:
         shard(part, plan, meshes)
+    orders = [Order(part, plan) for part in parts]
     fill(parts, plan, meshes.rank, device, whole)
     buckets = [b for part in parts for b in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
     ties = tie(parts, plan, meshes)
     check(parts, plan, meshes.rank)
     halves = [half(p, plan) for p in parts]
-    return Parallel(plan, meshes, axis, parts, buckets, ties, statistics(parts, plan, meshes), halves)
+    return Parallel(plan, meshes, axis, parts, orders, buckets, ties, statistics(parts, plan, meshes), halves)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from launcher.parallel.live import Parallel
 from launcher.parallel.local import local
@@ -52,38 +49,10 @@ def watch(model: Parallel) -> Own:
     """See the gradients of ``model`` from now on."""
     own = Own(model)
     names = {id(p): n for n, p in model.trainable()}
-    for group in _groups(model):
-        group.post_backward = partial(_before, group, group.post_backward, names, own.see)
+
+    def see(params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        own.see([names[id(p)] for p in params], grads)
+
+    for order in model.orders:
+        order.see = see
     return own
-
-
-def _groups(model: Parallel) -> Iterator[Any]:
-    """FSDP2's private parameter groups: no public hook sees a gradient between backward and its reduction."""
-    for part in model.parts:
-        for module in part.module.modules():
-            if isinstance(module, FSDPModule):
-                yield from param_groups(module._get_fsdp_state())
-
-
-def param_groups(state: Any) -> list[Any]:
-    """FSDP2's parameter groups of one module; before torch 2.12 there was one, or none."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group else []
-
-
-def _before(
-    group: Any, reduce: Callable[..., Any], names: dict[int, str], see: Callable[..., None], *unused: Any
-) -> Any:
-    """What FSDP2 calls after each backward, with a look at what it is about to reduce."""
-    if group.reduce_grads:
-        found = []
-        for p in group.fsdp_params:
-            p.accumulate_unsharded_grad_if_needed()
-            has = p.unsharded_accumulated_grad
-            has = p.unsharded_param.grad if has is None and hasattr(p, "_unsharded_param") else has
-            if has is not None:
-                found.append((names[id(p.sharded_param)], has))
-        if found:
-            see(*zip(*found, strict=True))
-    return reduce(*unused)

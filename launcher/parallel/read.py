@@ -119,6 +119,9 @@ def _watched(watch: Watch, known: Skeleton) -> dict[str, Any]:
         "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
+        "order": tuple(watch.order),
+        "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
+        "steers": watch.steers,
     }
 
 

@@ -12,14 +12,13 @@ from torch.utils._pytree import tree_map_only
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.read import dtype_of
 from launcher.parallel.split import Part
-from launcher.plan.fusion import Group
 from launcher.plan.plan import Plan
 
 
 def shard(part: Part, plan: Plan, meshes: Meshes) -> None:
     """One FSDP2 group a ``plan.groups`` row, and the part as the root. Parameters that stay whole are left alone.
 
-    Gradients are summed, never averaged: the loss carries the whole scale (``runtime.pipeline``).
+    Gradients are summed, never averaged: the loss carries the whole scale (``runtime.pipeline``). ``order`` says when.
     """
     if plan.hsdp is None:
         return
@@ -29,27 +28,10 @@ def shard(part: Part, plan: Plan, meshes: Meshes) -> None:
     for group in mine:
         _shard([part.module.get_submodule(m) for m in group.modules], meshes, again, whole, casts)
     _shard([part.module], meshes, again, whole, casts)
-    if again:
-        _order(part.module, mine)
     for module in part.module.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-
-
-def _order(root: nn.Module, groups: list[Group]) -> None:
-    """Gather ahead, going backward, only what is needed next.
-
-    FSDP2 would go by the forwards it has seen, and with several micro batches in flight gather what nobody needs.
-    """
-    before = None
-    for group in groups:
-        first = root.get_submodule(group.modules[0])
-        assert isinstance(first, FSDPModule)
-        first.set_modules_to_backward_prefetch([before if before is not None and group.chained else first])
-        before = first
-    assert isinstance(root, FSDPModule)
-    root.set_modules_to_backward_prefetch([before or root])
 
 
 def _casts(plan: Plan) -> MixedPrecisionPolicy:
@@ -71,3 +53,10 @@ def _shard(
 def _no_views(module: nn.Module, args: Any, output: Any) -> Any:
     """FSDP2 hooks the output's backward; ``+=`` on a view would drop that hook in silence, and with it the gather."""
     return tree_map_only(torch.Tensor, lambda t: t.clone() if t.requires_grad and t._is_view() else t, output)
+
+
+def param_groups(state: Any) -> list[Any]:
+    """FSDP2's parameter groups of one module; before torch 2.12 there was one, or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []

@@ -6,7 +6,7 @@ import copy
 import random
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from inspect import Parameter, signature
 from typing import Any
 
@@ -172,7 +172,11 @@ def call(
         made = {id(t): _zeros(t) for t in given}
         own |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
-        out = real(*args, **kwargs)
+        since = len(watch.order) if watch is not None else 0
+        with watch.looking() if watch is not None else nullcontext():
+            out = real(*args, **kwargs)
+        if watch is not None and watch.units_below():
+            watch.steers |= _steers(real, args, kwargs, meter, watch, since)
     if meter is not None:
         meter.written.update([own[w] for w in meter.written if w in own])
     return _returned(out, given, made)
@@ -180,6 +184,33 @@ def call(
 
 def _storages(module: nn.Module) -> list[int]:
     return [t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())]
+
+
+TRIES = 3
+
+
+def _steers(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch, since: int) -> bool:
+    """Whether other numbers make other units run, or in another order; tried with a few, nothing of which is kept."""
+    g, was = torch.Generator().manual_seed(0), watch.ran(since)
+    undo = [seen.mark() for seen in (meter, watch) if seen is not None]
+
+    def noise(t: torch.Tensor) -> torch.Tensor:
+        return torch.randn(t.shape, generator=g).to(t.dtype) if t.is_floating_point() else t
+
+    found = False
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        for _ in range(TRIES):
+            for p in real.parameters():
+                p.copy_(noise(p))
+            now = len(watch.order)
+            try:
+                real(*mapped(args, noise), **mapped(kwargs, noise))
+            except Exception:  # it does not take any numbers: then who knows
+                found = True
+            found |= watch.ran(now) != was
+    for back in undo:
+        back()
+    return found
 
 
 def looks(error: BaseException | None) -> bool:
@@ -210,10 +241,8 @@ def trace(
     drawn, before = _drawn(), _attributes(model, leaves)
     tracer = _follow(model, leaves, inputs, units)
     if changed := [name for name, was in before.items() if not _equal(was, _attributes(model, leaves).get(name))]:
-        text = (
-            f"the forward changes {changed[0]}, which is on no stage: no other stage, nor the next step, would see it"
-        )
-        raise RequestError((Problem("model", f"{text}; make it a buffer of a module that has a stage"),))
+        text = f"the forward changes {changed[0]}, which is on no stage: no other stage and no later step would see it"
+        raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
@@ -222,6 +251,8 @@ def trace(
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     with evaluating([model]):
         other = _follow(model, leaves, inputs)
+    tracer.watch.looks |= other.watch.looks
+    tracer.watch.steers |= other.watch.steers
     if text := same(tracer.graph, other.graph):
         text = f"the code between the named modules differs between training and evaluation ({text})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))

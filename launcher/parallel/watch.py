@@ -1,4 +1,4 @@
-"""Watches a forward: inside which modules each parameter is used, and which units feed which."""
+"""Watches a forward: inside which modules each parameter is used, what runs in which order, and who looks at data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.plan.naming import owner
 from launcher.plan.stages import covers
+
+READS = frozenset({
+    torch.Tensor.__array__, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__,
+    torch.Tensor.__int__, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
+})  # fmt: skip
+"""What hands the numbers of a tensor to Python."""
+
+SIZES = frozenset({
+    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive",
+    "unique_dim", "_unique", "_unique2",
+})  # fmt: skip
+"""Operators whose result is a number for Python, or has a shape that hangs on the numbers."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,9 @@ class Watch(TorchFunctionMode):
 
     ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
-    ``runs``: each call of a unit.
+    ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose own
+    code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in another
+    order with other numbers.
     """
 
     def __init__(self, model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> None:
@@ -48,17 +63,41 @@ class Watch(TorchFunctionMode):
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
         self.runs: list[Run] = []
-        self.over = False
+        self.order: list[tuple[str, bool]] = []
+        self.looks: set[str] = set()
+        self.over = self._real = self.steers = False
         self._learn("", model)
 
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
-        scopes, calls, runs = dict(self.scopes), Counter(self.calls), list(self.runs)
+        scopes, calls, runs, order = dict(self.scopes), Counter(self.calls), list(self.runs), list(self.order)
 
         def back() -> None:
-            self.scopes, self.calls, self.runs = scopes, calls, runs
+            self.scopes, self.calls, self.runs, self.order = scopes, calls, runs, order
 
         return back
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """What runs meanwhile has real numbers: who looks at them is remembered."""
+        self._real = True
+        try:
+            with _Looking(self):
+                yield
+        finally:
+            self._real = False
+
+    def units_below(self) -> bool:
+        """Whether somebody who looks at data has units inside, and may decide which of them run."""
+        return any(covers(m, u) for m in self.looks for u in self._units - {m})
+
+    def ran(self, since: int) -> list[str]:
+        """The units that began after the first ``since`` events."""
+        return [name for name, begins in self.order[since:] if begins and name in self._units]
+
+    def look(self) -> None:
+        """The innermost module that runs looks at data."""
+        self.looks.add(self._running[-1])
 
     def _learn(self, prefix: str, module: nn.Module) -> None:
         for name, p in module.named_parameters(remove_duplicate=False):
@@ -72,6 +111,7 @@ class Watch(TorchFunctionMode):
         if self.over:
             return
         self._running.append(name)
+        self.order.append((name, True))
         self.calls[name] += 1
         self._began.append(self.saved())
         if any(id(p) not in self._names for p in module.parameters(recurse=False)):
@@ -82,6 +122,7 @@ class Watch(TorchFunctionMode):
         if self.over:
             return
         self._running.pop()
+        self.order.append((name, False))
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
@@ -89,6 +130,8 @@ class Watch(TorchFunctionMode):
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._real and func in READS:
+            self.look()
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
             for value in (*args, *(kwargs or {}).values()):
@@ -115,6 +158,28 @@ class Watch(TorchFunctionMode):
 def _batched(t: Any) -> bool:
     """Of ``torch.vmap`` and its like: it means nothing outside."""
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+class _Looking(TorchDispatchMode):
+    """Tells ``watch`` of operators whose result Python could not know without the numbers."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Never compiled."""
+        return False
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._overloadpacket.__name__ in SIZES or (func is torch.ops.aten.index.Tensor and _masks(args[1])):
+            self.watch.look()
+        return func(*args, **(kwargs or {}))
+
+
+def _masks(indices: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
 
 
 def _feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:

@@ -122,8 +122,10 @@ class Graph:
     ``scopes``: parameters that are used while their own module is not running, each with the deepest module around it
     that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that run once, one right
     after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
-    an untraced model what its one node is made of. ``spoiled``: memory that a forward changes in
-    place, and that backwards of earlier forwards may still need.
+    an untraced model what its one node is made of. ``order``: modules as they begin (True) and end. ``looks``: modules
+    whose own code looks at data, so that what runs inside of them may differ from rank to rank. ``steers``: units
+    themselves were seen to run, or not, or in another order, with other numbers. ``spoiled``: memory that a forward
+    changes in place, and that backwards of earlier forwards may still need.
     """
 
     nodes: tuple[Node, ...]
@@ -132,6 +134,9 @@ class Graph:
     calls: tuple[tuple[str, int], ...] = ()
     segments: tuple[Segment, ...] = ()
     spoiled: frozenset[int] = frozenset()
+    order: tuple[tuple[str, bool], ...] = ()
+    looks: tuple[str, ...] = ()
+    steers: bool = False
 
     @cached_property
     def _named(self) -> dict[str, Node]:

@@ -22,7 +22,7 @@ class Group:
 
     ``nbytes`` is the size of the whole weights as they are gathered. ``chained``: it works on what the group before it
     has made, so going backward that one is needed next. ``calls``: how often it runs in a forward. ``idle``: names
-    that get no gradient. ``backward``: something in it or before it learns, so gradients come through.
+    that take no gradient. ``backward``: something in it or before it learns, so gradients come through.
     """
 
     stage: int
@@ -100,7 +100,8 @@ def groups(
 ) -> tuple[Group, ...]:
     """One group a unit (a block, say), or several that fit the limit; one of the whole stage for the rest.
 
-    The rest is what is tied inside a stage, and what code outside of its unit uses. Inner modules come first.
+    The rest is what is tied inside a stage, and what code outside of its unit uses. Inner modules come first. What
+    looks at data may call what is inside of it on some ranks only: all of that is gathered with it.
     """
     return tuple(g for stage in stages for g in _groups(params, stage, skeleton, graph, limits))
 
@@ -108,7 +109,7 @@ def groups(
 def _groups(
     params: tuple[Placed, ...], stage: Stage, skeleton: Skeleton, graph: Graph, limits: Limits
 ) -> Iterator[Group]:
-    pieces = dict.fromkeys(owner(p.name) for p in skeleton.params) if limits.each else units(skeleton)
+    pieces = _pieces(skeleton, graph, limits)
     inner_first = sorted((u for u in pieces if u), key=lambda u: -u.count("."))
     left = {p.name: p for p in params if p.sharded and not set(p.names).isdisjoint(stage.params)}
     homes: dict[str, list[Placed]] = {}
@@ -118,31 +119,42 @@ def _groups(
             homes[unit] = [left.pop(p.name) for p in inside]
     rows: list[Row] = [((u,), homes[u]) for u in (inner_first if limits.each else pieces) if u in homes]
     rows += [(("",), list(left.values()))] if left else []
-    before, calls, scopes = "", dict(graph.calls), dict(graph.scopes)
+    before, calls = "", dict(graph.calls)
     first = next((i for i, p in enumerate(params) if p.trainable and stage.index in p.stages), len(params))
-
-    def unused(name: str) -> bool:
-        return scopes.get(name, "") is None
-
     for modules, held in rows if limits.gather is None else _fused(rows, graph, limits.gather):
         names = tuple(next(n for n in p.names if n in stage.params) for p in held)
         chained, often = (before, modules[0]) in graph.chains, max(calls.get(m, 1) for m in modules)
-        idle = tuple(n for n, p in zip(names, held, strict=True) if not p.trainable or unused(n))
+        idle = tuple(n for n, p in zip(names, held, strict=True) if not p.trainable)
         through = modules == ("",) or stage.index > 0 or params.index(held[-1]) >= first
         yield Group(stage.index, modules, names, sum(p.gathered for p in held), chained, often, idle, through)
         before = modules[-1]
 
 
+def _pieces(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
+    """What may be gathered by itself, in definition order; nothing inside of a unit's module that looks at data.
+
+    Units stay apart inside of a module that looks, unless it was seen to steer them: most only check their inputs.
+    """
+    whole = units(skeleton)
+    found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
+    looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
+    looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
+    around = {o for o in looks if any(covers(o, m) for m in found)}
+    return [m for m in skeleton.modules if m in around or (m in found and not any(covers(o, m) for o in looks))]
+
+
 def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
     """Whether all parameters ``inside`` of ``unit`` are used while it runs, and by nothing else.
 
-    A module that is gathered takes all its parameters with it, so one that others use keeps all of them out.
+    A module that is gathered takes all its parameters with it, so one that others use keeps all of them out. What looks
+    at data may have used none of them on zeros.
     """
     glued = {n.target for n in graph.nodes if n.kind == "param"}
     scopes = dict(graph.scopes)
     here = [n for p in inside for n in p.names if n in stage.params]
     used = [s for n in here if (s := scopes.get(n, owner(n))) is not None]
-    return bool(used) and glued.isdisjoint(here) and all(covers(unit, m) for m in (*used, *map(owner, here)))
+    runs = bool(used) or unit in graph.looks
+    return runs and glued.isdisjoint(here) and all(covers(unit, m) for m in (*used, *map(owner, here)))
 
 
 def _fused(rows: list[Row], graph: Graph, limit: int) -> list[Row]:

@@ -25,6 +25,8 @@ from launcher.plan.simulate import Cost, Timeline
 from launcher.plan.sizes import Note, Sizes, sizes
 from launcher.plan.stages import Crossing, Stage
 from launcher.plan.traffic import Traffic, traffic
+from launcher.plan.visits import Visit, visits
+from launcher.plan.visits import notes as looking
 from launcher.plan.words import many
 
 VERSION = 1
@@ -57,6 +59,7 @@ class Plan:
     params: tuple[Placed, ...]
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]
+    visits: tuple[tuple[Visit, ...], ...]
     buckets: tuple[Bucket, ...]
     operators: Flow
     sums: tuple[Bucket, ...]
@@ -128,16 +131,9 @@ def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, 
 
 
 def plan(
-    job: Job,
-    asked: Asked,
-    skeleton: Skeleton,
-    graph: Graph,
-    whole: tuple[str, ...] | None,
-    deferred: Note | None,
-    notes: list[Note],
-    flow: Flow = WHOLE,
-    pieces: Pieces | None = None,
-) -> Plan:
+    job: Job, asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None,
+    deferred: Note | None, notes: list[Note], flow: Flow = WHOLE, pieces: Pieces | None = None,
+) -> Plan:  # fmt: skip
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
@@ -169,6 +165,7 @@ def plan(
         params=params,
         ties=tied,
         groups=group,
+        visits=visits(group, len(cut), graph),
         buckets=bucket,
         operators=flow,
         sums=summed,
@@ -180,7 +177,7 @@ def plan(
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
-        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, deferred)),
+        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, graph, deferred)),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
@@ -194,11 +191,11 @@ def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setti
     return (*settings.resolve(job, sz), *transport.settings(job, sz, dtypes), *loss)
 
 
-def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], deferred: Note | None) -> list[Note]:
+def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], graph: Graph, deferred: Note | None) -> list[Note]:
     """What the finished plan has to say."""
     why = [deferred] if deferred else []
     sharded = _sharding_notes(params, sz, job.parallel.hsdp)
-    return [*why, *sharded, *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
+    return [*why, *sharded, *looking(graph, params), *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
 
 
 def _cut(

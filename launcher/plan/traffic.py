@@ -54,6 +54,8 @@ def traffic(
     for pp in range(sizes.grid["pp"]):
         mine = [g for g in groups if place[g.stage] == pp] if hsdp else []
         same = [e for g in mine for e in _group(g, named, sizes, hsdp, dtypes)]
+        if trained := [n for g in mine for n in g.names if n not in g.idle]:
+            same.append(("all_reduce", len(trained)))  # which of them have a gradient anywhere, a byte each
         same += [("all_reduce", b.nbytes + _flags(b, named, dtypes)) for b in buckets if place[b.stage] == pp]
         same += [*_statistics(params, sizes, place, pp), *_messages(schedule[pp], pp, place, boundaries, pieces)]
         same.append(("all_reduce", 16))  # of the loss and the gradient norm

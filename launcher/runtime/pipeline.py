@@ -197,7 +197,7 @@ def _stages(
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
-    for part, half in zip(model.parts, model.halves, strict=True):
+    for part, half, order in zip(model.parts, model.halves, model.orders, strict=True):
         s = part.stage.index
         before, takes = (inputs, [False] * len(inputs)) if s == 0 else _flat(plan, s - 1)
         after, gives = _flat(plan, s) if s < len(plan.stages) - 1 else (plan.output, [True] * len(plan.output))
@@ -205,7 +205,7 @@ def _stages(
             "takes": [tuple(map(_meta, ts, takes)) for ts in _each(before, pieces)],
             "sends": [tuple(map(_meta, ts, gives)) for ts in _each(after, pieces)],
             "each": level != "level1", "again": level == "level3", "collect": half.collect,
-            "carry": part.carry if pieces else None,
+            "carry": part.carry if pieces else None, "order": order,
         }  # fmt: skip
         out.append(torch_pipeline.stage(part.module, s, len(plan.stages), device, model.meshes.pp, **static))
     return out

@@ -36,7 +36,6 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.fsdp", "MixedPrecisionPolicy", ("param_dtype", "reduce_dtype", "cast_forward_inputs")),
     ("torch.distributed.pipelining._backward", "stage_backward", ("stage_output", "output_grads", "input_values")),
     ("torch.distributed.pipelining._backward", "stage_backward_weight", ("retain_graph",)),
-    ("torch.distributed.fsdp", "FSDPModule.set_modules_to_backward_prefetch", ("modules",)),
     ("torch.distributed.fsdp", "FSDPModule.set_is_last_backward", ("is_last_backward",)),
     ("torch.distributed.fsdp", "FSDPModule.set_reshard_after_backward", ("reshard_after_backward",)),
     ("torch.distributed.fsdp", "FSDPModule.set_requires_all_reduce", ("requires_all_reduce",)),

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
 from launcher.parallel.carry import Carry
-from launcher.parallel.own import param_groups
+from launcher.parallel.order import Order
+from launcher.parallel.shard import param_groups
 from launcher.plan.actions import Action, Schedule
 from launcher.runtime.torch_parts import verify
 from launcher.runtime.torch_stage import Base
@@ -47,17 +48,17 @@ class Stage(Base):
     torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``again``: weights are dropped after
     every backward too. ``collect`` is called after every backward. A micro batch of torch's is a piece of one of
     ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of every piece in turn, and modules are told
-    by ``carry`` which one runs.
+    by ``carry`` which one runs. ``order`` keeps the collectives of its weights in the plan's order.
     """
 
     def __init__(
         self, *args: Any, each: bool, again: bool, collect: Callable[[], None], takes: Metas, sends: Metas,
-        carry: Carry | None, **kwargs: Any,
+        carry: Carry | None, order: Order, **kwargs: Any,
     ) -> None:  # fmt: skip
         kwargs |= {"input_args": takes[0], "output_args": sends[0]}
         super().__init__(*args, **kwargs)
         self.each, self.again, self.collect = each, again, collect
-        self.takes, self.sends, self.carry = takes, sends, carry
+        self.takes, self.sends, self.carry, self.order = takes, sends, carry, order
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         made = super()._prepare_forward_infra(*args, **kwargs)
@@ -99,7 +100,7 @@ class Stage(Base):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
-        with self.carry.running(micro, piece) if self.carry is not None else nullcontext():
+        with self.order.forward(), self.carry.running(micro, piece) if self.carry is not None else nullcontext():
             out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
@@ -123,7 +124,13 @@ class Stage(Base):
         module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
         module.set_requires_all_reduce(last_backward)  # over replicas the sum of all micro batches is enough
         given = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
-        return stage_backward(*given), None
+        with self.order.backward():
+            return stage_backward(*given), None
+
+    def perform_reduce_grad(self, *args: Any) -> None:
+        """After the last backward. What was reduced after each is only dropped here."""
+        with nullcontext() if self.each else self.order.filling():
+            super().perform_reduce_grad(*args)
 
     def _weights(self, param_groups: Any, last: bool) -> tuple[tuple[()], None]:
         """The weight gradients of a micro batch whose input gradients are done.
@@ -154,9 +161,10 @@ class Stage(Base):
         module.set_requires_gradient_sync(True)
         module.set_requires_all_reduce(last)
         root = fully_shard.state(module)  # type: ignore[attr-defined]
-        for state in root._state_ctx.all_states:
-            for group in param_groups(state):
-                group.post_backward()
+        with self.order.filling():
+            for state in root._state_ctx.all_states:
+                for group in param_groups(state):
+                    group.post_backward()
         root._root_post_backward_final_callback()
 
     def _post_metadata_inference_cleanup(self) -> None:
