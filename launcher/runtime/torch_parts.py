@@ -35,7 +35,6 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.pipelining", "PipelineStage.backward_weight_one_chunk", ()),
     ("torch.distributed.fsdp", "MixedPrecisionPolicy", ("param_dtype", "reduce_dtype", "cast_forward_inputs")),
     ("torch.distributed.pipelining._backward", "stage_backward", ("stage_output", "output_grads", "input_values")),
-    ("torch.distributed.pipelining._backward", "stage_backward_weight", ("retain_graph",)),
     ("torch.distributed.fsdp", "FSDPModule.set_is_last_backward", ("is_last_backward",)),
     ("torch.distributed.fsdp", "FSDPModule.set_reshard_after_backward", ("reshard_after_backward",)),
     ("torch.distributed.fsdp", "FSDPModule.set_requires_all_reduce", ("requires_all_reduce",)),
@@ -49,6 +48,11 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.utils._python_dispatch", "TorchDispatchMode", ()),
     ("torch.utils._python_dispatch", "_disable_current_modes", ()),
     ("torch.utils.flop_counter", "flop_registry", ()),
+    ("torch", "_C._current_graph_task_id", ()),
+    ("torch", "_C._are_functorch_transforms_active", ()),
+    ("torch", "_C._get_tracing_state", ()),
+    ("torch", "_C._autograd._top_saved_tensors_default_hooks", ()),
+    ("torch.autograd.forward_ad", "_current_level", ()),
     ("torch.nn.init", "_no_grad_trunc_normal_", ("tensor",)),
 )  # fmt: skip
 """Module, name in it, and arguments that we pass or override by name."""

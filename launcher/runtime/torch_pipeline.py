@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +15,14 @@ from launcher.errors import RunError
 from launcher.parallel.carry import Carry
 from launcher.parallel.order import Order
 from launcher.parallel.shard import param_groups
+from launcher.parallel.weight_gradient import Deferral, Product
 from launcher.plan.actions import Action, Schedule
 from launcher.runtime.torch_parts import verify
 from launcher.runtime.torch_stage import Base
 
 verify()  # here, before an import below fails with less to say
 
-from torch.distributed.pipelining._backward import stage_backward, stage_backward_weight  # noqa: E402
+from torch.distributed.pipelining._backward import stage_backward  # noqa: E402
 from torch.distributed.pipelining.schedules import (  # noqa: E402
     _Action,
     _add_reduce_grad,
@@ -59,6 +60,12 @@ class Stage(Base):
         super().__init__(*args, **kwargs)
         self.each, self.again, self.collect = each, again, collect
         self.takes, self.sends, self.carry, self.order = takes, sends, carry, order
+        self.deferral: Deferral | None = None
+        self.products: dict[int, list[Product]] = {}
+
+    def clear_runtime_states(self) -> None:
+        super().clear_runtime_states()
+        self.products.clear()  # of a step that failed
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         made = super()._prepare_forward_infra(*args, **kwargs)
@@ -90,9 +97,20 @@ class Stage(Base):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if loss is not None and full_backward:
+        """Of the first half of a backward too torch does all; some weight gradients wait in ``products``.
+
+        What is sent back is contiguous, however the modules have used what they received.
+        """
+        outputs = self.fwd_cache[bwd_chunk_id][0] if loss is None else (loss,)
+        with ExitStack() as around:
+            if not full_backward:
+                assert self.deferral is not None
+                self.products[bwd_chunk_id] = around.enter_context(self.deferral.deferring(outputs))
+            super().backward_one_chunk(bwd_chunk_id, loss, True, last_backward)
+        if loss is not None:
             loss.detach_()  # torch keeps it until the step is over, and with it all that the graph still holds
+        sent = self.bwd_cache[bwd_chunk_id]
+        self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in sent)
         self.collect()
         if self.carry is not None:
             self.carry.forget(*divmod(bwd_chunk_id, len(self.takes)))
@@ -100,7 +118,12 @@ class Stage(Base):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
-        with self.order.forward(), self.carry.running(micro, piece) if self.carry is not None else nullcontext():
+        with ExitStack() as around:
+            around.enter_context(self.order.forward())
+            if self.carry is not None:
+                around.enter_context(self.carry.running(micro, piece))
+            if self.deferral is not None:
+                around.enter_context(self.deferral.running(args[0] if args else ()))
             out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
@@ -109,15 +132,17 @@ class Stage(Base):
                     raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
         return out
 
-    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
-        super().backward_weight_one_chunk(*args, **kwargs)
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """The second half: the products that the first has left."""
+        for product in self.products.pop(bwd_chunk_id):
+            product.add()
+        if isinstance(self.submod, FSDPModule):
+            self._after(self.submod, last_backward)
         self.collect()
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
-        module = self.submod
-        if backward_type == "weight":
-            return self._weights(bwd_kwargs["param_groups"], last_backward)
-        if backward_type == "input" or not (self.each and isinstance(module, FSDPModule)):
+        module, first_half = self.submod, self.deferral is not None and self.deferral.queue is not None
+        if first_half or not (self.each and isinstance(module, FSDPModule)):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         module.set_is_last_backward(True)
         module.set_reshard_after_backward(self.again)
@@ -132,43 +157,26 @@ class Stage(Base):
         with nullcontext() if self.each else self.order.filling():
             super().perform_reduce_grad(*args)
 
-    def _weights(self, param_groups: Any, last: bool) -> tuple[tuple[()], None]:
-        """The weight gradients of a micro batch whose input gradients are done.
-
-        torch would keep the very tensor that autograd returns and add to it in place. It may be another parameter's
-        gradient too (``x + a + b``), or one that is still being sent. It would also free what it has gone through,
-        and of weights that are used more than once the ways cross: then all is freed together, at the end.
-        """
-        params = list(self.submod.parameters())
-        before = [p.grad for p in params]
-        for p in params:
-            p.grad = None
-        cross = any(len(group["intermediates"]) > 1 for group in param_groups)
-        stage_backward_weight(iter(params), param_groups, retain_graph=cross)
-        for p, old in zip(params, before, strict=True):
-            if old is not None:
-                p.grad = old if p.grad is None else old.add_(p.grad)
-            elif p.grad is not None:
-                p.grad = p.grad.clone(memory_format=torch.contiguous_format)
-        if self.each and isinstance(self.submod, FSDPModule):
-            self._reduce(self.submod, last)
-        return (), None
-
-    def _reduce(self, module: FSDPModule, last: bool) -> None:
-        """Reduce what a split backward has added up, which runs none of FSDP2's hooks. The weights stay whole."""
-        module.set_is_last_backward(True)
+    def _after(self, module: FSDPModule, last: bool) -> None:
+        """What FSDP2's hooks do at the end of a backward, for gradients that none has brought. The weights stay."""
+        module.set_is_last_backward(self.each)
         module.set_reshard_after_backward(False)
-        module.set_requires_gradient_sync(True)
-        module.set_requires_all_reduce(last)
-        root = fully_shard.state(module)  # type: ignore[attr-defined]
-        with self.order.filling():
-            for state in root._state_ctx.all_states:
-                for group in param_groups(state):
-                    group.post_backward()
-        root._root_post_backward_final_callback()
+        module.set_requires_gradient_sync(self.each)
+        if self.each:
+            module.set_requires_all_reduce(last)
+        with self.order.filling() if self.each else nullcontext():
+            for group in _groups(module):
+                group.post_backward()
+        fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
     def _post_metadata_inference_cleanup(self) -> None:
         """Static metadata leave nothing to clean up; torch would drop the gradients, also before an evaluation."""
+
+
+def _groups(module: FSDPModule) -> Iterator[Any]:
+    """FSDP2's parameter groups, of the modules inside too."""
+    root = fully_shard.state(module)  # type: ignore[attr-defined]
+    return (group for state in root._state_ctx.all_states for group in param_groups(state))
 
 
 def _resize(received: dict[int, Any], metas: Metas) -> None:
@@ -229,6 +237,9 @@ def runtime(stages: Sequence[Stage], schedule: Schedule, micros: int, loss: Call
     backward = any(a.kind != "F" for row in schedule for a in row)
     kind = Run if backward else Forward
     run = kind(list(stages), micros, loss_fn=loss, scale_grads=False)
+    if any(a.kind == "I" for row in schedule for a in row):
+        for part in stages:
+            part.deferral = Deferral()
     rows: dict[int, list[_Action | None]] = {r: [_action(a) for a in row] for r, row in enumerate(schedule)}
     run._prepare_schedule_with_comms(rows, format="compute_only")
     return run

@@ -56,7 +56,7 @@ plan of hundred
   traffic   ranks      all-gather  reduce-scatter      all-reduce            send         receive
             0-15     25: 832.0 KB     200: 6.5 MB    29: 118.2 KB        8: 256 B        8: 256 B
             16-47    26: 832.0 KB     208: 6.5 MB    29: 110.7 KB       16: 512 B       16: 512 B
-            48-63    25: 832.0 KB     200: 6.5 MB    30: 118.5 KB        8: 256 B        8: 256 B
+            48-63    25: 832.0 KB     200: 6.5 MB    30: 118.4 KB        8: 256 B        8: 256 B
   memory    ranks      params       grads   optimizer    gathered activations       total
             0-15     110.0 KB    110.0 KB    220.0 KB    968.0 KB      1.1 KB      1.4 MB
             16-31    110.5 KB    110.5 KB    221.0 KB    900.0 KB      1.5 KB      1.3 MB

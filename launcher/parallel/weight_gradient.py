@@ -1,0 +1,246 @@
+"""Matmuls with a parameter, whose weight gradients may wait for the second half of a backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.function import Function
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
+
+from launcher.errors import RunError
+from launcher.parallel.local import local
+
+TRANSPOSES = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0"})
+PIECE = "_ToTorchTensorBackward"
+IN_NO_BACKWARD = -1
+
+
+@dataclass(frozen=True)
+class Call:
+    """One product as the user wrote it; ``across``: the weight maps its columns to its rows, as that of a linear."""
+
+    run: Callable[..., Tensor]
+    x: Any
+    weight: Any
+    bias: Any
+    across: bool
+
+
+@dataclass(frozen=True)
+class Product:
+    """A gradient of ``weight`` that is still to be worked out: rows' of ``left`` with ``right``, summed over rows.
+
+    ``versions`` are those of both when the first half was done.
+    """
+
+    weight: nn.Parameter
+    left: Tensor
+    right: Tensor
+    versions: tuple[int, int]
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.left.numel() * self.right.shape[-1]
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """To the gradient of the weight, as autograd does: a tensor of its own, laid out as the weight is."""
+        if (self.left._version, self.right._version) != self.versions:
+            what = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place after its backward"
+            raise RunError(f"{what}, whose second half needs it (try: parallel.pipeline.scheduler=1f1b)")
+        left, right, there = _rows(self.left), _rows(self.right), self.weight.grad
+        if there is None:
+            self.weight.grad = _gradient(self.weight, left, right)
+        elif local(there).layout == torch.strided:
+            local(there).addmm_(left.t(), right)
+        else:  # of an embedding that is tied, and sparse
+            self.weight.grad = there + _gradient(self.weight, left, right)
+
+
+class Deferral(TorchFunctionMode):
+    """Around the forwards of a stage. While ``deferring``, a backward leaves these weight gradients out.
+
+    Only that one backward does, and of products only; the user's own ``autograd.grad`` in a forward, a backward inside
+    a backward and a second derivative are done at once and whole.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: frozenset[int] = frozenset()
+        self.queue: list[Product] | None = None
+        self._task = IN_NO_BACKWARD
+
+    @contextmanager
+    def running(self, inputs: Iterable[Any]) -> Iterator[None]:
+        """A forward of ``inputs``. What else autograd does not know may be changed before its second half."""
+        self.inputs = frozenset(_storage(t) for t in inputs if isinstance(t, Tensor))
+        with self:
+            yield
+
+    @contextmanager
+    def deferring(self, roots: Iterable[Tensor]) -> Iterator[list[Product]]:
+        """What the backward that starts at ``roots`` meanwhile leaves to be done."""
+        queue = self.queue = list[Product]()
+        hooks = [t.register_hook(self._begin) for t in roots if t.requires_grad]
+        try:
+            yield queue
+        finally:
+            self.queue, self._task = None, IN_NO_BACKWARD
+            for hook in hooks:
+                hook.remove()
+
+    def _begin(self, _: Tensor) -> None:
+        self._task = torch._C._current_graph_task_id()
+
+    def later(self) -> list[Product] | None:
+        """The queue, if the backward that now runs is to leave its products there."""
+        mine = self.queue is not None and torch._C._current_graph_task_id() == self._task
+        return self.queue if mine and not torch.is_grad_enabled() else None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        form = FORMS.get(func)
+        call = form(args, kwargs or {}) if form is not None and torch.is_grad_enabled() else None
+        found = None if call is None or not self._fits(call) else _leaf(call.weight)
+        if call is None or found is None:
+            return func(*args, **(kwargs or {}))
+        leaf, turned = found
+        return _Product.apply(call.x, leaf, call.bias, call, turned, self)  # type: ignore[no-untyped-call]
+
+    def _fits(self, call: Call) -> bool:
+        """Whether a product is one that autograd would treat as we do."""
+        x, given = call.x, [call.x] if call.bias is None else [call.x, call.bias]
+        if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
+            return False
+        if any(type(t) not in PLAIN or t.dtype != call.weight.dtype or t.layout != torch.strided for t in given):
+            return False
+        known = x.requires_grad or _storage(x) in self.inputs
+        return bool(x.dim() > 1 and x.is_floating_point() and known and not _transformed(x))
+
+
+PLAIN = (Tensor, nn.Parameter)
+
+
+def _storage(t: Tensor) -> int:
+    return int(local(t).untyped_storage()._cdata)
+
+
+def _transformed(x: Tensor) -> bool:
+    """Whether something else than plain autograd looks on."""
+    return (
+        torch.is_autocast_enabled(x.device.type)
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or _checkpointed()
+    )
+
+
+def _checkpointed() -> bool:
+    """What runs again in the backward, where this mode does not, is to save the same tensors again."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return bool(hooks) and hooks[0].__module__ == checkpoint.__name__
+
+
+def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
+    """The parameter that ``weight`` is, or that it is the transpose (then ``True``) or this rank's own piece of."""
+    fn = weight.grad_fn
+    if fn is None:
+        leaf, turned, fits = weight, False, type(weight) is nn.Parameter
+    else:
+        leaf, turned = getattr(fn.next_functions[0][0], "variable", None), fn.name() in TRANSPOSES
+        if turned:
+            fits = type(leaf) is nn.Parameter and weight.stride() == leaf.stride()[::-1]
+        else:
+            fits = fn.name() == PIECE and isinstance(leaf, DTensor)
+    fits = fits and leaf.dim() == 2 and leaf.requires_grad and not _hooked(leaf)
+    return (leaf, turned) if fits else None
+
+
+def _hooked(leaf: nn.Parameter) -> bool:
+    """Hooks are to see the whole gradient, once."""
+    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
+
+
+class _Product(Function):
+    """The very operation of a call, of a ``leaf`` that is its weight or (``turned``) the transpose of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, call: Call, turned: bool, to: Deferral) -> Any:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, leaf)
+        ctx.across, ctx.to = call.across != turned, to
+        ctx.bias = None if bias is None else bias.shape
+        weight = local(leaf)
+        out = call.run(x, weight.t() if turned else weight, bias)
+        return torch.ops.aten._unsafe_view(out, out.shape)  # a view out of a Function could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return (None,) * 6
+        x, leaf = ctx.saved_tensors
+        to_x = to_leaf = to_bias = None
+        if ctx.needs_input_grad[0]:
+            weight = local(leaf)
+            to_x = grad @ (weight if ctx.across else weight.t())
+        if ctx.needs_input_grad[1]:
+            left, right = (grad, x) if ctx.across else (x, grad)
+            queue = ctx.to.later()
+            if queue is None:
+                to_leaf = _gradient(leaf, _rows(left), _rows(right))
+            else:
+                queue.append(Product(leaf, left, right, (left._version, right._version)))
+        if ctx.needs_input_grad[2]:
+            to_bias = grad.sum_to_size(ctx.bias)
+        return to_x, to_leaf, to_bias, None, None, None
+
+
+def _rows(t: Tensor) -> Tensor:
+    return t.reshape(-1, t.shape[-1])
+
+
+def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Laid out as the leaf is."""
+    grad = (right.t() @ left).t() if local(leaf).t().is_contiguous() else left.t() @ right
+    if isinstance(leaf, DTensor):
+        shape, stride = leaf.shape, leaf.stride()
+        return DTensor.from_local(grad, leaf.device_mesh, leaf.placements, run_check=False, shape=shape, stride=stride)
+    return grad
+
+
+def _linear(args: Any, kwargs: Any) -> Call | None:
+    given = {"bias": None, **dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
+    if len(args) > 3 or given.keys() != {"input", "weight", "bias"}:
+        return None
+    return Call(F.linear, given["input"], given["weight"], given["bias"], across=True)
+
+
+def _matmul(args: Any, kwargs: Any) -> Call | None:
+    if len(args) != 2 or kwargs or not isinstance(args[1], Tensor) or args[1].dim() != 2:
+        return None
+    return Call(lambda x, weight, _: torch.matmul(x, weight), args[0], args[1], None, across=False)
+
+
+def _addmm(args: Any, kwargs: Any) -> Call | None:
+    if len(args) != 3 or kwargs:
+        return None
+    bias, x, weight = args
+    return Call(lambda x, weight, bias: torch.addmm(bias, x, weight), x, weight, bias, across=False)
+
+
+FORMS: dict[Any, Callable[[Any, Any], Call | None]] = {
+    F.linear: _linear,
+    **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
+    **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),
+}
+"""How each function is called that multiplies with a weight."""
