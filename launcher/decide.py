@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.asked import fits, inlined, torch_version
@@ -16,13 +17,14 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import naming
+from launcher.plan import naming, optimizers
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.reading import unlike
 from launcher.plan.sizes import Note
+from launcher.plan.traits import Traits
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,14 +83,17 @@ def plan_job(job: Job) -> Plan:
     if found := _unlike(job, own=True):
         raise RequestError(tuple(found))
     model = _read(job)
+    traits = _tried(job, model.skeleton)
     fine = leaves(asked, model.skeleton)
     try:
-        made = _planned(job, asked, model, fine)
+        made = _planned(job, asked, model, fine, traits)
     except RequestError as error:
         coarse = leaves(asked, model.skeleton, stacks=False)
         if coarse == fine:
             raise
-        made = _planned(job, asked, _read(job), coarse, [_unopened(coarse or (), fine or (), error.problems[0])])
+        made = _planned(
+            job, asked, _read(job), coarse, traits, [_unopened(coarse or (), fine or (), error.problems[0])]
+        )
     fits(job, made)
     return made
 
@@ -117,7 +122,26 @@ def _read(job: Job) -> _Model:
         return _Model(model, read.skeleton(model), lost)
 
 
-def _planned(job: Job, asked: Asked, model: _Model, whole: tuple[str, ...] | None, more: Sequence[Note] = ()) -> Plan:
+def _tried(job: Job, skeleton: Skeleton) -> Traits | None:
+    """What an optimizer class of the user's own does; ``None`` of ours, and where nothing is trained."""
+    shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
+    if not isinstance(job.optim, Target) or not shapes:
+        return None
+    from launcher.optim.build import build_own
+    from launcher.optim.probe import probe
+
+    build = partial(build_own, job.optim, job.security.allow)
+    return probe(build, job.optim.target, shapes, job.launch.device, DTYPE[job.train.precision])
+
+
+def _planned(
+    job: Job,
+    asked: Asked,
+    model: _Model,
+    whole: tuple[str, ...] | None,
+    traits: Traits | None,
+    more: Sequence[Note] = (),
+) -> Plan:
     """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
     from launcher.parallel import read
     from launcher.parallel.narrow import narrow
@@ -132,11 +156,12 @@ def _planned(job: Job, asked: Asked, model: _Model, whole: tuple[str, ...] | Non
         notes.append(Note(*fallback.split(" ", 1)))
     if job.debug.onerank:
         notes.append(Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept"))
+    notes += optimizers.note(traits)
     note = None
     if model.lost:
         text = f"true -> false: {model.lost[0]} is made from data the planner cannot see"
         note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
-    return plan(job, asked, model.skeleton, graph, whole, note, [*notes, *more], flow, pieces)
+    return plan(job, asked, model.skeleton, graph, whole, note, [*notes, *more], flow, pieces, traits)
 
 
 def _followed(

@@ -9,11 +9,12 @@ from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import latest
 from launcher.checkpoint.strategy import match
 from launcher.errors import Problem, RequestError
-from launcher.job.models import SGD, AdamW, Momentum, Optim
+from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema import Job
 from launcher.job.steps import Load
 from launcher.plan.plan import Plan
 from launcher.plan.saving import trust
+from launcher.plan.traits import Traits
 
 RESUME = "checkpoint.resume"
 
@@ -86,8 +87,9 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan, cure: str) ->
         match(checkpoint.strategy.only("param", "buffer"), of_plan(plan))
     except ValueError as error:
         return [Problem(key, f"{checkpoint.folder} is of another model: {error}", cure)]
-    if wrong := _other_optimizer(job.optim, checkpoint):
-        return [Problem("optim.name", wrong, f"{RESUME}=never")]
+    if wrong := _other_optimizer(job.optim, plan.optimizer, checkpoint):
+        which = "optim.name" if plan.optimizer is None else "optim._target_"
+        return [Problem(which, wrong, f"{RESUME}=never")]
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(s.kind == "train" for s in job.steps.values()):
         text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
@@ -95,17 +97,21 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan, cure: str) ->
     return []
 
 
-def _other_optimizer(optim: Optim, checkpoint: Checkpoint) -> str | None:
-    """A checkpoint without any optimizer state fits every optimizer."""
-    has = {name.split(".")[1] for name in checkpoint.strategy.only("optim").entries}
+def _other_optimizer(optim: Optim, own: Traits | None, checkpoint: Checkpoint) -> str | None:
+    """A checkpoint without any optimizer state fits every optimizer. ``own``: what a class of the user's own does."""
+    keys = (name.split(".")[1] for name in checkpoint.strategy.only("optim").entries)
+    has = {key.split("/")[0] for key in keys if not key.startswith("param_group/")}
     match optim:
         case AdamW():
-            needs = {"step", "exp_avg", "exp_avg_sq"}
+            needs = may = {"step", "exp_avg", "exp_avg_sq"}
         case Momentum(momentum=momentum) | SGD(momentum=momentum):
-            needs = {"momentum_buffer"} if momentum else set()
+            needs = may = {"momentum_buffer"} if momentum else set()
         case _:
-            return None
-    if not has or has == needs:
+            if own is None:
+                return None
+            needs, may = set(own.first), set(own.keys)
+    if not has or needs <= has <= may:
         return None
-    keeps = ", ".join(sorted(needs)) or "nothing"
-    return f"{optim.name}: it keeps {keeps} for each parameter, {checkpoint.folder} has {', '.join(sorted(has))}"
+    keeps = ", ".join(sorted(may)) or "nothing"
+    name = optim.target if isinstance(optim, Target) else optim.name
+    return f"{name}: it keeps {keeps} for each parameter, {checkpoint.folder} has {', '.join(sorted(has))}"

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from launcher.job.models import SGD, AdamW, Momentum, Optim
+from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
 from launcher.optim.groups import Named, groups
+from launcher.optim.pieces import Pieces
 
 
 def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
     """``params`` are those to train, local to this rank; there must be at least one.
 
-    Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is called with the
-    tensors in one list, then its arguments; it groups them itself.
+    Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is called with plain
+    tensors in one list, this rank's pieces where they are cut, then its arguments; it groups them itself.
     """
     optimizer = _build(settings, params, allow)
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])
+    keep_rates(optimizer)
     return optimizer
+
+
+def keep_rates(optimizer: torch.optim.Optimizer) -> None:
+    """For ``scale_lr``."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", float(group["lr"]))
 
 
 def scale_lr(optimizer: torch.optim.Optimizer, factor: float) -> float:
     """Set each group's rate to ``factor`` of its initial one; the first group's is returned."""
     for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * factor
+        if isinstance(group["lr"], torch.Tensor):  # which the optimizer may have handed on
+            group["lr"].fill_(group["initial_lr"] * factor)
+        else:
+            group["lr"] = group["initial_lr"] * factor
     return float(optimizer.param_groups[0]["lr"])
 
 
@@ -37,11 +50,17 @@ def _build(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.opti
             return _sgd(groups(params, decay), lr, momentum, nesterov)
         case Momentum(lr=lr, momentum=momentum, weight_decay=decay):
             return _sgd(groups(params, decay), lr, momentum, nesterov=False)
-        case _:
-            from launcher.job.targets import build
-
+        case Target():
             tensors = [p for _, p in params]
-            return build(settings, allow, torch.optim.Optimizer, tensors, key="optim._target_")
+            own = partial(build_own, settings, allow)
+            return Pieces(own, tensors) if any(isinstance(p, DTensor) for p in tensors) else own(tensors)
+
+
+def build_own(settings: Target, allow: tuple[str, ...], tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """Of the user's class, as it is."""
+    from launcher.job.targets import build
+
+    return build(settings, allow, torch.optim.Optimizer, list(tensors), key="optim._target_")
 
 
 def _sgd(found: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> torch.optim.SGD:

@@ -10,10 +10,13 @@ from launcher.plan.facts import ITEMSIZE
 from launcher.plan.params import Placed
 from launcher.plan.peak import Moment
 from launcher.plan.sizes import Sizes
+from launcher.plan.traits import Traits
 
 
-def copies(optim: Optim) -> int:
-    """Tensors that the optimizer keeps for each parameter, of its shape; of a class of one's own, two are assumed."""
+def copies(optim: Optim, own: Traits | None = None) -> int:
+    """Tensors that the optimizer keeps for each parameter, of its shape; of a class of one's ``own``, as was seen."""
+    if own is not None:
+        return own.copies
     match optim:
         case SGD(momentum=momentum) | Momentum(momentum=momentum):
             return 1 if momentum else 0

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan import fit, legal, naming, phases, reduced, schedules, settings, stages, switches, transport
+from launcher.plan import (
+    fit,
+    legal,
+    naming,
+    optimizers,
+    phases,
+    reduced,
+    schedules,
+    settings,
+    stages,
+    switches,
+    transport,
+)
 from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
@@ -25,6 +38,7 @@ from launcher.plan.simulate import Cost, Timeline
 from launcher.plan.sizes import Note, Sizes, sizes
 from launcher.plan.stages import Crossing, Stage
 from launcher.plan.traffic import Traffic, traffic
+from launcher.plan.traits import Traits
 from launcher.plan.visits import Visit, visits
 from launcher.plan.visits import notes as looking
 from launcher.plan.words import many
@@ -41,6 +55,7 @@ class Plan:
     ``operators``: how modules are spread over ``tp``; ``sums`` are the gradients to add up over it once a step.
     ``output`` is what a rank has of the model's output.
     ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
+    ``optimizer``: of a class of the user's own, what it was seen to do.
     """
 
     name: str
@@ -77,6 +92,7 @@ class Plan:
     output_broadcast: bool
     reading: Reading
     loss_repeats: int
+    optimizer: Traits | None
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
@@ -131,18 +147,16 @@ def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, 
 
 
 def plan(
-    job: Job, asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None,
-    deferred: Note | None, notes: list[Note], flow: Flow = WHOLE, pieces: Pieces | None = None,
+    job: Job, asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None, deferred: Note | None,
+    notes: list[Note], flow: Flow = WHOLE, pieces: Pieces | None = None, traits: Traits | None = None,
 ) -> Plan:  # fmt: skip
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
-    par = job.parallel
-    cut, balanced = _cut(asked, skeleton, graph, whole)
+    par, (cut, balanced) = job.parallel, _cut(asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
     order = choose(job, asked.sizes, _cost(cut, graphs), asked.torch)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
-    if found := [*switches.unshared(job, params), *transport.problems(job, params)]:
-        raise RequestError(tuple(found))
+    refuse([*switches.unshared(job, params), *_misled(job, params, sz, graph, traits)])
     hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
@@ -172,18 +186,25 @@ def plan(
         schedule=order.schedule,
         evaluation=schedules.forward_only(sz.places, sz.micros),
         timeline=order.timeline,
-        memory=memory(params, sz, copies(job.optim), moments),
+        memory=memory(params, sz, copies(job.optim, traits), moments),
         traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes, lengths),
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
         notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, graph, deferred)),
+        optimizer=traits,
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
         output_broadcast=par.pipeline.output_broadcast and sz.grid["pp"] > 1,
         reading=switches.reading_of(job, sz),
     )
+
+
+def _misled(job: Job, params: tuple[Placed, ...], sz: Sizes, graph: Graph, traits: Traits | None) -> Iterator[Problem]:
+    """Collectives and optimizers that would get other numbers than one process."""
+    yield from transport.problems(job, params)
+    yield from optimizers.problems(job, traits, params, sz, graph)
 
 
 def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setting, ...]:

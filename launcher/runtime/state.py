@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,56 +15,79 @@ from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.strategy import Entry, Strategy
+from launcher.optim.packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
 from launcher.parallel.read import dtype_of, spec
+from launcher.plan.layout import Layout
 from launcher.plan.params import Placed
 from launcher.runtime.session import Session
 
 RNG, RNG_CUDA = "rng.cpu", "rng.cuda"
 
 
-def strategy(s: Session) -> Strategy:
-    """Weights and the optimizer's state: a state tensor of its parameter's shape is laid out as the parameter is.
+@dataclass(frozen=True)
+class State:
+    """One tensor of the optimizer's state: its name in a checkpoint, and the parameter on this rank that it is of."""
+
+    name: str
+    placed: Placed
+    param: Tensor
+    key: str
+    tensor: Tensor
+
+    @property
+    def alike(self) -> bool:
+        """Whether it is laid out as its parameter; if not, every rank that has a piece of that has all of this."""
+        return local(self.tensor).shape == local(self.param).shape
+
+
+def states(s: Session) -> list[State]:
+    """Those of each parameter's first copy on this rank."""
+    return [
+        State(_named(key, p.name), p, t, key, value)
+        for p, t in s.model.named()
+        for key, value in pack(s.optimizer, t, _counters(s)).items()
+    ]
+
+
+def _counters(s: Session) -> tuple[str, ...]:
+    return s.plan.optimizer.counters if s.plan.optimizer is not None else ()
+
+
+def _named(key: str, param: str) -> str:
+    return f"optim.{key}.{param}"
+
+
+def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
+    """Weights and the optimizer's state, or the one that is ``found``.
 
     Every rank calls this: what states exist is agreed on by all.
     """
-    mine = {n: (p.name, k, _whole(p, t), spec(t).dtype) for n, p, k, t in _states(s)}
+    mine = {
+        x.name: (x.placed.name, None if x.alike else tuple(x.tensor.shape), spec(x.tensor).dtype)
+        for x in (states(s) if found is None else found)
+    }
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
     placed = {p.name: p for p in s.plan.params}
     entries = dict(of_plan(s.plan).entries)
-    for found in every:
-        for name, (param, _, whole, dtype) in found.items():
+    for theirs in every:
+        for name, (param, shape, dtype) in theirs.items():
             lay = placed[param].layout
-            entries[name] = Entry(lay if whole else replace(lay, shape=(), split=()), dtype, "optim", ())
+            if shape is not None:
+                assert not (shape and lay.axes), (
+                    f"{name}: the plan lets nothing of shape {shape} belong to a cut tensor"
+                )
+                lay = replace(lay, shape=shape, split=((),) * len(shape))
+            entries[name] = Entry(lay, dtype, "optim", ())
     return Strategy(s.plan.sizes.grid, entries)
 
 
-def _whole(p: Placed, t: Tensor) -> bool:
-    """Whether a state tensor is laid out as its parameter; else it must be a single number."""
-    if tuple(t.shape) == p.spec.shape and p.spec.shape:
-        return True
-    assert t.numel() == 1, (
-        f"{p.name}: the optimizer keeps a state of shape {tuple(t.shape)}, neither the parameter's nor a number"
-    )
-    return not p.spec.shape
-
-
-def _states(s: Session) -> list[tuple[str, Placed, str, Tensor]]:
-    """(checkpoint name, parameter, key, tensor) of every optimizer state, of each tensor's first copy on this rank."""
-    out = []
-    for p, t in s.model.named():
-        for key, value in s.optimizer.state.get(t, {}).items():
-            if isinstance(value, Tensor):
-                out.append((f"optim.{key}.{p.name}", p, key, value))
-    return out
-
-
-def tensors(s: Session) -> dict[str, Tensor]:
-    """This rank's pieces by checkpoint name. They share memory with the model."""
+def tensors(s: Session, found: Sequence[State] | None = None) -> dict[str, Tensor]:
+    """This rank's pieces by checkpoint name. They share memory with the model, but for what is no tensor there."""
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
-    return out | {name: local(t) for name, _, _, t in _states(s)}
+    return out | {x.name: local(x.tensor) for x in (states(s) if found is None else found)}
 
 
 def blob(t: Tensor) -> Blob:
@@ -103,11 +126,13 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     every rank reads what it holds.
     """
     checkpoint = open_checkpoint(folder, s.trust)
-    prime(s)
-    _forget(s, checkpoint.strategy)
-    want = strategy(s)
-    _read(s, checkpoint, want, broadcast)
-    _same_copies(s)
+    if s.plan.optimizer is None:
+        prime(s)
+        _forget(s, checkpoint.strategy)
+    found = states(s) if s.plan.optimizer is None else _blank(s, checkpoint.strategy)
+    want = strategy(s, found)
+    _read(s, checkpoint, want, tensors(s, found), broadcast)
+    _give_back(s, found)
     s.step = int(checkpoint.state["step"])
     if s.scaling.dynamic and (before := checkpoint.state.get("loss_scale")):
         s.scaling.factor, s.scaling.good = float(before[0]), int(before[1])
@@ -116,9 +141,43 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     return checkpoint.state
 
 
-def _read(s: Session, checkpoint: Checkpoint, want: Strategy, broadcast: bool) -> None:
+def _blank(s: Session, saved: Strategy) -> list[State]:
+    """Room for what was saved of this rank's parameters: an optimizer of the user's own is not asked what it keeps."""
+    keys: dict[str, list[tuple[str, Entry]]] = {}
+    for name, entry in saved.only("optim").entries.items():
+        key, _, param = name.removeprefix("optim.").partition(".")
+        keys.setdefault(param, []).append((key, entry))
+    mine = [(p, t) for p, t in s.model.named() if p.trainable]
+    return [
+        State(_named(key, p.name), p, t, key, _room(s, p, t, key, entry))
+        for p, t in mine
+        for key, entry in keys.get(p.name, [])
+    ]
+
+
+def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
+    """Where torch keeps it when it loads an optimizer's state: a step counter and Python's numbers on the CPU."""
+    alike = entry.layout.shape == p.spec.shape
+    counts = not alike and (key == "step" or "/" in key) and not on_device(s.optimizer, t)
+    device = torch.device("cpu") if counts else t.device
+    return torch.zeros(local(t).shape if alike else entry.layout.shape, dtype=dtype_of(entry.dtype), device=device)
+
+
+def _give_back(s: Session, found: Sequence[State]) -> None:
+    """The optimizer gets the state that is ``found``, for every copy of a parameter: numbers are no tensors again."""
+    if s.plan.optimizer is not None:
+        kept: dict[str, tuple[Tensor, dict[str, Tensor]]] = {p.name: (t, {}) for p, t in s.model.named()}
+        for x in found:
+            kept[x.placed.name][1][x.key] = x.tensor
+        for t, packed in kept.values():
+            if packed or s.step:  # else it has what its class begins with
+                unpack(s.optimizer, t, packed)
+    _same_copies(s)
+
+
+def _read(s: Session, checkpoint: Checkpoint, want: Strategy, mine: Mapping[str, Tensor], broadcast: bool) -> None:
     """Notes the bytes read, and those that are held afterwards, of all ranks together."""
-    mine, rank = tensors(s), s.world.rank
+    rank = s.world.rank
     layouts = {name: entry.layout for name, entry in want.entries.items()}
     own = {n for n, lay in layouts.items() if not broadcast or lay.twins(rank)[0] == rank}
     both = [0, 0]
@@ -126,7 +185,7 @@ def _read(s: Session, checkpoint: Checkpoint, want: Strategy, broadcast: bool) -
         fill(mine[name], b)
         both[0] += b.data.nbytes
     if broadcast:
-        share({n: (t,) for n, t in mine.items()}, layouts)
+        _share(s, mine, layouts)
     both[1] = sum(t.nbytes for t in mine.values())
     total = torch.tensor(both, dtype=torch.int64)
     dist.all_reduce(total)
@@ -135,9 +194,20 @@ def _read(s: Session, checkpoint: Checkpoint, want: Strategy, broadcast: bool) -
 
 def broadcast(s: Session) -> Sent:
     """Every replica gets the weights, buffers and optimizer state of the first rank that holds them."""
-    layouts = {name: entry.layout for name, entry in strategy(s).entries.items()}
-    sent = share({n: (t,) for n, t in tensors(s).items()}, layouts)
-    _same_copies(s)
+    found = states(s)
+    layouts = {name: entry.layout for name, entry in strategy(s, found).entries.items()}
+    sent = _share(s, tensors(s, found), layouts)
+    _give_back(s, found)
+    return sent
+
+
+def _share(s: Session, mine: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> Sent:
+    """Step counters and Python's numbers are on the CPU, where some backends cannot take them from."""
+    there = {n: t.to(torch.device(s.world.device)) for n, t in mine.items()}
+    sent = share({n: (t,) for n, t in there.items()}, layouts)
+    for n, t in there.items():
+        if t is not mine[n]:
+            mine[n].copy_(t)
     return sent
 
 
@@ -168,11 +238,8 @@ def _same_copies(s: Session) -> None:
         origin = first[name.split("@")[0]]
         if origin is not t:
             local(t.detach()).copy_(local(origin.detach()))
-            if origin not in s.optimizer.state:
-                s.optimizer.state.pop(t, None)
-            for key, value in s.optimizer.state.get(origin, {}).items():
-                if isinstance(value, Tensor):
-                    local(s.optimizer.state[t][key]).copy_(local(value))
+            packed = pack(s.optimizer, origin, _counters(s))
+            unpack(s.optimizer, t, {key: value.clone() for key, value in packed.items()})
 
 
 def prime(s: Session) -> None:

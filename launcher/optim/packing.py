@@ -1,0 +1,128 @@
+"""An optimizer's state of one parameter as named tensors, whatever it keeps there, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from launcher.optim.pieces import Pieces
+from launcher.plan.facts import ITEMSIZE
+
+DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
+NUMBERS: dict[str, Callable[[Any], Any]] = {"bool": bool, "int": int, "float": float, "none": lambda _: None}
+SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
+GROUP = "param_group"
+
+
+def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> dict[str, Tensor]:
+    """Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as tensors without
+    dims, whose names end in what they were: ``step/int``, ``history/list`` (its length) and ``history/0/float``.
+
+    ``counters``: values of the parameter's group that belong to the state too: ``param_group/k/int``. What is none of
+    these is left out: ``unpackable`` names it.
+    """
+    return {
+        name: t
+        for key, value in _entries(optimizer, p, counters)
+        if not _strange(key, value)
+        for name, t in _leaves(key, value)
+    }
+
+
+def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> list[str]:
+    """``key of type type``, of what ``pack`` leaves out."""
+    return [
+        f"{key} of type {kind}" for key, value in _entries(optimizer, p, counters) if (kind := _strange(key, value))
+    ]
+
+
+def unpack(optimizer: torch.optim.Optimizer, p: Tensor, packed: Mapping[str, Tensor]) -> None:
+    """The state of ``p`` becomes what ``pack`` made ``packed`` of; so do those values of its group."""
+    at = _own(optimizer, p)
+    found = _nested(packed)
+    group = _group(optimizer, at)
+    for key, value in found.pop(GROUP, {}).items():
+        group[key] = _value(value)
+    optimizer.state.pop(at, None)
+    if found:
+        optimizer.state[at] = {key: _value(value) for key, value in found.items()}
+
+
+def on_device(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
+    """Whether its step counters are where ``p`` is, as torch has it: for kernels that never ask the CPU."""
+    group = _group(optimizer, _own(optimizer, p))
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+def _own(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensor:
+    """The tensor that the optimizer knows ``p`` by."""
+    return optimizer.own(p) if isinstance(optimizer, Pieces) else p
+
+
+def _group(optimizer: torch.optim.Optimizer, at: Tensor) -> dict[str, Any]:
+    return next((g for g in optimizer.param_groups if any(at is q for q in g["params"])), {})
+
+
+def _entries(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str]) -> Iterator[tuple[Any, Any]]:
+    at = _own(optimizer, p)
+    state = optimizer.state.get(at, {})
+    yield from state.items() if isinstance(state, Mapping) else [(type(state), state)]
+    group = _group(optimizer, at)
+    yield from ((f"{GROUP}/{key}", group[key]) for key in counters if key in group)
+
+
+def _strange(key: Any, value: Any) -> str:
+    """The type of what has no place in a checkpoint, if any; a key becomes part of a tensor's name there."""
+    if not isinstance(key, str) or not key.removeprefix(f"{GROUP}/").isidentifier() or key == GROUP:
+        return f"{type(value).__name__}, under a key that is no plain name"
+    if type(value) in (list, tuple):
+        return next(filter(None, (_strange(key, one) for one in value)), "")
+    if isinstance(value, Tensor):
+        return "" if _plain(value) else f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
+    if value is None or type(value) in (bool, float):
+        return ""
+    return "" if type(value) is int and -(2**63) <= value < 2**63 else type(value).__name__
+
+
+def _plain(t: Tensor) -> bool:
+    known = str(t.dtype).removeprefix("torch.") in ITEMSIZE
+    return type(t) in (Tensor, nn.Parameter, DTensor) and t.layout is torch.strided and known
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    kind = type(value).__name__
+    if isinstance(value, Tensor):
+        yield name, value
+    elif value is None:
+        yield f"{name}/none", torch.zeros((), dtype=torch.bool)
+    elif kind in SEQUENCES:
+        yield f"{name}/{kind}", torch.tensor(len(value))
+        for i, one in enumerate(value):
+            yield from _leaves(f"{name}/{i}", one)
+    else:
+        yield f"{name}/{kind}", torch.tensor(value, dtype=DTYPES[type(value)])
+
+
+def _nested(packed: Mapping[str, Tensor]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, t in packed.items():
+        *path, last = name.split("/")
+        at = out
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = t
+    return out
+
+
+def _value(found: Any) -> Any:
+    if isinstance(found, Tensor):
+        return found
+    for kind, made in SEQUENCES.items():
+        if kind in found:
+            return made(_value(found[str(i)]) for i in range(int(found[kind].item())))
+    ((kind, t),) = found.items()
+    return NUMBERS[kind](t.item())

@@ -1,0 +1,82 @@
+"""What is seen of an optimizer that is tried on small tensors."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from launcher.decide import plan_job
+from launcher.job.models import Target
+from launcher.optim import probe as probing
+from launcher.optim.build import build_own
+from launcher.optim.trial import small
+from launcher.plan.traits import Traits
+from tests.parity import job
+
+SHAPES = [(512, 256), (64, 3), (7,), (256,), (1,), (), (4, 3, 3, 3)]
+ADAM = ("exp_avg", "exp_avg_sq", "step")
+
+
+def tried(path: str, device: str = "cpu", dtype: str = "float64", **arguments: object) -> Traits:
+    settings = Target.model_validate({"_target_": path, **arguments})
+    return probing.probe(partial(build_own, settings, ("torch", "tests")), path, SHAPES, device, dtype)
+
+
+@pytest.mark.parametrize("more", [{}, {"foreach": True}, {"fused": True}, {"maximize": True}])
+def test_adam_updates_each_number_by_itself(more):
+    path = "torch.optim.Adam"
+    assert tried(path, **more) == Traits(path, first=ADAM, keys=ADAM, copies=2)
+
+
+def test_a_class_that_only_a_gpu_can_run_so_is_tried_without_that():
+    path = "torch.optim.Adam"
+    assert tried(path, device="cuda", capturable=True) == Traits(path, first=ADAM, keys=ADAM, copies=2)
+    assert tried(path, capturable=True).broken.startswith(
+        "its step() without a closure fails on dense gradients: Asser"
+    )
+
+
+def test_a_class_for_fp32_alone_is_tried_in_it():
+    path = "tests.optim.theirs.SinglePrecision"
+    assert tried(path, dtype="float32") == Traits(path, copies=0)
+    assert tried(path).broken == "its step() without a closure fails on dense gradients: AssertionError: fp32 only"
+
+
+def test_sums_over_rows_and_state_that_comes_late_are_seen():
+    rows = tried("tests.optim.theirs.RowWise")
+    assert (rows.rows, rows.elements, rows.alone) == (True, False, True)
+    late = tried("tests.optim.theirs.Lookahead")
+    assert (late.first, late.keys, late.lost, late.elements) == (("step",), ("slow", "step"), "", True)
+    counts = tried("tests.optim.theirs.CounterInGroup")
+    assert (counts.counters, counts.lost) == (("k", "late", "seen"), "")
+
+
+def test_sums_that_seldom_matter_are_seen():
+    skips = tried("tests.optim.theirs.Skips")
+    assert (skips.alone, skips.counters, skips.lost) == (False, ("usual",), "")
+    clipped = tried("tests.optim.theirs.Clipped")
+    assert (clipped.rows, clipped.elements, clipped.alone) == (False, False, True)
+
+
+def test_small_tensors_are_as_the_models_are():
+    assert small([(512, 256), (64, 3), (7,), (4, 3, 3, 3)]) == [(4, 3, 3, 3), (136, 136), (64, 3), (7,)]
+    assert small([(3, 3)]) == [(3, 3), (3, 3)]
+
+
+def test_nothing_of_it_is_seen_outside():
+    torch.manual_seed(3)
+    random.seed(3)
+    before = (torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.cuda.is_available())
+    assert tried("tests.optim.theirs.Noise").draws == "torch"
+    assert tried("tests.optim.theirs.PythonNoise").draws == "elsewhere"
+    after = (torch.get_rng_state(), random.getstate(), torch.get_num_threads(), torch.cuda.is_available())
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
+def test_our_own_are_not_tried(monkeypatch):
+    monkeypatch.setattr(probing, "probe", None)
+    assert plan_job(job()).optimizer is None

@@ -1,0 +1,260 @@
+"""Law 11 of optimizers: in every layout what plain torch does in one process, also after a stop, or a refusal."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from launcher.data.order import batch_indices
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from launcher.job.schema import Job
+from launcher.optim.build import scale_lr
+from launcher.optim.schedule import factor
+from launcher.plan.plan import Plan
+from launcher.runtime import loop, save, state
+from launcher.runtime.session import Session
+from launcher.runtime.world import World
+from launcher.steps import session
+from launcher.steps.pieces import Piece, error, pieces
+from launcher.steps.reference import plain
+from tests.optim import theirs
+from tests.parallel.sources import Shapes
+from tests.parity import job, whole
+from tests.ranks import on_ranks
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "stages": {"pipeline": {"stages": 2, "stage_config": {"first": 0, "second": 0, "scale": 1, "head": 1}}},
+    "shards": {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level2"}},
+    "operators": {
+        "operators": {"first": {"weight": ["tp", None]}, "second": {"weight": [None, "tp"]}}, "grid": {"tp": 2}
+    },
+    "replicas": {"grid": {"dp_replicate": 2}},
+}  # fmt: skip
+STEPS, STOP = 4, 2
+
+ANYWHERE: dict[str, dict[str, Any]] = {
+    "torch.optim.SGD": {"lr": 0.1, "momentum": 0.9}, "torch.optim.Adam": {}, "torch.optim.AdamW": {"amsgrad": True},
+    "torch.optim.Adamax": {}, "torch.optim.NAdam": {}, "torch.optim.RAdam": {"lr": 0.01}, "torch.optim.ASGD": {},
+    "torch.optim.Rprop": {}, "torch.optim.Adagrad": {}, "torch.optim.Adadelta": {"lr": 0.5},
+    "torch.optim.RMSprop": {"momentum": 0.9, "centered": True}, "tests.optim.theirs.Lion": {},
+    "tests.optim.theirs.IntStep": {}, "tests.optim.theirs.CounterInGroup": {}, "tests.optim.theirs.Swapped": {},
+    "tests.optim.theirs.Rare": {}, "tests.optim.theirs.TensorRate": {}, "tests.optim.theirs.Lookahead": {},
+}  # fmt: skip
+"""They treat each number by itself."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "foreach": {"foreach": True}, "fused": {"fused": True}, "maximize": {"maximize": True, "foreach": True},
+}  # fmt: skip
+WHOLE = ("torch.optim.Adafactor", "torch.optim.Muon", *(f"tests.optim.theirs.{n}" for n in (
+    "LARS", "LAMB", "Factored", "Shampoo",
+)))  # fmt: skip
+"""They look at a whole tensor."""
+TOGETHER = ("tests.optim.theirs.GlobalNorm", "tests.optim.theirs.Prodigy")
+"""They look at all tensors."""
+ROWS, NOISE = "tests.optim.theirs.RowWise", "tests.optim.theirs.Noise"
+FINE: dict[str, tuple[str, ...]] = (
+    dict.fromkeys([*ANYWHERE, *OPTIONS], tuple(LAYOUTS))
+    | dict.fromkeys(WHOLE, ("one", "stages", "replicas"))
+    | dict.fromkeys(TOGETHER, ("one", "replicas"))
+    | {ROWS: ("one", "stages", "shards", "replicas"), NOISE: ("one",)}
+)
+CELLS = [(name, layout) for name, layouts in FINE.items() for layout in layouts]
+
+
+def asked(path: str, layout: str, steps: tuple[str, ...] = ("train", "save"), **changes: Any) -> Job:
+    """A job for the optimizer at ``path``, or one of ``OPTIONS`` of Adam, which saves on its way."""
+    more = {"_target_": "torch.optim.Adam"} | OPTIONS[path] if path in OPTIONS else {"_target_": path}
+    return job(**{
+        "model": {"_target_": "tests.optim.theirs.Net", "matrices": path == "torch.optim.Muon"},
+        "data": {"_target_": "tests.parallel.sources.Shapes", "shapes": [[6]]},
+        "security__allow": ("tests", "torch"), "train__steps": STEPS, "train__clip_norm": None,
+        "optim": {"lr": 0.05} | more | ANYWHERE.get(path, {}), "schedule": {"name": "linear", "warmup_steps": 2},
+        "parallel": LAYOUTS[layout], "steps": {name: {} for name in steps},
+    } | changes)  # fmt: skip
+
+
+def advance(s: Session, j: Job, until: int) -> list[Piece]:
+    """Optimizer steps of the real loop; the weights after them."""
+    while s.step < until:
+        scale_lr(s.optimizer, factor(j.schedule, s.step, STEPS))
+        loop.step(s, j.train.clip_norm)
+        s.step += 1
+    return pieces(s.model, weights=True)
+
+
+def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> dict[Any, list[list[Piece]]]:
+    """Of each cell the weights of a run that is not stopped, of one that is, and of one that goes on from one rank."""
+    out = {}
+    for (name, layout), (j, plan) in cells.items():
+        home = folder / name / layout
+        straight = session.build(world, j, plan, home)
+        advance(straight, j, STOP)
+        save.save(straight, None)
+        found = [advance(straight, j, STEPS)]
+        for before in dict.fromkeys((layout, "one")):
+            again = session.build(world, j, plan, home)
+            state.load(again, folder / name / before / "checkpoints" / f"step-{STOP:06d}")
+            assert again.step == STOP
+            found.append(advance(again, j, STEPS))
+        out[name, layout] = found
+    return out
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, tuple[Plan, list[list[list[Piece]]]]]:
+    """All cells, ranks forked once a size: plan, and what each rank found."""
+    folder, out = tmp_path_factory.mktemp("cells"), {}
+    made = {cell: (j := asked(*cell), plan_job(j)) for cell in CELLS}
+    for size in (1, 2):
+        mine = {cell: both for cell, both in made.items() if both[1].sizes.grid.size == size}
+        ranks = on_ranks(size, trained, mine, folder, timeout_s=300)
+        out |= {cell: (plan, [r[cell] for r in ranks]) for cell, (_, plan) in mine.items()}
+    return out
+
+
+@cache
+def alone(path: str) -> dict[str, Tensor]:
+    """Plain torch in one process: a loop as any tutorial has it. Only the weights that it starts from are ours."""
+    j = asked(path, "one")
+    model, source = plain(j, plan_job(j)), Shapes([[6]], "train")
+    optimizer = theirs_made(path, list(model.parameters()))
+    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, [0.5, 1.0, 1.0, 0.0, 0.0].__getitem__)
+    for step in range(STEPS):
+        indices = batch_indices(0, step, 8, len(source))
+        optimizer.zero_grad()
+        cross_entropy(model(source.inputs(indices)[0].double()), source.targets(indices)).backward()
+        optimizer.step()
+        rates.step()
+    return {n: p.detach() for n, p in model.named_parameters()}
+
+
+def theirs_made(path: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    arguments: dict[str, Any] = {"lr": 0.05} | ANYWHERE.get(path, {}) | OPTIONS.get(path, {})
+    name = "Adam" if path in OPTIONS else path.rpartition(".")[2]
+    made: torch.optim.Optimizer = getattr(theirs if "theirs" in path else torch.optim, name)(params, **arguments)
+    return made
+
+
+@pytest.mark.parametrize(("path", "layout"), CELLS, ids=[f"{n.rpartition('.')[2]} {x}" for n, x in CELLS])
+def test_weights_are_those_of_plain_torch_and_of_a_run_that_was_stopped(results, path, layout):
+    plan, ranks = results[path, layout]
+    straight, again, *others = (whole(plan, [p for r in ranks for p in r[k]]) for k in range(len(ranks[0])))
+    for name, weight in straight.items():
+        assert torch.equal(again[name], weight), f"{name} goes on to other numbers"
+    if path == NOISE:
+        return
+    for name, weight in alone(path).items():
+        assert all(error(found[name], weight) <= 1e-12 for found in (straight, *others)), name
+
+
+DEPENDS = "depends on the rest of the tensor (seen on small tensors), and"
+TRAINS = "it trains where tensors are whole, so with pipeline stages and replicas"
+CUT = {
+    ("shards", False): ("first.weight, first.bias, second.weight and 4 more", "dp_shard"),
+    ("shards", True): ("first.weight, second.weight, head.weight", "dp_shard"),
+    ("operators", False): ("first.weight, first.bias, second.weight", "tp"),
+    ("operators", True): ("first.weight, second.weight", "tp"),
+}
+
+
+@pytest.mark.parametrize(("path", "layout"), list(product(WHOLE, ("shards", "operators"))))
+def test_a_class_that_looks_at_whole_tensors_is_refused_where_they_are_cut(path, layout):
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(path, layout, steps=("train",)))
+    names, axis = CUT[layout, path.endswith("Muon")]
+    text = f"optim._target_: {path}: what a step does to one number of a tensor {DEPENDS} {names} would be cut over"
+    cure = " (try: parallel.hsdp=null)" if layout == "shards" else ""
+    assert str(refused.value) == f"{text} {axis}: {TRAINS}{cure}"
+
+
+def test_the_cure_passes():
+    plan_job(asked("tests.optim.theirs.LAMB", "shards", parallel={"hsdp": None}, launch={"nproc": 2}))
+
+
+OTHERS = "what a step does to one tensor depends on the others (seen on small tensors), and over"
+IN_ONE = "no rank has them all: it trains in one stage of whole tensors, so with replicas"
+
+
+@pytest.mark.parametrize("path", TOGETHER)
+@pytest.mark.parametrize(
+    ("layout", "over"), [("stages", "pipeline stages"), ("shards", "dp_shard"), ("operators", "tp")]
+)
+def test_a_class_that_looks_at_all_tensors_is_refused_where_no_rank_has_them(path, layout, over):
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(path, layout, steps=("train",)))
+    assert str(refused.value) == f"optim._target_: {path}: {OTHERS} {over} {IN_ONE}"
+
+
+OURS = "tests.optim.theirs."
+LOST = "its state cannot be saved and brought back:"
+KEEP = "(seen on small tensors). Keep numbers, and tensors, in self.state[p] or in self.param_groups"
+FAILS = "its step() without a closure fails on dense gradients:"
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "closure": ("torch.optim.LBFGS", "one",
+                "its step() needs closure: a step works out loss and gradients once, before it"),
+    "sparse": ("torch.optim.SparseAdam", "one",
+               f"{FAILS} RuntimeError: SparseAdam does not support dense gradients, please consider Adam instead"),
+    "SAM": (OURS + "SAM", "one", f"{FAILS} AssertionError: SAM requires a closure"),
+    "groups": (OURS + "Grouped", "one", "it cannot be made for this model's parameters: AssertionError: groups with "
+               "use_muon are needed"),
+    "modes": (OURS + "ScheduleFree", "one",
+              "it wants its train() and eval() called around validation and saving, which nobody does here"),
+    "no rate": (OURS + "NoRate", "one", "its groups have no number lr, which the schedule sets before every step"),
+    "its own rate": (OURS + "OwnRate", "one", "it changes the lr of its groups, which the schedule sets before every "
+                     "step"),
+    "idle": (OURS + "Idle", "one", "its step() changes no parameter"),
+    "noise": (NOISE, "replicas", "it draws random numbers (seen on small tensors), and 2 ranks would draw others than "
+              "one: it trains on one rank"),
+    "Python's noise": (OURS + "PythonNoise", "one", "it draws random numbers (seen on small tensors) that "
+                       "torch.manual_seed does not decide: no run could be done again"),
+    "by id": (OURS + "ById", "stages", f"{LOST} given back what is in its state and its groups, it goes on to other "
+              f"numbers: it keeps some elsewhere {KEEP}"),
+    "text": (OURS + "TextInState", "stages", f"{LOST} it keeps mode of type str, which no checkpoint can hold {KEEP}"),
+    "no parameter": (OURS + "GlobalState", "one", f"{LOST} it keeps state under keys that are no parameters {KEEP}"),
+    "another shape": (OURS + "Flat", "shards", "it keeps both of shape [2, 8, 8] for a parameter of shape [8, 8], "
+                      "which cannot be saved where parameters are cut: first.weight, first.bias, second.weight and 4 "
+                      "more"),
+    "columns": (ROWS, "operators", "what a step does to one number of a tensor depends on the rest of the tensor (seen "
+                "on small tensors), and second.weight would be cut over tp: it trains where tensors are whole, so with "
+                "pipeline stages and replicas"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "layout", "why"), list(REFUSED.values()), ids=list(REFUSED))
+def test_what_cannot_be_right_is_refused(path, layout, why):
+    more = {} if path.endswith(("NoRate", "SparseAdam")) else {"lr": 0.05}
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(path, layout, optim={"_target_": path, **more}))
+    assert str(refused.value) == f"optim._target_: {path}: {why}"
+
+
+@pytest.mark.parametrize("name", ["ById", "TextInState", "GlobalState", "Flat"])
+def test_without_a_checkpoint_it_may_keep_what_it_likes(name):
+    plan_job(asked(OURS + name, "one" if name == "GlobalState" else "replicas", steps=("train",)))
+
+
+def test_a_piece_without_elements_is_refused_where_the_class_fails_on_it_and_the_cure_passes():
+    path, shards = f"{OURS}Strict", LAYOUTS["shards"]
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(path, "shards"))
+    text = "it fails on a piece without elements (seen on small tensors), and some ranks have none of scale.weight"
+    assert str(refused.value) == f"optim._target_: {path}: {text} (try: parallel.hsdp.uneven=whole)"
+    plan_job(asked(path, "shards", parallel={"hsdp": shards["hsdp"] | {"uneven": "whole"}}))
+
+
+@pytest.mark.parametrize("layout", ["one", "replicas"])
+def test_a_class_that_fails_on_a_missing_gradient_is_refused_where_one_is_always_missing(layout):
+    path, spare = f"{OURS}Strict", {"_target_": "tests.optim.theirs.Spare"}
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(path, layout, model=spare))
+    text = "it fails on a parameter without a gradient (seen on small tensors), and no forward uses spare.weight"
+    assert str(refused.value) == f"optim._target_: {path}: {text}, spare.bias"
+    plan_job(asked("torch.optim.Adam", layout, model=spare))
