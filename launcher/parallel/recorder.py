@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -116,7 +117,7 @@ class Tape(TorchDispatchMode):
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, draw: Draw | None) -> None:
         ins = {key(t) for t in tensors((args, kwargs))}
-        written = [t for a, t in _bound(func, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
+        written = _written(func, args, kwargs)
         if self._seen & {key(t) for t in written}:
             self.fail("changes a tensor after numpy has seen it")
         others = [key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)]
@@ -134,7 +135,7 @@ class Tape(TorchDispatchMode):
         """Whether the result belongs to the meta device, as the constructor sees it. Changes ``kwargs``."""
         asked = kwargs.get("device")
         gone = any(key(t) in self.off for t in tensors((args, kwargs)))
-        if any(a.name == "device" for a in func._schema.arguments) and (asked is not None or not tensors(args)):
+        if any(name == "device" for name, _ in _arguments(func)) and (asked is not None or not tensors(args)):
             asked = CPU if asked is None else torch.device(asked)
             if asked.type not in ("cpu", "meta"):
                 self.fail(f"puts tensors on {asked}")
@@ -161,16 +162,14 @@ class Tape(TorchDispatchMode):
         """Whether an operation with real tensors runs as it is: all of them are real, or it changes a real one."""
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
             return False
-        changes = any(a.alias_info is not None and a.alias_info.is_write and not t.is_meta
-                      for a, t in _bound(func, args, kwargs))  # fmt: skip
+        changes = any(not t.is_meta for t in _written(func, args, kwargs))
         return changes or all(not t.is_meta for t in tensors((args, kwargs)))
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """On real tensors, with the numbers of those that are not."""
-        for a, t in _bound(func, args, kwargs):
-            if a.alias_info is not None and a.alias_info.is_write:
-                for constant in self._lent.pop(key(t), ()):
-                    constant.own()
+        for t in _written(func, args, kwargs):
+            for constant in self._lent.pop(key(t), ()):
+                constant.own()
         draw, args, kwargs = self._drawn(func, args, kwargs)
         args, kwargs = tree_map_only(torch.Tensor, lambda t: self.look(t) if t.is_meta else t, (args, kwargs))
         return self._really(func, args, kwargs, draw)
@@ -194,9 +193,8 @@ class Tape(TorchDispatchMode):
         out = self._really(func, looked, named, draw)
 
         back = {id(value): t for t in tensors((args, kwargs)) for value in [real[id(t)]]}
-        for a, t in _bound(func, args, kwargs):
-            if a.alias_info is not None and a.alias_info.is_write:
-                self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
+        for t in _written(func, args, kwargs):
+            self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
         return tree_map_only(torch.Tensor, lambda t: back.get(id(t)) if id(t) in back else self.constant(t), out)
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
@@ -274,9 +272,13 @@ def _whole(t: torch.Tensor) -> bool:
     return dense and t.numel() * t.element_size() == t.untyped_storage().nbytes()
 
 
-def _bound(func: Any, args: Any, kwargs: Any) -> Iterable[tuple[Any, torch.Tensor]]:
-    """Each schema argument with each tensor given for it."""
-    for at, a in enumerate(func._schema.arguments):
-        value = args[at] if at < len(args) else kwargs.get(a.name)
-        for t in tensors(value):
-            yield a, t
+@cache
+def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
+    """Each argument of the schema, and whether it is changed: torch makes them anew each time it is asked."""
+    return tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operation changes."""
+    at = ((n, args[n] if n < len(args) else kwargs.get(a)) for n, (a, write) in enumerate(_arguments(func)) if write)
+    return [t for _, value in at for t in tensors(value)]
