@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.parallel.replay import Log, NotReplayable, Op, key, replay, start, tensors
@@ -71,14 +72,26 @@ class Tape(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.log, self.seed, self.why = Log(torch.get_default_dtype()), seed, ""
         self.off: set[int] = set()
-        self.asked_meta = False
+        self.asked_meta, self._pause = False, 0
         self._streams = Streams(seed)
         self._lent: dict[int, list[Constant]] = {}
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._pause:
+            return func(*args, **(kwargs or {}))
         with torch._C.DisableTorchFunction():
             return self._dispatch(func, args, dict(kwargs or {}))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs is no part of the constructor."""
+        self._pause += 1
+        try:
+            with torch._C.DisableTorchFunction():
+                yield
+        finally:
+            self._pause -= 1
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         real = [t for t in tensors((args, kwargs)) if not t.is_meta]
@@ -199,7 +212,7 @@ class Tape(TorchDispatchMode):
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
         """``func(target, *args)`` fills ``target`` in place with random numbers."""
-        with torch._C.DisableTorchFunction():
+        with self.paused():
             self._one(func, target, args, kwargs)
 
     def _one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
@@ -222,7 +235,7 @@ class Tape(TorchDispatchMode):
 
     def look(self, t: torch.Tensor) -> torch.Tensor:
         """The numbers of ``t`` now, that the constructor wants to see."""
-        with _disable_current_modes():
+        with self.paused():
             return t if not t.is_meta else replay(self.log, t, "a value", self.seed)
 
     def show(self, t: torch.Tensor) -> Any:

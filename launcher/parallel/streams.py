@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 
 def stream(seed: int, name: str) -> int:
@@ -75,8 +74,7 @@ class Streams:
         now = _print(generator)
         draw = self._next.get((id(generator), now)) or self._any.get(now)
         draw = draw or Draw(Seeded({0: generator.get_state()}), 0)
-        with _disable_current_modes():
-            torch.rand(1, generator=generator)
+        torch.rand(1, generator=generator)
 
         self._kept.append(generator)
         after = Draw(draw.root, draw.at + 1)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.fake_device import FakeDevice
@@ -26,22 +26,31 @@ from launcher.parallel.streams import seeded
 
 @contextmanager
 def _patched(tape: Tape) -> Iterator[None]:
-    """``nn.init.trunc_normal_`` draws again until all fit: taped as one operation. Files are read as they are."""
-    truncated, load = nn.init._no_grad_trunc_normal_, torch.load
+    """``nn.init.trunc_normal_`` draws again until all fit: taped as one operation.
+
+    Files are read as they are, and modules imported: what they hold is there for others too.
+    """
+    truncated = nn.init._no_grad_trunc_normal_
 
     def taped(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         tape.one(truncated, tensor, args, kwargs)
         return tensor
 
-    def loaded(*args: Any, **kwargs: Any) -> Any:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            return load(*args, **kwargs)
+    def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            with tape.paused():
+                return function(*args, **kwargs)
 
-    nn.init._no_grad_trunc_normal_, torch.load = taped, loaded
+        return plain
+
+    load, run = torch.load, SourceFileLoader.exec_module
+    nn.init._no_grad_trunc_normal_, torch.load = taped, unrecorded(load)
+    SourceFileLoader.exec_module = unrecorded(run)  # type: ignore[method-assign]
     try:
         yield
     finally:
         nn.init._no_grad_trunc_normal_, torch.load = truncated, load
+        SourceFileLoader.exec_module = run  # type: ignore[method-assign]
 
 
 def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Tape]:
