@@ -50,6 +50,7 @@ class FakeDevice(TorchFunctionMode):
             T.tolist: lambda t: tape.look(t).tolist(),
             T.numpy: lambda t, *_, **__: tape.show(t),
             T.__array__: lambda t, *args, **kwargs: tape.show(t).__array__(*args, **kwargs),
+            T.new_tensor: self._new,
             T.data.__set__: self._data,  # type: ignore[attr-defined]
             **{func: self._memory(func) for func in MEMORY},
         }
@@ -99,6 +100,11 @@ class FakeDevice(TorchFunctionMode):
         if "device" in kwargs and asked and torch.device(asked[0]).type == "cpu":
             kwargs = kwargs | {"device": torch.device("meta")}
         return t.to(*here, **kwargs)  # type: ignore[arg-type]
+
+    def _new(self, t: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
+        """``new_tensor``, which on the meta device drops the numbers."""
+        kwargs = {"dtype": t.dtype} | {k: v for k, v in kwargs.items() if v is not None and k != "device"}
+        return torch.tensor(data.detach().tolist() if isinstance(data, T) else data, **kwargs)
 
     def _data(self, t: torch.Tensor, value: torch.Tensor) -> None:
         """A tensor takes over numbers: they go where it is."""

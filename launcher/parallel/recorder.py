@@ -70,7 +70,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.log, self.seed, self.why = Log(torch.get_default_dtype()), seed, ""
+        self.log, self.seed, self.why = Log(), seed, ""
         self.off: set[int] = set()
         self.asked_meta, self._pause = False, 0
         self._streams = Streams(seed)

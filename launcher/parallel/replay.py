@@ -24,7 +24,7 @@ class Op:
 
     ``reads``: whose numbers it sees; ``shapes``: of which it needs no number, as what it fills and what it is ``like``;
     ``fills``: those of ``writes`` of which nothing is left; ``makes``: what it returns, ``None`` for what was there;
-    ``blank``: it makes memory that nobody wrote.
+    ``blank``: it makes memory that nobody wrote. ``dtype`` was the default one.
     """
 
     func: Any
@@ -37,6 +37,7 @@ class Op:
     makes: tuple[torch.Tensor | None, ...] = ()
     draw: Draw | None = None
     blank: bool = False
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     @property
     def made(self) -> frozenset[int]:
@@ -46,9 +47,8 @@ class Op:
 
 @dataclass
 class Log:
-    """Operations in order, and the places of those that made or changed each storage. ``dtype`` was the default one."""
+    """Operations in order, and the places of those that made or changed each storage."""
 
-    dtype: torch.dtype
     ops: list[Op] = field(default_factory=list)
     touched: dict[int, list[int]] = field(default_factory=dict)
 
@@ -109,7 +109,7 @@ def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | Non
     Two tensors made from one draw agree. With ``fill`` memory that nobody writes has that byte everywhere, else it has
     what there is. Raises ``NotReplayable``.
     """
-    with default_dtype(log.dtype), torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         real = _run(log, log.origin([(key(target), len(log.ops))], name), seed, fill)
         return _there(real, target.detach())
 
@@ -136,18 +136,24 @@ def _with(log: Log, place: int) -> list[int]:
 def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[int, torch.Tensor]:
     """What is in each storage after the operations at ``places``."""
     real: dict[int, torch.Tensor] = {}
-    for place in places:
-        op = log.ops[place]
-        if op.draw:
-            start(log, op.draw, seed)
-        args, kwargs = tree_map_only(torch.Tensor, lambda t: _there(real, t), (op.args, op.kwargs))
-        out = op.func(*args, **{k: torch.device("cpu") if k == "device" else v for k, v in kwargs.items()})
-        for made, t in zip(op.makes, tensors(out), strict=True) if op.makes else ():
-            if made is not None:
-                real[key(made)] = t
-                if op.blank and fill is not None:
-                    t.untyped_storage().fill_(fill)  # type: ignore[attr-defined]
+    with default_dtype(torch.get_default_dtype()):
+        for place in places:
+            op = log.ops[place]
+            if op.draw:
+                start(log, op.draw, seed)
+            _do(op, real, fill)
     return real
+
+
+def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
+    torch.set_default_dtype(op.dtype)
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: _there(real, t), (op.args, op.kwargs))
+    out = op.func(*args, **{k: torch.device("cpu") if k == "device" else v for k, v in kwargs.items()})
+    for made, t in zip(op.makes, tensors(out), strict=True) if op.makes else ():
+        if made is not None:
+            real[key(made)] = t
+            if op.blank and fill is not None:
+                t.untyped_storage().fill_(fill)  # type: ignore[attr-defined]
 
 
 def _there(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.machinery import SourceFileLoader
+from threading import Thread
 from typing import Any
 
 import torch
@@ -43,14 +44,19 @@ def _patched(tape: Tape) -> Iterator[None]:
 
         return plain
 
-    load, run = torch.load, SourceFileLoader.exec_module
+    def threaded(*_: Any) -> None:
+        tape.fail("starts a thread, which cannot be followed")
+
+    load, run, start = torch.load, SourceFileLoader.exec_module, Thread.start
     nn.init._no_grad_trunc_normal_, torch.load = taped, unrecorded(load)
     SourceFileLoader.exec_module = unrecorded(run)  # type: ignore[method-assign]
+    Thread.start = threaded  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         nn.init._no_grad_trunc_normal_, torch.load = truncated, load
         SourceFileLoader.exec_module = run  # type: ignore[method-assign]
+        Thread.start = start  # type: ignore[method-assign]
 
 
 def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Tape]:
@@ -105,6 +111,11 @@ def owned(model: nn.Module) -> nn.Module:
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(t):
             text = f"{name} has no shape before the first forward; give its module the size of its input"
+            raise RequestError((Problem("model", text),))
+        if t.layout is not torch.strided:
+            text = (
+                f"{name} is {str(t.layout).removeprefix('torch.')}; only dense tensors can be laid out: keep its parts"
+            )
             raise RequestError((Problem("model", text),))
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):

@@ -7,6 +7,7 @@ import functools
 import io
 import math
 import random
+import threading
 from typing import ClassVar
 
 import numpy as np
@@ -344,12 +345,58 @@ class Blocks(Made):
             module.bias.data.zero_()
 
 
+class Dtypes(Made):
+    """A default dtype of its own, complex numbers, and what ``new_tensor`` makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        self.low = nn.Linear(16, 24)
+        torch.set_default_dtype(before)
+        self.complex = nn.Parameter(torch.randn(3, 4, dtype=torch.cfloat))
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.same = nn.Parameter(self.low.weight.new_tensor([1, 2.5]))
+
+
+class Draws(Made):
+    """By other functions than those of nn.init."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.bernoulli(torch.full((90,), 0.5)))
+        self.b = nn.Parameter(torch.normal(torch.zeros(4), torch.ones(4)))
+        self.c = nn.Parameter(torch.distributions.Beta(2.0, 3.0).sample((5,)))
+        self.d = nn.Parameter(torch.multinomial(torch.ones(5), 3).float())
+        self.q = nn.Parameter(torch.linalg.qr(torch.randn(6, 4))[0])
+        self.stacked = nn.Parameter(torch.stack([torch.tensor([n, n + 1.0]) for n in range(3)]))
+        self.old = nn.Parameter(torch.cat([torch.zeros(2), torch.FloatTensor([4.0, 5.0])]))
+        with torch.no_grad():
+            self.stacked[torch.tensor([0, 2])] = 5.0
+            self.stacked.masked_fill_(self.stacked > 4.0, 7.0)
+            self.old.index_fill_(0, torch.tensor([1]), 3.0)
+
+
+class Threads(One):
+    def fill(self) -> None:
+        thread = threading.Thread(target=nn.init.ones_, args=(self.weight,))
+        thread.start()
+        thread.join()
+
+
+class Sparse(Made):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("links", torch.eye(4).to_sparse())
+
+
 EXACT = [
     SkipsOnMeta, SkipsWhatIsMeta, OnlyOnTheCpu, AsksTheDefaultDevice, Flagged, SkipInit, MetaThenEmpty, Written, Numpy,
     Laws, Seeds, OwnGenerators, OtherSources, Looks, Loads, Outside, Caches, Moves, Tied,
-    Rotary, Blocks,
+    Rotary, Blocks, Dtypes, Draws,
 ]  # fmt: skip
 WHOLE = {
+    Threads: "starts a thread, which cannot be followed",
     WritesThroughNumpy: "cannot be recorded: ValueError: assignment destination is read-only",
     ChangesItsArray: "changes an array after a tensor was made of it",
     CopiesThenChangesItsArray: "changes an array after a tensor was made of it",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from launcher.errors import RequestError
 from launcher.parallel import tape
 from launcher.parallel.replay import replay
 from launcher.parallel.unwritten import problems
@@ -142,3 +143,9 @@ def test_numbers_that_no_seed_decides_are_named_and_refused(maker):
     found = problems(maker, *tape.record(maker, 0))
     cure = "seed what they come from, or keep nothing between two constructions"
     assert list(map(str, found)) == [f"model: {n} {LOOSE}; {cure}" for n in ("w", "g")]
+
+
+def test_a_sparse_tensor_is_refused():
+    with pytest.raises(RequestError) as error:
+        tape.record(constructors.Sparse)
+    assert str(error.value) == "model: links is sparse_coo; only dense tensors can be laid out: keep its parts"
