@@ -12,7 +12,7 @@ from launcher.asked import fits, inlined, torch_version
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
@@ -105,21 +105,25 @@ def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model without memory; ``lost``: weights that cannot be made without the whole of it."""
+    """A model without memory; ``lost``: why its weights cannot be made without the whole of it."""
 
     module: nn.Module
     skeleton: Skeleton
-    lost: list[str]
+    lost: str
 
 
 def _read(job: Job) -> _Model:
     from launcher.parallel import read
-    from launcher.parallel.tape import record, unknown
+    from launcher.parallel.tape import record
 
+    build = builder(job)
     with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
-        model, tape = record(builder(job))
-        lost = unknown(model, tape) if job.parallel.deferred_init else []
-        return _Model(model, read.skeleton(model), lost)
+        model, tape = record(build, job.seed)
+        if isinstance(job.model, Target):
+            from launcher.parallel.unwritten import problems
+
+            refuse(problems(build, model, tape))
+        return _Model(model, read.skeleton(model), tape.why if job.parallel.deferred_init else "")
 
 
 def _tried(job: Job, skeleton: Skeleton) -> Traits | None:
@@ -159,7 +163,7 @@ def _planned(
     notes += optimizers.note(traits)
     note = None
     if model.lost:
-        text = f"true -> false: {model.lost[0]} is made from data the planner cannot see"
+        text = f"true -> false: the constructor {model.lost}"
         note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
     return plan(job, asked, model.skeleton, graph, whole, note, [*notes, *more], flow, pieces, traits)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from launcher.parallel.mode import default_dtype
+from launcher.parallel.streams import Draw, stream
 
 
 class NotReplayable(ValueError):
@@ -18,58 +20,77 @@ class NotReplayable(ValueError):
 
 @dataclass(frozen=True)
 class Op:
-    """``func(*args, **kwargs)``, with the storages it reads and changes and the tensors it makes."""
+    """``func(*args, **kwargs)``, with the storages that it needs and those that it changes.
+
+    ``reads``: whose numbers it sees; ``shapes``: of which it needs no number, as what it fills and what it is ``like``;
+    ``fills``: those of ``writes`` of which nothing is left; ``makes``: what it returns, ``None`` for what was there;
+    ``blank``: it makes memory that nobody wrote. ``dtype`` was the default one.
+    """
 
     func: Any
-    args: Any
-    kwargs: Any
-    reads: frozenset[int]
-    writes: frozenset[int]
-    makes: tuple[torch.Tensor, ...]
-    random: bool
+    args: Any = ()
+    kwargs: Any = field(default_factory=dict)
+    reads: frozenset[int] = frozenset()
+    shapes: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    fills: frozenset[int] = frozenset()
+    makes: tuple[torch.Tensor | None, ...] = ()
+    draw: Draw | None = None
+    blank: bool = False
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+
+    @property
+    def made(self) -> frozenset[int]:
+        """The storages that it makes."""
+        return frozenset(key(t) for t in self.makes if t is not None)
 
 
 @dataclass
 class Log:
-    """Operations in order, and the places of those that made or changed each storage. ``dtype`` was the default one."""
+    """Operations in order, and the places of those that made or changed each storage."""
 
-    dtype: torch.dtype
     ops: list[Op] = field(default_factory=list)
     touched: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, op: Op) -> None:
-        for at in op.writes | set(map(key, op.makes)):
-            self.touched.setdefault(at, []).append(len(self.ops))
+        place = len(self.ops)
+        for at in op.writes | op.made:
+            self.touched.setdefault(at, []).append(place)
+        if op.draw and op.draw.root:
+            op.draw.root.places.setdefault(op.draw.at, place)
         self.ops.append(op)
 
-    def forget(self, storage: int) -> None:
-        """What was done to ``storage`` so far does not count."""
-        for at in self.touched.pop(storage, []):
-            self.ops[at] = Op(lambda: None, (), {}, frozenset(), frozenset(), (), random=False)
-
-    def known(self) -> set[int]:
-        """Storages whose numbers can be made again."""
-        good: set[int] = set()
+    def doubtful(self) -> set[int]:
+        """Storages that may have kept memory that nobody wrote: what fills a part of them, ``replay`` must tell."""
+        bad: set[int] = set()
         for op in self.ops:
-            if op.reads <= good:
-                good |= set(map(key, op.makes))
+            if op.blank or op.reads & bad:
+                bad |= op.made | op.writes
             else:
-                good -= op.writes
-        return good
+                bad -= op.fills
+        return bad
 
-    def origin(self, storage: int, name: str) -> list[int]:
-        """The places of the operations that the numbers in ``storage`` come from, in order."""
+    def origin(self, todo: Sequence[tuple[int, int]], name: str) -> list[int]:
+        """The places of the operations that numbers come from, in order: of storages, each before a place."""
         chosen: set[int] = set()
-        seen, todo = {storage}, [storage]
+        todo = list(todo)
         while todo:
-            at = todo.pop()
-            if at not in self.touched:
-                raise NotReplayable(f"{name}: its numbers do not come from operations of the constructor")
-            for place in set(self.touched[at]) - chosen:
+            at, before = todo.pop()
+            for place in set(self._past(at, before, name)) - chosen:
+                op = self.ops[place]
                 chosen.add(place)
-                todo += self.ops[place].reads - seen
-                seen |= self.ops[place].reads
+                todo += [(r, place) for r in op.reads]
+                todo += [(s, self.touched[s][0] + 1) for s in op.shapes if s in self.touched]
         return sorted(chosen)
+
+    def _past(self, at: int, before: int, name: str) -> list[int]:
+        """Who made ``at`` and changed it before a place, from the last one on that filled it."""
+        places = self.touched.get(at, [])
+        places = places[: bisect_left(places, before)]
+        if not places:
+            raise NotReplayable(f"{name}: its numbers do not come from operations of the constructor")
+        last = next((i for i in range(len(places) - 1, 0, -1) if at in self.ops[places[i]].fills), 0)
+        return [places[0], *places[max(last, 1) :]]
 
 
 def key(t: torch.Tensor) -> int:
@@ -82,32 +103,59 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor)]
 
 
-def stream(seed: int, name: str) -> int:
-    """The seed of a random stream of its own: 63 bits of blake2b."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "little") >> 1
-
-
-def replay(log: Log, target: torch.Tensor, name: str, seed: int | None) -> torch.Tensor:
+def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:
     """``target`` with its numbers, whole, on the CPU.
 
-    Every random operation has a stream of its own, so two tensors made from one draw agree. Raises ``NotReplayable``,
-    also for a random one when ``seed`` is ``None``.
+    Two tensors made from one draw agree. With ``fill`` memory that nobody writes has that byte everywhere, else it has
+    what there is. Raises ``NotReplayable``.
     """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        real = _run(log, log.origin([(key(target), len(log.ops))], name), seed, fill)
+        return _there(real, target.detach())
+
+
+def start(log: Log, draw: Draw, seed: int) -> None:
+    """Put the default generator where ``draw`` begins."""
+    if draw.root is None:
+        torch.default_generator.manual_seed(stream(seed, str(draw.at)))
+        return
+    states = draw.root.states
+    for at in range(max(n for n in states if n <= draw.at), draw.at):
+        _run(log, log.origin([], "") + _with(log, draw.root.places[at]), seed, None)
+        states[at + 1] = torch.default_generator.get_state()
+    torch.default_generator.set_state(states[draw.at])
+
+
+def _with(log: Log, place: int) -> list[int]:
+    """The operation at ``place`` after those that it needs."""
+    op = log.ops[place]
+    made = [(s, log.touched[s][0] + 1) for s in op.shapes if s in log.touched]
+    return [*log.origin([*((r, place) for r in op.reads), *made], "a draw"), place]
+
+
+def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[int, torch.Tensor]:
+    """What is in each storage after the operations at ``places``."""
     real: dict[int, torch.Tensor] = {}
-
-    def there(t: torch.Tensor) -> torch.Tensor:
-        at = real.get(key(t))
-        return t if at is None else at.as_strided(t.shape, t.stride(), t.storage_offset())
-
-    with default_dtype(log.dtype), torch.random.fork_rng(devices=[]), torch.no_grad():
-        for place in log.origin(key(target), name):
+    with default_dtype(torch.get_default_dtype()):
+        for place in places:
             op = log.ops[place]
-            if op.random:
-                if seed is None:
-                    raise NotReplayable(f"{name}: the constructor looks at random numbers")
-                torch.manual_seed(stream(seed, str(place)))
-            args, kwargs = tree_map_only(torch.Tensor, there, (op.args, op.kwargs))
-            out = op.func(*args, **{k: torch.device("cpu") if k == "device" else v for k, v in kwargs.items()})
-            for made, t in zip(op.makes, [t for t in tensors(out) if op.makes], strict=False):
-                real[key(made)] = t
-        return there(target.detach())
+            if op.draw:
+                start(log, op.draw, seed)
+            _do(op, real, fill)
+    return real
+
+
+def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
+    torch.set_default_dtype(op.dtype)
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: _there(real, t), (op.args, op.kwargs))
+    out = op.func(*args, **{k: torch.device("cpu") if k == "device" else v for k, v in kwargs.items()})
+    for made, t in zip(op.makes, tensors(out), strict=True) if op.makes else ():
+        if made is not None:
+            real[key(made)] = t
+            if op.blank and fill is not None:
+                t.untyped_storage().fill_(fill)  # type: ignore[attr-defined]
+
+
+def _there(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+    at = real.get(key(t))
+    return t if at is None else at.as_strided(t.shape, t.stride(), t.storage_offset())

@@ -1,0 +1,455 @@
+"""Constructors that ask where they are, and others that a record could get wrong. Each is one class."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import math
+import random
+import threading
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+SIZE = (24, 16)
+
+
+FILE = io.BytesIO()
+torch.save({"weight": torch.full(SIZE, 3.0), "bias": torch.arange(24.0)}, FILE)
+
+
+def saved() -> io.BytesIO:
+    FILE.seek(0)
+    return FILE
+
+
+class Made(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class One(Made):
+    """A weight without numbers, for a subclass to fill."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(SIZE))
+        self.fill()
+
+    def fill(self) -> None:
+        raise NotImplementedError
+
+
+class SkipsOnMeta(One):
+    def fill(self) -> None:
+        if self.weight.device.type != "meta":
+            nn.init.normal_(self.weight, std=0.02)
+
+
+class SkipsWhatIsMeta(One):
+    def fill(self) -> None:
+        if not self.weight.is_meta:
+            nn.init.normal_(self.weight, std=0.02)
+
+
+class OnlyOnTheCpu(One):
+    def fill(self) -> None:
+        here = (self.weight.is_cpu, str(self.weight.device), self.weight.type(), self.weight.get_device())
+        if here == (True, "cpu", "torch.FloatTensor", -1):
+            nn.init.normal_(self.weight, std=0.02)
+
+
+class AsksTheDefaultDevice(One):
+    def fill(self) -> None:
+        if torch.get_default_device().type == "cpu" and torch.tensor([]).device.type == "cpu":
+            nn.init.normal_(self.weight, std=0.02)
+
+
+class Flagged(Made):
+    """As transformers does: whoever is initialised already says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(16, 24)
+        nn.init.zeros_(self.a.weight)
+        self.a.weight._initialized = True
+        for module in (self.a, self.b):
+            if not getattr(module.weight, "_initialized", False):
+                nn.init.normal_(module.weight, std=0.02)
+
+
+class SkipInit(Made):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.utils.skip_init(nn.Linear, 16, 24)
+        nn.init.trunc_normal_(self.inner.weight, std=0.02)
+        nn.init.zeros_(self.inner.bias)
+
+
+class MetaThenEmpty(Made):
+    """Shapes first, memory after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.inner = nn.Linear(16, 24)
+        was = self.inner.weight.device.type
+        self.inner.to_empty(device="cpu")
+        nn.init.normal_(self.inner.weight, std=0.02 if was == "meta" else 9.0)
+        nn.init.constant_(self.inner.bias, 0.5)
+
+
+class Written(Made):
+    """Under no_grad, through ``.data``, in parts, by ``copy_``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.empty(SIZE)) for _ in range(3))
+        with torch.no_grad():
+            self.a.copy_(torch.randn(SIZE) * 0.02)
+            self.a[0] = 1
+            self.b[:10] = 3
+            self.b[10:].uniform_(-1, 1)
+        self.c.data = torch.linspace(0, 1, 24 * 16).reshape(SIZE)
+        self.c.data.mul_(2).add_(self.a.data)
+
+
+class Numpy(Made):
+    """Numbers out of numpy: copied, shared, looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = np.outer(np.arange(24.0), np.ones(16)).astype(np.float32)
+        self.shared = nn.Parameter(torch.from_numpy(table))
+        self.copied = nn.Parameter(torch.empty(SIZE))
+        self.copied.data.copy_(torch.from_numpy(table) / 7)
+        self.taken = nn.Embedding(24, 16)
+        self.taken.weight.data = torch.as_tensor(table * 3)
+        self.legacy = nn.Parameter(torch.Tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.scale = float(self.copied.detach().numpy().std())
+        self.w = nn.Parameter(torch.randn(SIZE) * self.scale)
+        self.register_buffer("eigen", torch.as_tensor(np.linalg.eigvalsh(np.asarray(torch.eye(4) * 2))))
+
+
+class WritesThroughNumpy(One):
+    def fill(self) -> None:
+        self.weight.data.numpy()[:] = np.arange(24 * 16, dtype=np.float32).reshape(SIZE)
+
+
+class ChangesItsArray(Made):
+    """The parameter and the array are one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = np.zeros(SIZE, dtype=np.float32)
+        self.weight = nn.Parameter(torch.from_numpy(table))
+        table[:] = 5
+
+
+class CopiesThenChangesItsArray(One):
+    def fill(self) -> None:
+        table = np.ones(SIZE, dtype=np.float32)
+        self.weight.data.copy_(torch.from_numpy(table))
+        table += 1
+
+
+class AsksForItsMemory(One):
+    def fill(self) -> None:
+        nn.init.normal_(self.weight)
+        assert self.weight.data_ptr() != 0
+
+
+class HidesWhatFailed(One):
+    """A record that fails must not be taken for a constructor that failed."""
+
+    def fill(self) -> None:
+        nn.init.normal_(self.weight)
+        try:
+            self.weight.data_ptr()
+        except ValueError:
+            nn.init.zeros_(self.weight)
+
+
+class Laws(Made):
+    """Laws of their own: orthogonal, dirac, eye, sparse, truncated in the middle and far out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("orthogonal", "eye", "sparse", "inner", "outer", "gain"):
+            self.register_parameter(name, nn.Parameter(torch.empty(SIZE)))
+        self.dirac = nn.Parameter(torch.empty(6, 6, 3))
+        nn.init.orthogonal_(self.orthogonal)
+        nn.init.eye_(self.eye)
+        nn.init.sparse_(self.sparse, 0.5)
+        nn.init.trunc_normal_(self.inner, std=0.02)
+        nn.init.trunc_normal_(self.outer, std=1.0, a=1.5, b=2.0)
+        nn.init.xavier_uniform_(self.gain, gain=nn.init.calculate_gain("tanh") / math.sqrt(2))
+        nn.init.dirac_(self.dirac)
+
+
+class Seeds(Made):
+    """Two layers that are equal because they were seeded alike, and one from where the stream was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(11)
+            self.a = nn.Linear(16, 24)
+            torch.manual_seed(11)
+            self.b = nn.Linear(16, 24)
+        before = torch.get_rng_state()
+        self.c = nn.Linear(16, 24)
+        torch.set_rng_state(before)
+        self.d = nn.Linear(16, 24)
+
+
+class OwnGenerators(Made):
+    """Streams of their own, drawn from by turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        g, h = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+        self.a = nn.Parameter(torch.randn(SIZE, generator=g))
+        self.b = nn.Parameter(torch.randn(4, 2, generator=h))
+        self.c, self.d = nn.Parameter(torch.empty(SIZE)), nn.Parameter(torch.empty(SIZE))
+        nn.init.normal_(self.c, generator=g)
+        nn.init.trunc_normal_(self.d, generator=h)
+        g.manual_seed(3)
+        self.e = nn.Parameter(torch.randn(SIZE, generator=g))
+        self.order = torch.randperm(24, generator=g)
+
+
+class OtherSources(Made):
+    """Random numbers that are not torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor(np.random.randn(*SIZE)))
+        self.b = nn.Parameter(torch.randn(SIZE) * random.random())
+        self.width = random.randint(2, 9)
+        self.c = nn.Linear(self.width, 4)
+
+
+class Looks(Made):
+    """Loops, branches and scales by numbers that it drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        w = torch.randn(SIZE)
+        while w.abs().max() > 2.5:
+            w = torch.where(w.abs() > 2.5, torch.randn(SIZE), w)
+        self.w = nn.Parameter(w)
+        self.normed = nn.Parameter(w / w.norm().item())
+        self.picked = nn.Parameter(w[w > 0.5])
+        self.places = torch.nonzero(w > 2.0)
+        self.same = torch.equal(w, w.clone()) and torch.allclose(w, w + 0)
+        self.shift = nn.Parameter(torch.zeros(3) + self.same)
+        self.values = torch.unique(torch.randint(0, 5, (40,)))
+
+
+class Outside(Made):
+    """Runs code on tensors that were there before, and changes one after it was used."""
+
+    table: ClassVar[Tensor] = torch.arange(24.0 * 16).reshape(SIZE)
+
+    def __init__(self) -> None:
+        super().__init__()
+        mine = self.table.clone()
+        self.a = nn.Parameter(torch.zeros(SIZE) + mine)
+        mine.mul_(2)
+        self.b = nn.Parameter(mine)
+        self.c = nn.Parameter(torch.zeros(SIZE).copy_(mine))
+        self.d = nn.Parameter(self.table.t() @ self.a.detach())
+        loaded = torch.load(saved(), weights_only=True)
+        self.inner = nn.Linear(16, 24)
+        self.inner.load_state_dict(loaded)
+        self.rest = copy.deepcopy(self.inner)
+
+
+class Loads(Made):
+    """Its own weights from a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 24)
+        self.inner.load_state_dict(torch.load(saved(), weights_only=True), assign=True)
+
+
+@functools.cache
+def mask(n: int) -> Tensor:
+    return torch.tril(torch.ones(n, n))
+
+
+class Caches(Made):
+    """A constant that the first construction makes for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask(7), persistent=False)
+        self.w = nn.Parameter(mask(5) * 2 + torch.randn(5, 5))
+
+
+class Moves(Made):
+    """To the CPU and to other dtypes; a tensor that is there is returned, not copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        w = torch.zeros(SIZE)
+        w.to("cpu").add_(1)
+        w.cpu().mul_(3)
+        w.to(device="cpu", dtype=torch.float32).add_(0.5)
+        self.w = nn.Parameter(w)
+        self.inner = nn.Linear(16, 24).to(torch.float64).to("cpu")
+        self.half = nn.Linear(16, 24, dtype=torch.bfloat16).float()
+        self.on = nn.Parameter(torch.randn(SIZE, device=self.w.device))
+
+
+class Tied(Made):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(24, 16), nn.Linear(16, 24, bias=False)
+        self.head.weight = self.embed.weight
+        nn.init.normal_(self.head.weight, std=0.02)
+
+
+class Rotary(Made):
+    """Buffers, kept and not kept, and a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / (10000 ** (torch.arange(0, 8, 2).float() / 8)), persistent=False)
+        self.register_buffer("angles", torch.outer(torch.arange(6.0), self.inv_freq).cos())
+        self.slopes = torch.tensor([2.0 ** -(n + 1) for n in range(4)])
+        self.w = nn.Parameter(torch.ones(3))
+
+
+class Blocks(Made):
+    """Inits by ``apply``, with a scale that depends on the depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.rnn, self.conv = nn.GRU(16, 8), nn.ConvTranspose1d(4, 6, 3)
+        self.apply(self._init)
+        for name, p in self.named_parameters():
+            if name.endswith("linear2.weight"):
+                nn.init.normal_(p, std=0.02 / math.sqrt(4))
+
+    def _init(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear) and module.weight.device != torch.device("meta"):
+            module.weight.data.normal_(0.0, 0.02)
+            module.bias.data.zero_()
+
+
+class Dtypes(Made):
+    """A default dtype of its own, complex numbers, and what ``new_tensor`` makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        self.low = nn.Linear(16, 24)
+        torch.set_default_dtype(before)
+        self.complex = nn.Parameter(torch.randn(3, 4, dtype=torch.cfloat))
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.arange(3.0)))
+        self.same = nn.Parameter(self.low.weight.new_tensor([1, 2.5]))
+
+
+class Draws(Made):
+    """By other functions than those of nn.init."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.bernoulli(torch.full((90,), 0.5)))
+        self.b = nn.Parameter(torch.normal(torch.zeros(4), torch.ones(4)))
+        self.c = nn.Parameter(torch.distributions.Beta(2.0, 3.0).sample((5,)))
+        self.d = nn.Parameter(torch.multinomial(torch.ones(5), 3).float())
+        self.q = nn.Parameter(torch.linalg.qr(torch.randn(6, 4))[0])
+        self.stacked = nn.Parameter(torch.stack([torch.tensor([n, n + 1.0]) for n in range(3)]))
+        self.old = nn.Parameter(torch.cat([torch.zeros(2), torch.FloatTensor([4.0, 5.0])]))
+        with torch.no_grad():
+            self.stacked[torch.tensor([0, 2])] = 5.0
+            self.stacked.masked_fill_(self.stacked > 4.0, 7.0)
+            self.old.index_fill_(0, torch.tensor([1]), 3.0)
+
+
+class Threads(One):
+    def fill(self) -> None:
+        thread = threading.Thread(target=nn.init.ones_, args=(self.weight,))
+        thread.start()
+        thread.join()
+
+
+class Sparse(Made):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("links", torch.eye(4).to_sparse())
+
+
+EXACT = [
+    SkipsOnMeta, SkipsWhatIsMeta, OnlyOnTheCpu, AsksTheDefaultDevice, Flagged, SkipInit, MetaThenEmpty, Written, Numpy,
+    Laws, Seeds, OwnGenerators, OtherSources, Looks, Loads, Outside, Caches, Moves, Tied,
+    Rotary, Blocks, Dtypes, Draws,
+]  # fmt: skip
+WHOLE = {
+    Threads: "starts a thread, which cannot be followed",
+    WritesThroughNumpy: "cannot be recorded: ValueError: assignment destination is read-only",
+    ChangesItsArray: "changes an array after a tensor was made of it",
+    CopiesThenChangesItsArray: "changes an array after a tensor was made of it",
+    AsksForItsMemory: "calls Tensor.data_ptr, which needs its memory",
+    HidesWhatFailed: "calls Tensor.data_ptr, which needs its memory",
+}
+
+
+class Unwritten(Made):
+    """One weight, one buffer, one attribute that nobody wrote, and a weight of which a row is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.good, self.bad = nn.Parameter(torch.zeros(SIZE)), nn.Parameter(torch.empty(SIZE))
+        self.rows = nn.Parameter(torch.empty(SIZE))
+        with torch.no_grad():
+            self.rows[1:] = 2
+        self.register_buffer("cache", torch.empty(3, 4), persistent=False)
+        self.attribute = torch.empty(3) * 2
+        self.derived = nn.Parameter(torch.stack([self.bad.detach(), self.good.detach()]).sum(0))
+
+
+class UnwrittenWhole(Unwritten):
+    """The same where no tape runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.good.data_ptr()
+
+
+class OnMeta(Made):
+    """On the meta device in a plain build too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.good = nn.Parameter(torch.zeros(SIZE))
+        self.inner = nn.Linear(16, 24, bias=False, device="meta")
+
+
+class Unseeded(Made):
+    """Numbers that are new each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.good = nn.Parameter(torch.zeros(SIZE))
+        self.w = nn.Parameter(torch.tensor(np.random.default_rng().standard_normal(3)))
+        self.g = nn.Parameter(torch.empty(SIZE))
+        generator = torch.Generator()
+        generator.seed()
+        nn.init.normal_(self.g, generator=generator)
+
+
+class UnseededWhole(Unseeded):
+    def __init__(self) -> None:
+        super().__init__()
+        self.good.data_ptr()
