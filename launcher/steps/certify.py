@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,8 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 
+from launcher.data.open import open_data
+from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
@@ -39,9 +41,11 @@ def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path) -> str:
 
     What does not hold in one precision is not looked at in the next.
     """
+    job = copies[0][0].job
+    data = open_data(job.data, seed=job.seed, allow=job.security.allow)  # once: a tokenizer takes its time to train
     done: list[tuple[Certificate, Copy, Plan]] = []
     for copy, plan in copies:
-        certificate = examine(world, copy.job, plan, copy.tolerance, folder)
+        certificate = examine(world, copy, plan, folder, data)
         done += [(certificate, copy, plan)] if certificate is not None else []
         if not _told(bool(done) and done[-1][0].holds):
             break
@@ -55,33 +59,59 @@ def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path) -> str:
     return told
 
 
-def examine(world: World, job: Job, plan: Plan, tolerance: float, folder: Path) -> Certificate | None:
-    """Train all steps of ``job`` twice; rank 0 compares and has the result. Leaves random streams as they were.
+def examine(world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset) -> Certificate | None:
+    """Train all steps of ``copy`` twice; rank 0 compares and has the result. Leaves random streams as they were.
 
     The last but one is on samples that leave experts idle; the last follows a save and a load.
     """
-    device, steps = torch.device(world.device), plan.sizes.steps
+    device, steps, job = torch.device(world.device), plan.sizes.steps, copy.job
     place = folder / FOLDER / job.train.precision
+    judge = Judge(copy, plan, data, device, _undropped) if world.rank == 0 else None
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        live = _live(world, job, plan, place)
-        judge = Judge(job, plan, tolerance, device, _undropped) if world.rank == 0 else None
-        start, others = gathered(plan, pieces(live.model, weights=True)), _others(live)
-        if judge and start:
-            judge.start(start, others)
-        clip = None
-        while live.step < steps - MORE:
-            norm = _step(live, job, judge, clip)
-            clip = clip or _clip(job, norm)
-        _validate(live, judge)
-        _step(live, job, judge, clip, _told(judge.training.narrow(live.step) if judge else None))
-        live = _again(live, job, judge)
-        _next_batch(live, judge)
-        _step(live, job, judge, clip)
-        _next_batch(live, judge)
+        _compare(Setup(world, job, plan, place, data, judge), steps - MORE)
     if judge is None:
         return None
     shutil.rmtree(folder / FOLDER, ignore_errors=True)  # all ranks have trained on: they have read what they need
-    return Certificate(tuple(judge.findings), tolerance, job.train.precision)
+    return Certificate(tuple(judge.findings), copy.tolerance, job.train.precision)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained. ``judge`` is on rank 0 only."""
+
+    world: World
+    job: Job
+    plan: Plan
+    folder: Path
+    data: Dataset
+    judge: Judge | None
+
+
+def _compare(s: Setup, steps: int) -> None:
+    """Ends where there is nothing to go on with: weights that are wrong at step 0, or a step without numbers."""
+    live, judge = _live(s), s.judge
+    start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
+    if judge and start:
+        judge.start(start, others)
+    if not _told(judge is None or judge.agrees):
+        return
+    clip = None
+    try:
+        while live.step < steps:
+            norm = _step(live, s, clip)
+            clip = clip or _clip(s.job, norm)
+        _step(live, s, clip, _told(judge.narrow() if judge else None))
+        live = _again(live, s)
+        _next_batch(live, judge)
+        _step(live, s, clip)
+        _next_batch(live, judge)
+        _validate(live, judge)  # last: a forward may change buffers, by padding too
+    except _NoNumbers:
+        return
+
+
+class _NoNumbers(Exception):
+    """A step of the layout came to no numbers, that of one process did; the judge has written it down."""
 
 
 def _told(said: T) -> T:
@@ -91,9 +121,9 @@ def _told(said: T) -> T:
     return both[0]
 
 
-def _live(world: World, job: Job, plan: Plan, folder: Path) -> Session:
+def _live(s: Setup) -> Session:
     """What it reports stays here."""
-    live = session.build(world, job, plan, folder)
+    live = session.build(s.world, s.job, s.plan, s.folder, s.data)
     live.emit = lambda row: None
     undropped(part.module for part in live.model.parts)
     return live
@@ -132,25 +162,30 @@ def _clip(job: Job, norm: float) -> float | None:
     return None if limit is None else _told(min(limit, norm * HALF) or limit)
 
 
-def _step(live: Session, job: Job, judge: Judge | None, clip: float | None, narrow: Narrow | None = None) -> float:
+def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = None) -> float:
     """One optimizer step of the real loop; rank 0 returns the norm that it reports."""
     seen: list[Piece] = []
     hook = live.optimizer.register_step_pre_hook(lambda *_: seen.extend(pieces(live.model)))
     rows: list[Mapping[str, Any]] = []
     live.emit = rows.append
-    step, scale, feed = live.step, live.scaling.factor, live.feed
+    scale, feed, judge = live.scaling.factor, live.feed, s.judge
     if narrow is not None:
-        local, order = live.plan.sizes.local_batch, feed.order
+        local, order = s.plan.sizes.local_batch, feed.order
         live.feed = replace(feed, train=narrow.view(feed.train), order=lambda *at: narrow.order(order(*at), local))
-    loop.train(live, replace(train.asked(live, job), until=step + 1, clip=clip, log_every=1))
+    try:
+        loop.train(live, replace(train.asked(live, s.job), until=live.step + 1, clip=clip, log_every=1))
+    except RunError as error:  # on every rank
+        if _told(judge is not None and judge.failed(str(error), scale, narrow)):
+            raise _NoNumbers from error
+        raise
     live.feed = feed
     hook.remove()
-    grads, weights = gathered(live.plan, seen), gathered(live.plan, pieces(live.model, weights=True))
+    grads, weights = gathered(s.plan, seen), gathered(s.plan, pieces(live.model, weights=True))
     if judge is None or grads is None or weights is None:
         return 0.0
     row = next((r for r in rows if "loss" in r), {})
-    judge.step(step, row, grads, clip=clip, scale=scale, narrow=narrow)
-    judge.update(step, grads, weights)
+    judge.step(row, grads, clip, scale, narrow)
+    judge.update(grads, weights)
     return float(row.get("grad_norm", 0.0))
 
 
@@ -166,19 +201,18 @@ def _validate(live: Session, judge: Judge | None) -> None:
         loss = loop.validate(live, None)
         live.feed = feed
         if judge:
-            judge.validation(live.step, loss, some)
+            judge.validation(loss, some)
 
 
-def _again(live: Session, job: Job, judge: Judge | None) -> Session:
+def _again(live: Session, s: Setup) -> Session:
     """A new model of the same layout, with what the old one saved."""
-    world, plan, folder = live.world, live.plan, live.folder
     saved = save.save(live, None)
     del live
-    new = _live(world, job, plan, folder)
+    new = _live(s)
     state.load(new, saved)
-    got = gathered(plan, pieces(new.model, weights=True))
-    if judge and got:
-        judge.loaded(new.step, got)
+    got = gathered(s.plan, pieces(new.model, weights=True))
+    if s.judge and got:
+        s.judge.loaded(got)
     return new
 
 
@@ -190,11 +224,11 @@ def _next_batch(live: Session, judge: Judge | None) -> None:
     every: list[Any] | None = [None] * live.world.size if judge else None
     dist.gather_object((live.feed.part, ins, out), every)
     if judge and every:
-        xs, y = judge.training.batch(live.step)
+        xs, y = judge.training.batch(judge.done)
         for rank, (part, got_in, got_out) in enumerate(every):
             mine = slice(part * sizes.local_batch, (part + 1) * sizes.local_batch)
             same = got_in in ("", digest([x[mine] for x in xs])) and got_out in ("", digest([y[mine]]))
-            judge.samples(live.step, rank, same)
+            judge.samples(rank, same)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

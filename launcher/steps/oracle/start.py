@@ -21,7 +21,7 @@ ROUNDINGS = 16
 CHANCE = 0.01
 """More numbers that are the same in two constructions are no continuous draw: rows may agree by chance."""
 NONE = 1e-300
-FIGURES = ("mean", "standard deviation", "largest number", "share of zeros")
+FIGURES = ("standard deviation", "largest number", "mean", "share of zeros")
 
 Figures = tuple[float, ...]
 Numbers = Mapping[str, Tensor]
@@ -94,22 +94,22 @@ def _wrong(seen: Mapping[str, Seen], made: Numbers, ranges: float) -> Iterator[t
 
 @torch.no_grad()
 def figures(t: Tensor) -> Figures:
-    """Mean, logarithms of the standard deviation and of the largest size, share of zeros."""
+    """Logarithms of the standard deviation and of the largest size, mean, share of zeros."""
     if not t.numel():
         return (0.0,) * len(FIGURES)
     flat = (torch.view_as_real(t) if t.is_complex() else t).double().flatten()
     spread, largest = flat.std(correction=0).item(), flat.abs().max().item()
-    return flat.mean().item(), log(max(spread, NONE)), log(max(largest, NONE)), (flat == 0).double().mean().item()
+    return log(max(spread, NONE)), log(max(largest, NONE)), flat.mean().item(), (flat == 0).double().mean().item()
 
 
 def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
     """What is never too far: constructions may agree on a figure to the last bit, or have no zero by chance."""
-    size = max(abs(f[0]) for f in found) + max(exp(f[1]) for f in found)
-    return (1e-3 * size, 1e-3, 1e-3, 10 / max(t.numel(), 1))[figure]
+    size = max(abs(f[2]) for f in found) + max(exp(f[0]) for f in found)
+    return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 
 
 def _told(figure: int, found: Figures) -> str:
-    size = exp(found[figure]) if figure in (1, 2) else found[figure]
+    size = exp(found[figure]) if figure < 2 else found[figure]
     return f"{0.0 if abs(size) <= 2 * NONE else size:.3g}"
 
 
@@ -132,4 +132,4 @@ def _same(a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
         same |= (a - b).abs() <= ROUNDINGS * torch.finfo(a.dtype).eps * b.abs()
         same |= a.isnan() & b.isnan()
-    return same.reshape(_rows(a), -1)
+    return same.reshape(_rows(a), a.numel() // max(_rows(a), 1))

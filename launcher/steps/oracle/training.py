@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from launcher.data.open import open_data
+from launcher.data.source import Dataset
 from launcher.job.schema import Job
 from launcher.steps.oracle import model as models
 from launcher.steps.oracle import rules
@@ -62,6 +62,7 @@ class Training:
     def __init__(
         self,
         job: Job,
+        data: Dataset,
         cut: Cut,
         numbers: Mapping[str, Tensor],
         *,
@@ -70,7 +71,7 @@ class Training:
     ) -> None:
         self.job, self.cut, self.device = job, cut, device
         self._prepare, self._precision = prepare, job.train.precision
-        self._data = open_data(job.data, seed=job.seed, allow=job.security.allow)
+        self._data = data
         self._begin(numbers)
         self.optimizer = rules.optimizer(job.optim, self._trained(), job.security.allow)
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
