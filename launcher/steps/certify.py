@@ -95,6 +95,7 @@ def _compare(s: Setup, steps: int) -> None:
         judge.start(start, others)
     if not _told(judge is None or judge.agrees):
         return
+    live.scaling.factor = _told(judge.scale(live.scaling.factor) if judge else 0.0)
     clip = None
     try:
         while live.step < steps:
@@ -206,9 +207,10 @@ def _validate(live: Session, judge: Judge | None) -> None:
 
 def _again(live: Session, s: Setup) -> Session:
     """A new model of the same layout, with what the old one saved."""
-    saved = save.save(live, None)
+    saved, factor = save.save(live, None), live.scaling.factor
     del live
     new = _live(s)
+    new.scaling.factor = factor
     state.load(new, saved)
     got = gathered(s.plan, pieces(new.model, weights=True))
     if s.judge and got:

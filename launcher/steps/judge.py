@@ -40,6 +40,10 @@ class Judge:
         eps = torch.finfo(models.kept(self.job.train.precision)).eps
         self._floor = eps / copy.tolerance  # times the norm: what is less than one rounding of the norm is no error
 
+    def scale(self, most: float) -> float:
+        """Of the loss, such that no gradient of one process overflows."""
+        return self.training.scale(most)
+
     @property
     def agrees(self) -> bool:
         return all(f.error <= max(self.tolerance, f.allowed) for f in self.findings)

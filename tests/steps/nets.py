@@ -130,6 +130,26 @@ class Picky(Net):
         return x
 
 
+class Loud(Net):
+    """Its gradients pass the largest number of fp16 at most loss scales."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + (x * 3e4 - (x * 3e4).detach())
+
+
+class Uncopied(Net):
+    """Cannot be copied: it keeps a tensor that it has worked out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(WIDTH))
+        self.twice = self.a.weight * 2
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.twice = self.a.weight * 2
+        return x @ self.twice
+
+
 class Experts(nn.Module):
     """Every position goes to the expert that its first number points at."""
 

@@ -41,6 +41,8 @@ FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a way that depends on data": (SHARDED, of("Looking")),
     "experts, all replicas whole": (TWO, of("Routed")),
     "part of it in bf16": (TWO, of("Autocast", train__precision="fp32")),
+    "gradients that overflow fp16 at most scales": (TWO, of("Loud", train__precision="fp16")),
+    "a model that cannot be copied": (TWO, of("Uncopied")),
     "an optimizer of the user's own": (SHARDED, of("Net", optim={"_target_": "tests.steps.nets.Lion"})),
     "nothing to clip at": (TWO, of("Net", train__clip_norm=None)),
     "three samples of a replica": (TWO, of("Net", train__batch_size=12)),

@@ -103,6 +103,25 @@ def test_each_data_parallel_rank_begins_with_the_buffers_of_the_step_before() ->
     assert all(torch.equal(m.get_buffer("follower.seen").cpu(), found.buffers["follower.seen"]) for m in t.models)
 
 
+def test_a_model_that_cannot_be_copied_is_built_again_around_the_same_weights() -> None:
+    t = training("Uncopied", 3, 1, train__batch_size=18)
+    assert all(p is q for m in t.models for p, q in zip(m.parameters(), t.models[0].parameters(), strict=True))
+    assert len({id(m.get_buffer("kept")) for m in t.models}) == 3
+    one = training("Uncopied", 1, 1, train__batch_size=18)
+    assert t.backward(t.batch(0), None, 1.0).loss == pytest.approx(
+        one.backward(one.batch(0), None, 1.0).loss, rel=1e-13
+    )
+
+
+def test_a_loss_scale_is_halved_until_gradients_fit() -> None:
+    t = training("Loud", 2, 2, train__precision="fp16")
+    scale = t.scale(65536.0)
+    assert 1 < scale < 65536
+    assert np.isfinite(t.backward(t.batch(0), None, scale).norm)
+    assert not np.isfinite(t.backward(t.batch(0), None, 65536.0).norm)
+    assert training("Loud", 2, 2).scale(1.0) == 1.0
+
+
 def test_a_narrow_batch_leaves_other_experts_idle_on_each_rank() -> None:
     t = training("Routed", 2, 2)
     idle = t._idle(0, t.narrow(0))

@@ -87,6 +87,14 @@ def another(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, {id(p): p for p in model.parameters()})
 
 
+def share(model: nn.Module, weights: nn.Module) -> nn.Module:
+    """``model`` with the parameters of ``weights`` for its own."""
+    for path, module in weights.named_modules():
+        for name, p in module._parameters.items():
+            model.get_submodule(path)._parameters[name] = p
+    return model
+
+
 def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
     """``model``; in half precision with weights that are cast anew for every call.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,8 @@ from launcher.steps.oracle import model as models
 from launcher.steps.oracle import rules
 from launcher.steps.oracle.samples import Narrow, Samples
 
+FAR = 8.0
+"""How many times larger gradients may get before they overflow."""
 PATIENCE = 8
 """How many ways to leave experts idle are tried."""
 
@@ -81,9 +83,18 @@ class Training:
         model = models.put(models.construct(self.job, self.job.seed), numbers, self.device)
         self._prepare(model)
         self._at_start = _kept(models.state(model))
-        self.models = [model, *(models.another(model) for _ in range(self.cut.ranks - 1))]
-        self._spare = models.another(model)
+        self.models = [model, *(self._another(model) for _ in range(self.cut.ranks - 1))]
+        self._spare = self._another(model)
         self.named = dict(model.named_parameters())
+
+    def _another(self, model: nn.Module) -> nn.Module:
+        """Built anew where it cannot be copied."""
+        try:
+            return models.another(model)
+        except (RuntimeError, TypeError):
+            new = models.put(models.construct(self.job, self.job.seed), models.state(model), self.device)
+            self._prepare(new)
+            return models.share(new, model)
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.named.values() if p.requires_grad]
@@ -110,20 +121,21 @@ class Training:
             _put(models.persistent(other), first)
         return found
 
-    def _backward(self, ranks: list[nn.Module], batch: Batch, clip: float | None, scale: float) -> Outcome:
+    def _backward(self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float) -> Outcome:
         self.optimizer.zero_grad(set_to_none=True)
-        total, counted = 0.0, rules.counted(batch[1])
+        total, counted, buffers = 0.0, rules.counted(batch[1]), Numbers()
         for rank, model in enumerate(ranks):
             total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
+            buffers = buffers if rank else _kept(models.persistent(model))
         grads = {n: p.grad for n, p in self.named.items() if p.grad is not None}
         for g in grads.values():
             g.div_(scale)
-        squares = [g.double().abs().square().sum() for g in grads.values()]
+        squares = [g.abs().double().square().sum() for g in grads.values()]
         norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
         if clip is not None:
             # of the norm in fp64: what clip_grad_norm_ finds of a million numbers in fp32 has five right digits
             nn.utils.clip_grads_with_norm_(self.named.values(), clip, norm)
-        return Outcome(total, norm.item(), _kept(grads), _kept(models.persistent(ranks[0])))
+        return Outcome(total, norm.item(), _kept(grads), buffers)
 
     def _part(self, batch: Batch, rank: int) -> list[Tensor]:
         xs, y = batch
@@ -156,7 +168,7 @@ class Training:
 
     def _tried(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """What a step would come to, without any change to the ranks' buffers."""
-        return self._backward(list(self._each(self._before)), batch, clip, scale)
+        return self._backward(self._each(self._before), batch, clip, scale)
 
     def _each(self, buffers: list[Numbers]) -> Iterator[nn.Module]:
         """The spare model with the buffers of each rank in turn."""
@@ -231,6 +243,16 @@ class Training:
                 return Narrow(pick, positions)
         return best or Narrow(0, False)
 
+    def scale(self, most: float) -> float:
+        """``most``, halved until the gradients of the first step are far from overflow."""
+        batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
+        while most > 1:
+            found = self._backward(self._each(buffers), batch, None, most * FAR)
+            if np.isfinite(found.norm):
+                break
+            most /= 2
+        return most
+
     def _idle(self, step: int, narrow: Narrow) -> list[frozenset[str]] | None:
         """Names without a gradient on each data-parallel rank; ``None`` when there is no finite loss."""
         found = []
@@ -244,7 +266,7 @@ class Training:
                 if not abs(loss) < float("inf"):
                     return None
                 found.append(frozenset(n for n, p in self.named.items() if p.requires_grad and p.grad is None))
-        except (RuntimeError, ValueError, IndexError, AssertionError):  # the model's own, about data that is odd
+        except Exception:  # the model's own, about data that is odd
             return None
         finally:
             self.optimizer.zero_grad(set_to_none=True)
