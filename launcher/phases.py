@@ -15,7 +15,7 @@ from launcher.job.steps import Certify
 from launcher.launch import Start
 from launcher.plan.phases import Phase
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import Copy, reduced
+from launcher.plan.reduced import Copy, copies
 from launcher.runtime.faults import log_file
 from launcher.steps import alone, importing
 
@@ -63,13 +63,13 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     return how(run, work, hear)
 
 
-def _copies(run: Run, phase: Phase) -> dict[str, tuple[Copy, Plan]]:
-    """What each ``certify`` of the phase trains."""
+def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
+    """What each ``certify`` of the phase trains, one after the other."""
     from launcher.decide import plan_job
 
     steps = {name: run.job.steps[name] for name in phase.steps}
-    found = {name: reduced(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
-    return {name: (copy, plan_job(copy.job)) for name, copy in found.items()}
+    found = {name: copies(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
+    return {name: tuple((c, plan_job(c.job)) for c in each) for name, each in found.items()}
 
 
 def _from(run: Run) -> Path | None:

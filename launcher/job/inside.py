@@ -4,9 +4,9 @@ from __future__ import annotations
 
 RUN = "run:"
 TAKEN = (
-    "certificate.json", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "logs", "metrics.csv",
-    "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json", "strategy", "timeline.json", "timeline.svg",
-    "transformed",
+    "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "logs",
+    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json", "strategy", "timeline.json",
+    "timeline.svg", "transformed",
 )  # fmt: skip
 """What a run and its steps write there themselves."""
 

@@ -40,7 +40,7 @@ class Broadcast(Settings):
 
 
 class Certify(Settings):
-    """A small copy of the run, under its layout and in one process.
+    """A small copy of the run, under its layout and in one process; then one more in the request's own precision.
 
     ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32, and in half precision 8 roundings, or 1e-6 where none can differ.
     """

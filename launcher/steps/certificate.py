@@ -4,32 +4,39 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
 
-from launcher.job.schema import Job
 from launcher.plan.plan import Plan
+from launcher.plan.reduced import Copy
 
-PARTS = ("weights", "loss", "gradient", "norm", "update", "buffer", "samples")
+PARTS = (
+    "loaded", "weights", "loss", "gradient", "norm", "rate", "update", "buffer", "validation", "samples",
+)  # fmt: skip
 _WORDS = {
     "weights": "the weights at step 0", "loss": "the loss", "norm": "the global gradient norm",
     "gradient": "the gradient", "update": "the weights after the update", "buffer": "the buffer",
-    "samples": "the samples of the next batch",
+    "samples": "the samples of the next batch", "rate": "the learning rate", "validation": "the validation loss",
+    "loaded": "what was loaded",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``; ``note`` says why."""
+    """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``; ``note`` says why.
+
+    ``allowed``: of this number more than of others, because roundings alone move it as far.
+    """
 
     step: int
     part: str
     name: str
     error: float
     note: str = ""
+    allowed: float = 0.0
 
     def __str__(self) -> str:
         what = _WORDS[self.part] + (f" of {self.name}" if self.name else "")
@@ -43,11 +50,12 @@ class Certificate:
 
     findings: tuple[Finding, ...]
     tolerance: float
+    precision: str
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
         """Those over the tolerance: in the order of the training, the worst of each part first."""
-        found = [f for f in self.findings if not f.error <= self.tolerance]
+        found = [f for f in self.findings if not f.error <= max(self.tolerance, f.allowed)]
         return tuple(sorted(found, key=lambda f: (f.step, PARTS.index(f.part), -f.error)))
 
     @property
@@ -68,12 +76,28 @@ class Certificate:
         return f"does not hold (allowed {self.tolerance:.0e}): {self.wrong[0]}{more}"
 
 
-def as_json(c: Certificate, job: Job, plan: Plan, changes: Mapping[str, str], device: str) -> str:
-    """The certificate with all that is needed to make it again."""
-    sizes = plan.sizes
+def verdict(passes: Sequence[Certificate]) -> str:
+    """Of the first precision; of the others what does not hold, or how far they are off."""
+    first, *others = passes
+    if not first.holds:
+        return first.verdict()
+    for c in others:
+        if not c.holds:
+            return f"in {c.precision} {c.verdict()}"
+    more = (
+        f"; in {c.precision} largest error {max(f.error for f in c.findings):.1e}, allowed {c.tolerance:.0e}"
+        for c in others
+    )
+    return first.verdict() + "".join(more)
+
+
+def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> str:
+    """The certificate with all that is needed to make it again; ``own`` is that in the request's own precision."""
+    (c, copy, plan), *others = passes
+    sizes, job = plan.sizes, copy.job
     said: dict[str, Any] = {
-        "holds": c.holds,
-        "verdict": c.verdict(),
+        "holds": all(c.holds for c, _, _ in passes),
+        "verdict": verdict([c for c, _, _ in passes]),
         "name": job.name,
         "recipe": job.recipe,
         "versions": {"python": platform.python_version()} | {n: _version(n) for n in ("launcher", "torch", "numpy")},
@@ -83,16 +107,23 @@ def as_json(c: Certificate, job: Job, plan: Plan, changes: Mapping[str, str], de
             "stages": len(plan.stages), "tied": [t.name for t in plan.ties],
         },
         "settings": job.parallel.model_dump(mode="json", exclude_defaults=True),
-        "copy": dict(changes),
-        "precision": plan.precision,
         "seed": plan.seed,
+    } | _compared(c, copy)  # fmt: skip
+    own = {"own": _compared(*others[0][:2])} if others else {}
+    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in (said | own).items()]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _compared(c: Certificate, copy: Copy) -> dict[str, Any]:
+    """What one precision came to."""
+    return {
+        "copy": dict(copy.changes),
+        "precision": c.precision,
         "tolerance": c.tolerance,
         "largest": {part: _row(f) for part in PARTS if (f := c.worst(part)) is not None},
         "wrong": [str(f) for f in c.wrong],
         "errors": [_row(f) for f in c.findings],
-    }  # fmt: skip
-    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in said.items()]
-    return "{\n" + ",\n".join(rows) + "\n}\n"
+    }
 
 
 def _version(package: str) -> str:
@@ -104,10 +135,14 @@ def _version(package: str) -> str:
 
 def _row(f: Finding) -> dict[str, Any]:
     error = f.error if isfinite(f.error) else None  # JSON has no infinity
-    return {"step": f.step, "part": f.part, "name": f.name, "error": error} | ({"note": f.note} if f.note else {})
+    more = {"note": f.note} if f.note else {}
+    allowed = {"allowed": f.allowed} if f.allowed else {}
+    return {"step": f.step, "part": f.part, "name": f.name, "error": error} | allowed | more
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, dict) and "errors" in value:
+        return "{\n" + ",\n".join(f"  {json.dumps(key)}: {_written(v)}" for key, v in value.items()) + "\n }"
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return "[\n" + ",\n".join(f"  {json.dumps(v)}" for v in value) + "\n ]"
     return json.dumps(value)

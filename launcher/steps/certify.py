@@ -2,62 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import inf
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 
+from launcher.data.open import open_data
+from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema import Job
-from launcher.parallel.read import dtype_of
-from launcher.plan.facts import DTYPE
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import Copy
-from launcher.runtime import loop
+from launcher.plan.reduced import MORE, Copy
+from launcher.runtime import loop, save, state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World
-from launcher.steps import session
-from launcher.steps.certificate import Certificate, Finding, as_json
-from launcher.steps.pieces import Piece, Whole, error, gathered, pieces
-from launcher.steps.reference import Outcome, Reference
+from launcher.steps import session, train
+from launcher.steps.certificate import Certificate, as_json, verdict
+from launcher.steps.judge import Judge
+from launcher.steps.oracle.samples import Narrow, Samples, held_out
+from launcher.steps.pieces import Piece, gathered, pieces
 
 FILE = "certificate.json"
+FOLDER = "certify"
+HALF = 0.5
+"""Of the first step's norm: what gradients are clipped at, so that they are."""
+
+T = TypeVar("T")
 
 
-def run(world: World, copy: Copy, plan: Plan, folder: Path) -> str:
-    """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not hold."""
-    certificate = examine(world, copy.job, plan, copy.tolerance, folder)
-    told: list[Any] = [None]
-    if certificate is not None:
-        text = as_json(certificate, copy.job, plan, dict(copy.changes), world.device)
-        (folder / FILE).write_text(text, encoding="utf-8")
-        told = [(certificate.holds, certificate.verdict())]
-    dist.broadcast_object_list(told)
-    holds, verdict = told[0]
-    if not holds:
-        raise RunError(f"the certificate {verdict}; all errors are in {folder / FILE}")
-    return str(verdict)
+def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path) -> str:
+    """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not hold.
+
+    What does not hold in one precision is not looked at in the next.
+    """
+    job = copies[0][0].job
+    data = open_data(job.data, seed=job.seed, allow=job.security.allow)  # once: a tokenizer takes its time to train
+    done: list[tuple[Certificate, Copy, Plan]] = []
+    for copy, plan in copies:
+        certificate = examine(world, copy, plan, folder, data)
+        done += [(certificate, copy, plan)] if certificate is not None else []
+        if not _told(bool(done) and done[-1][0].holds):
+            break
+    told = ""
+    if done:
+        (folder / FILE).write_text(as_json(done, world.device), encoding="utf-8")
+        told = verdict([c for c, _, _ in done])
+    told = _told(told)
+    if not _told(all(c.holds for c, _, _ in done)):
+        raise RunError(f"the certificate {told}; all errors are in {folder / FILE}")
+    return told
 
 
-def examine(world: World, job: Job, plan: Plan, tolerance: float, folder: Path) -> Certificate | None:
-    """Train all steps of ``job`` twice; rank 0 compares and has the result. Leaves random streams as they were."""
-    device = torch.device(world.device)
+def examine(world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset) -> Certificate | None:
+    """Train all steps of ``copy`` twice; rank 0 compares and has the result. Leaves random streams as they were.
+
+    The last but one is on samples that leave experts idle; the last follows a save and a load.
+    """
+    device, steps, job = torch.device(world.device), plan.sizes.steps, copy.job
+    place = folder / FOLDER / job.train.precision
+    judge = Judge(copy, plan, data, device, _undropped) if world.rank == 0 else None
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        live = session.build(world, job, plan, folder)
-        undropped(part.module for part in live.model.parts)
-        judge = Judge(job, plan, tolerance, device) if world.rank == 0 else None
-        start = gathered(plan, pieces(live.model, weights=True))
-        if judge and start:
-            judge.weights("weights", 0, start, judge.reference.weights())
-        for k in range(plan.sizes.steps):
-            _step(live, judge, None if k == 0 else job.train.clip_norm)
+        _compare(Setup(world, job, plan, place, data, judge), steps - MORE)
+    if judge is None:
+        return None
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)  # all ranks have trained on: they have read what they need
+    return Certificate(tuple(judge.findings), copy.tolerance, job.train.precision)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is trained. ``judge`` is on rank 0 only."""
+
+    world: World
+    job: Job
+    plan: Plan
+    folder: Path
+    data: Dataset
+    judge: Judge | None
+
+
+def _compare(s: Setup, steps: int) -> None:
+    """Ends where there is nothing to go on with: weights that are wrong at step 0, or a step without numbers."""
+    live, judge = _live(s), s.judge
+    start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
+    if judge and start:
+        judge.start(start, others)
+    if not _told(judge is None or judge.agrees):
+        return
+    live.scaling.factor = _told(judge.scale(live.scaling.factor) if judge else 0.0)
+    clip = None
+    try:
+        while live.step < steps:
+            norm = _step(live, s, clip)
+            clip = clip or _clip(s.job, norm)
+        _step(live, s, clip, _told(judge.narrow() if judge else None))
+        live = _again(live, s)
         _next_batch(live, judge)
-    return Certificate(tuple(judge.findings), tolerance) if judge else None
+        _step(live, s, clip)
+        _next_batch(live, judge)
+        _validate(live, judge)  # last: a forward may change buffers, by padding too
+    except _NoNumbers:
+        return
+
+
+class _NoNumbers(Exception):
+    """A step of the layout came to no numbers, that of one process did; the judge has written it down."""
+
+
+def _told(said: T) -> T:
+    """What rank 0 says."""
+    both = [said]
+    dist.broadcast_object_list(both)
+    return both[0]
+
+
+def _live(s: Setup) -> Session:
+    """What it reports stays here."""
+    live = session.build(s.world, s.job, s.plan, s.folder, s.data)
+    live.emit = lambda row: None
+    undropped(part.module for part in live.model.parts)
+    return live
+
+
+def _undropped(model: nn.Module) -> None:
+    undropped([model])
 
 
 def undropped(modules: Iterable[nn.Module]) -> None:
@@ -69,19 +143,79 @@ def undropped(modules: Iterable[nn.Module]) -> None:
             m.dropout = 0.0
 
 
-def _step(live: Session, judge: Judge | None, clip: float | None) -> None:
-    """One optimizer step of the real loop. The first is not clipped: its gradients are compared as they are."""
+def _others(live: Session) -> Mapping[str, Tensor]:
+    """On rank 0 the tensors that no checkpoint keeps: where a model draws them, they are the layout's own."""
+    known = {n for p in live.plan.params for n in p.names}
+    mine = {
+        name: b.detach().cpu()
+        for part in live.model.parts
+        for name, b in part.module.named_buffers(remove_duplicate=False)
+        if name not in known and not b.is_meta
+    }
+    every: list[Any] | None = [None] * live.world.size if live.world.rank == 0 else None
+    dist.gather_object(mine, every)
+    return {name: t for found in reversed(every or []) for name, t in found.items()}
+
+
+def _clip(job: Job, norm: float) -> float | None:
+    """What the steps after the first clip at; that one's gradients are compared as they are."""
+    limit = job.train.clip_norm
+    return None if limit is None else _told(min(limit, norm * HALF) or limit)
+
+
+def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = None) -> float:
+    """One optimizer step of the real loop; rank 0 returns the norm that it reports."""
     seen: list[Piece] = []
     hook = live.optimizer.register_step_pre_hook(lambda *_: seen.extend(pieces(live.model)))
-    scale = live.scaling.factor
-    loss, norm = loop.step(live, clip)
+    rows: list[Mapping[str, Any]] = []
+    live.emit = rows.append
+    scale, feed, judge = live.scaling.factor, live.feed, s.judge
+    if narrow is not None:
+        local, order = s.plan.sizes.local_batch, feed.order
+        live.feed = replace(feed, train=narrow.view(feed.train), order=lambda *at: narrow.order(order(*at), local))
+    try:
+        loop.train(live, replace(train.asked(live, s.job), until=live.step + 1, clip=clip, log_every=1))
+    except RunError as error:  # on every rank
+        if _told(judge is not None and judge.failed(str(error), scale, narrow)):
+            raise _NoNumbers from error
+        raise
+    live.feed = feed
     hook.remove()
-    live.step += 1
-    grads, weights = gathered(live.plan, seen), gathered(live.plan, pieces(live.model, weights=True))
-    if judge and grads and weights:
-        want = judge.reference.backward(live.step - 1, clip, scale)
-        judge.gradients(live.step, loss, norm, grads, want)
-        judge.weights("update", live.step, weights, judge.reference.update(grads.tensors))
+    grads, weights = gathered(s.plan, seen), gathered(s.plan, pieces(live.model, weights=True))
+    if judge is None or grads is None or weights is None:
+        return 0.0
+    row = next((r for r in rows if "loss" in r), {})
+    judge.step(row, grads, clip, scale, narrow)
+    judge.update(grads, weights)
+    return float(row.get("grad_norm", 0.0))
+
+
+def _validate(live: Session, judge: Judge | None) -> None:
+    """On held-out samples that do not fill their last batch."""
+    feed, batch = live.feed, live.plan.sizes.global_batch
+
+    def some(samples: Samples) -> Samples:
+        return held_out(samples, batch)
+
+    if len(some(feed.val)):
+        live.feed = replace(feed, val=some(feed.val))
+        loss = loop.validate(live, None)
+        live.feed = feed
+        if judge:
+            judge.validation(loss, some)
+
+
+def _again(live: Session, s: Setup) -> Session:
+    """A new model of the same layout, with what the old one saved."""
+    saved, factor = save.save(live, None), live.scaling.factor
+    del live
+    new = _live(s)
+    new.scaling.factor = factor
+    state.load(new, saved)
+    got = gathered(s.plan, pieces(new.model, weights=True))
+    if s.judge and got:
+        s.judge.loaded(got)
+    return new
 
 
 def _next_batch(live: Session, judge: Judge | None) -> None:
@@ -92,12 +226,11 @@ def _next_batch(live: Session, judge: Judge | None) -> None:
     every: list[Any] | None = [None] * live.world.size if judge else None
     dist.gather_object((live.feed.part, ins, out), every)
     if judge and every:
-        xs, y = judge.reference.batch(live.step)
+        xs, y = judge.training.batch(judge.done)
         for rank, (part, got_in, got_out) in enumerate(every):
             mine = slice(part * sizes.local_batch, (part + 1) * sizes.local_batch)
             same = got_in in ("", digest([x[mine] for x in xs])) and got_out in ("", digest([y[mine]]))
-            note = "" if same else f"rank {rank} would read others"
-            judge.findings.append(Finding(live.step + 1, "samples", f"rank {rank}", 0.0 if same else inf, note))
+            judge.samples(rank, same)
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
@@ -106,42 +239,3 @@ def digest(tensors: Iterable[Tensor]) -> str:
     for t in tensors:
         found.update(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
-
-
-class Judge:
-    """Compares what the ranks did with what one process does, and keeps every error."""
-
-    def __init__(self, job: Job, plan: Plan, tolerance: float, device: torch.device) -> None:
-        self.reference = Reference(job, plan, device)
-        undropped([self.reference.model])
-        self.findings: list[Finding] = []
-        self._buffers = {p.name for p in plan.params if p.buffer}
-        eps = torch.finfo(dtype_of(DTYPE[plan.precision])).eps
-        self._floor = eps / tolerance  # times the norm: what is less than one rounding of the norm is no error
-
-    def weights(self, part: str, step: int, got: Whole, want: Mapping[str, Tensor]) -> None:
-        self._complain(part, step, [c for c in got.complaints if c.split(":")[0] not in self._buffers])
-        for name, w in want.items():
-            self._compare(part, step, name, got.tensors.get(name), w, 0.0)
-
-    def gradients(self, step: int, loss: float, norm: float, got: Whole, want: Outcome) -> None:
-        self.findings.append(Finding(step, "loss", "", abs(loss - want.loss) / abs(want.loss)))
-        self.findings.append(Finding(step, "norm", "", abs(norm - want.norm) / want.norm if want.norm else norm))
-        self._complain("gradient", step, [c for c in got.complaints if c.split(":")[0] not in self._buffers])
-        self._complain("buffer", step, [c for c in got.complaints if c.split(":")[0] in self._buffers])
-        for name in sorted((want.grads.keys() | got.tensors.keys()) - self._buffers):
-            g = want.grads.get(name)
-            if g is None:  # behind an unused output: nothing in one process, zeros behind a stage boundary
-                g = torch.zeros_like(got.tensors[name])
-            self._compare("gradient", step, name, got.tensors.get(name), g, want.norm * self._floor)
-        for name, b in want.buffers.items():
-            self._compare("buffer", step, name, got.tensors.get(name), b, 0.0)
-
-    def _compare(self, part: str, step: int, name: str, got: Tensor | None, want: Tensor, rounding: float) -> None:
-        note = "there is none" if got is None else ""
-        self.findings.append(Finding(step, part, name, inf if got is None else error(got, want, rounding), note))
-
-    def _complain(self, part: str, step: int, found: list[str]) -> None:
-        for text in found:
-            name, _, note = text.partition(": ")
-            self.findings.append(Finding(step, part, name, inf, note))

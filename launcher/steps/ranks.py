@@ -28,7 +28,7 @@ def work(
     names: tuple[str, ...],
     resume: Path | None,
     before: Path | None,
-    copies: Mapping[str, tuple[Copy, Plan]],
+    copies: Mapping[str, tuple[tuple[Copy, Plan], ...]],
 ) -> dict[str, Any]:
     """Build the model, go on from ``resume`` if given, carry out ``names``. Returns the figures they left.
 
@@ -38,7 +38,7 @@ def work(
     if job.deterministic:
         deterministic()
     for name in (n for n in names if n in copies):
-        verdict = certify.run(world, *copies[name], folder)
+        verdict = certify.run(world, copies[name], folder)
         if world.rank == 0:
             world.send({"text": f"{name}: {verdict}"})
     left = tuple(n for n in names if n not in copies)

@@ -11,6 +11,7 @@ import torch
 from launcher.checkpoint.keys import load_key
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
+from launcher.data.source import Dataset
 from launcher.decide import builder, inputs
 from launcher.errors import RunError
 from launcher.job.inside import place
@@ -32,15 +33,15 @@ from launcher.runtime.session import Session
 from launcher.runtime.world import World
 
 
-def build(world: World, job: Job, plan: Plan, folder: Path) -> Session:
-    """Every rank calls this; the weights are those of step 0."""
+def build(world: World, job: Job, plan: Plan, folder: Path, data: Dataset | None = None) -> Session:
+    """Every rank calls this; the weights are those of step 0. ``data``: what is open already."""
     device = torch.device(world.device)
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
     meta, whole = init.record(builder(job), plan)
     specs = inputs(job, plan.sizes.micro_batch)
     model = parallelize(meta, plan, meshes, specs, whole, device)
     pipeline = Pipeline(model, specs, cross_entropy, device)
-    data = open_data(job.data, seed=job.seed, allow=job.security.allow)
+    data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
     feed = Feed(
         data.train, data.val, partial(batch_indices, job.seed), plan, world.rank,
         device, dtype_of(plan.dtypes.compute), job.debug.overfit,

@@ -16,25 +16,27 @@ from launcher.runtime.session import Session
 
 
 def run(s: Session, job: Job) -> None:
+    with torch.autograd.set_detect_anomaly(job.debug.anomaly), _traced(s, job.debug.profiler):
+        loop.train(s, asked(s, job))
+
+
+def asked(s: Session, job: Job) -> loop.Loop:
+    """The whole training of ``job``."""
     total = s.plan.sizes.steps
     tokens = isinstance(job.data, Text | RandomTokens)
     per_sample = job.data.seq_len if isinstance(job.data, Text | RandomTokens) else 1
-    with torch.autograd.set_detect_anomaly(job.debug.anomaly), _traced(s, job.debug.profiler):
-        loop.train(
-            s,
-            loop.Loop(
-                until=total,
-                lr=lambda step: scale_lr(s.optimizer, factor(job.schedule, step, total)),
-                clip=job.train.clip_norm,
-                log_every=job.train.log_every,
-                eval_every=job.train.eval_every,
-                eval_batches=job.train.eval_batches,
-                save_every=job.checkpoint.every,
-                save=lambda now: _save(now, job),
-                units=job.train.batch_size * per_sample,
-                unit="tokens" if tokens else "samples",
-            ),
-        )
+    return loop.Loop(
+        until=total,
+        lr=lambda step: scale_lr(s.optimizer, factor(job.schedule, step, total)),
+        clip=job.train.clip_norm,
+        log_every=job.train.log_every,
+        eval_every=job.train.eval_every,
+        eval_batches=job.train.eval_batches,
+        save_every=job.checkpoint.every,
+        save=lambda now: _save(now, job),
+        units=job.train.batch_size * per_sample,
+        unit="tokens" if tokens else "samples",
+    )
 
 
 @contextmanager

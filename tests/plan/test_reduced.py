@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from launcher.job.steps import Certify
-from launcher.plan.reduced import notes, reduced
+from launcher.plan.reduced import copies, notes, reduced
 from launcher.plan.sizes import Sizes, sizes
 from tests.plan.made import job
 
@@ -20,8 +20,8 @@ def test_a_copy_has_a_layer_a_virtual_stage_and_two_samples_a_micro_batch() -> N
                         "launch.nproc=4", "train.steps=50")  # fmt: skip
     assert found.micro_batch == 8
     assert dict(changes) == {
-        "model.layers": "6 -> 2", "train.batch_size": "64 -> 16", "train.steps": "50 -> 2",
-        "train.precision": "fp32 -> fp64",
+        "model.layers": "6 -> 2", "train.batch_size": "64 -> 16", "train.steps": "50 -> 4",
+        "train.precision": "fp32 -> fp64", "schedule.warmup_steps": "20 -> 2",
     }  # fmt: skip
 
 
@@ -49,6 +49,25 @@ def test_half_precision_allows_roundings_where_the_layout_has_another_order_of_t
     assert reduced(asked, Certify(precision="bf16", tolerance=0.5), found).tolerance == 0.5
 
 
+def test_a_request_is_certified_in_its_own_precision_too() -> None:
+    asked = job(*LM, "train.precision=bf16")
+    found, _ = sizes(asked)
+    assert found is not None
+    own = [(c.job.train.precision, c.tolerance) for c in copies(asked, Certify(), found)]
+    assert own == [("fp64", 1e-12), ("bf16", 1e-6)]
+    assert [c.tolerance for c in copies(asked, Certify(tolerance=1e-3), found)] == [1e-3, 1e-3]
+    assert [c.job.train.precision for c in copies(asked, Certify(precision="bf16"), found)] == ["bf16"]
+
+
+def test_the_last_step_of_a_copy_still_moves_weights() -> None:
+    asked = job(*LM, "schedule=linear", "schedule.final=0")
+    found, _ = sizes(asked)
+    assert found is not None
+    copy = reduced(asked, Certify(), found)
+    assert dict(copy.changes)["schedule.final"] == "0.0 -> 0.1"
+    assert copy.job.schedule.name == "linear"
+
+
 def test_fp16_is_certified_at_a_loss_scale_that_stays() -> None:
     asked = job(*LM, "train.precision=fp16")
     found, _ = sizes(asked)
@@ -63,5 +82,6 @@ def test_the_plan_says_what_a_certificate_is_made_of() -> None:
     assert found is not None
     assert [str(n) for n in notes(asked, found)] == [
         "steps.certify trains a copy first: model.layers 6 -> 3, train.batch_size 64 -> 8, "
-        "train.precision fp32 -> fp64; errors up to 1e-12 are allowed"
+        "train.steps 2 -> 4, train.precision fp32 -> fp64, schedule.warmup_steps 20 -> 2; "
+        "errors up to 1e-12 are allowed; then one in fp32, errors up to 1e-06"
     ]

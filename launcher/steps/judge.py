@@ -1,0 +1,160 @@
+"""Compares what the ranks did with what one plain process does, and keeps every error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf, isfinite
+
+import torch
+from torch import Tensor, nn
+
+from launcher.data.source import Dataset
+from launcher.plan.plan import Plan
+from launcher.plan.reduced import Copy
+from launcher.steps.certificate import Finding
+from launcher.steps.oracle import model as models
+from launcher.steps.oracle import start
+from launcher.steps.oracle.samples import Narrow, Samples
+from launcher.steps.oracle.training import Cut, Outcome, Training
+from launcher.steps.pieces import Whole, error
+
+SHARE = 8.0
+"""An error is a rounding's when rounding every weight once more moves a number by an eighth of it."""
+
+
+class Judge:
+    """Rank 0 has it. ``prepare`` is done to every model that is built.
+
+    ``done``: optimizer steps so far, by its own count.
+    """
+
+    def __init__(
+        self, copy: Copy, plan: Plan, data: Dataset, device: torch.device, prepare: Callable[[nn.Module], None]
+    ) -> None:
+        self.findings: list[Finding] = []
+        self.done = 0
+        self.job, self.plan, self.tolerance = copy.job, plan, copy.tolerance
+        self._data, self._device, self._prepare = data, device, prepare
+        self._buffers = {p.name for p in plan.params if p.buffer}
+        eps = torch.finfo(models.kept(self.job.train.precision)).eps
+        self._floor = eps / copy.tolerance  # times the norm: what is less than one rounding of the norm is no error
+
+    def scale(self, most: float) -> float:
+        """Of the loss, such that no gradient of one process overflows."""
+        return self.training.scale(most)
+
+    @property
+    def agrees(self) -> bool:
+        return all(f.error <= max(self.tolerance, f.allowed) for f in self.findings)
+
+    def start(self, got: Whole, others: Mapping[str, Tensor]) -> None:
+        """The weights at step 0 against plain constructions; the reference goes on from the layout's own.
+
+        ``others``: tensors that no checkpoint keeps.
+        """
+        self._complain("weights", 0, list(got.complaints))
+        plain = models.state(models.construct(self.job, self.job.seed))
+        made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
+        found = start.complaints(plain, lambda n: models.state(models.construct(self.job, self.job.seed + n)), made)
+        for name in plain:
+            lost = "" if name in made or name not in {p.name for p in self.plan.params} else "there is none"
+            note = found.get(name, lost)
+            self.findings.append(Finding(0, "weights", name, inf if note else 0.0, note))
+        self.training = Training(self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare)
+
+    def _cut(self) -> Cut:
+        sizes, plan = self.plan.sizes, self.plan
+        micros = sizes.micros if plan.loss_reduction == "sum" else 1
+        times = plan.loss_repeats * micros * (1 if plan.gradients_mean else sizes.replicas)
+        return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times)
+
+    def narrow(self) -> Narrow:
+        """Of the next step: samples that leave experts idle."""
+        return self.training.narrow(self.done)
+
+    def step(
+        self, row: Mapping[str, float], grads: Whole, clip: float | None, scale: float, narrow: Narrow | None
+    ) -> None:
+        """``row`` is what the loop reported of the next step. ``update`` is due then."""
+        want = self._outcome(clip, scale, narrow)
+        self.done += 1
+        found = self._gradients(row, grads, want)
+        if any(not f.error <= self.tolerance for f in found):
+            found = self._excused(found, want)
+        self.findings += [*found, _one(self.done, "rate", row.get("lr"), self.training.rate(self.done - 1))]
+
+    def _outcome(self, clip: float | None, scale: float, narrow: Narrow | None) -> Outcome:
+        return self.training.backward(self.training.batch(self.done, narrow), clip, scale)
+
+    def failed(self, why: str, scale: float, narrow: Narrow | None) -> bool:
+        """The next step came to no numbers; whether that is the layout's fault."""
+        want = self._outcome(None, scale, narrow)
+        fine = isfinite(want.loss) and isfinite(want.norm)
+        self.findings += [Finding(self.done + 1, "loss", "", inf, f"{why}; in one process it is {want.loss}")] * fine
+        return fine
+
+    def _gradients(self, row: Mapping[str, float], got: Whole, want: Outcome) -> list[Finding]:
+        step = self.done
+        found = [
+            _one(step, "loss", row.get("loss"), want.loss), _one(step, "norm", row.get("grad_norm"), want.norm),
+            *(self._complaint(step, text) for text in got.complaints),
+        ]  # fmt: skip
+        tensors = {n: t for n, t in got.tensors.items() if n not in self._buffers}
+        for name in sorted(want.grads.keys() | tensors.keys()):
+            g = want.grads.get(name)
+            if g is None:  # behind an unused output: nothing in one process, zeros behind a stage boundary
+                g = torch.zeros_like(tensors[name])
+            found.append(_far(step, "gradient", name, tensors.get(name), g, want.norm * self._floor))
+        for name, b in want.buffers.items():
+            found.append(_far(step, "buffer", name, got.tensors.get(name), b, 0.0))
+        return found
+
+    def _complaint(self, step: int, text: str) -> Finding:
+        name, _, note = text.partition(": ")
+        return Finding(step, "buffer" if name in self._buffers else "gradient", name, inf, note)
+
+    def _excused(self, found: list[Finding], want: Outcome) -> list[Finding]:
+        """With what a rounding of the weights does to each number as what is allowed, where that is more."""
+        rounded = self.training.rounding()
+        whole = Whole({**rounded.grads, **rounded.buffers}, ())
+        moved = self._gradients({"loss": rounded.loss, "grad_norm": rounded.norm}, whole, want)
+        allowed = {(f.part, f.name): f.error * SHARE for f in moved if self.tolerance < f.error * SHARE < inf}
+        return [replace(f, allowed=allowed.get((f.part, f.name), 0.0)) for f in found]
+
+    def update(self, grads: Whole, got: Whole) -> None:
+        """The weights after the step that had these gradients."""
+        self._weights("update", got, self.training.update(self.done - 1, grads.tensors))
+
+    def loaded(self, got: Whole) -> None:
+        """Weights and buffers of a model that took them from a checkpoint of now."""
+        self._weights("loaded", got, self.training.again())
+
+    def validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
+        self.findings.append(_one(self.done, "validation", loss, self.training.validate(samples)))
+
+    def samples(self, rank: int, same: bool) -> None:
+        """Whether a rank would read in the next step what it should."""
+        note = "" if same else f"rank {rank} would read others"
+        self.findings.append(Finding(self.done + 1, "samples", f"rank {rank}", 0.0 if same else inf, note))
+
+    def _weights(self, part: str, got: Whole, want: Mapping[str, Tensor]) -> None:
+        self._complain(part, self.done, [c for c in got.complaints if c.split(":")[0] in want])
+        self.findings += [_far(self.done, part, name, got.tensors.get(name), w, 0.0) for name, w in want.items()]
+
+    def _complain(self, part: str, step: int, found: list[str]) -> None:
+        for text in found:
+            name, _, note = text.partition(": ")
+            self.findings.append(Finding(step, part, name, inf, note))
+
+
+def _far(step: int, part: str, name: str, got: Tensor | None, want: Tensor, rounding: float) -> Finding:
+    if got is None:
+        return Finding(step, part, name, inf, "there is none")
+    return Finding(step, part, name, error(got, want, rounding))
+
+
+def _one(step: int, part: str, got: float | None, want: float) -> Finding:
+    if got is None:
+        return Finding(step, part, "", inf, "there is none")
+    return Finding(step, part, "", abs(got - want) / abs(want) if want else abs(got))

@@ -1,0 +1,118 @@
+"""The model as its author wrote it, built eagerly on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from launcher.job.schema import Job
+from launcher.models.build import build_model
+
+KEPT = {"fp64": torch.float64}
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def kept(precision: str) -> torch.dtype:
+    """The dtype of weights, gradients and the optimizer's state."""
+    return KEPT.get(precision, torch.float32)
+
+
+def construct(job: Job, seed: int) -> nn.Module:
+    """``Model()`` after ``torch.manual_seed(seed)``. Leaves all random streams as they were."""
+    default = torch.get_default_dtype()
+    with _streams():
+        torch.manual_seed(seed)
+        torch.set_default_dtype(kept(job.train.precision))
+        try:
+            return build_model(job.model, job.security.allow)
+        finally:
+            torch.set_default_dtype(default)
+
+
+@contextmanager
+def _streams() -> Iterator[None]:
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter, buffer and tensor that a module keeps as a plain attribute, by its first name."""
+    found: dict[str, Tensor] = dict(model.named_parameters())
+    found |= dict(model.named_buffers())
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                found[f"{path}.{name}".lstrip(".")] = value
+    return found
+
+
+def persistent(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a checkpoint keeps, by first name."""
+    lost = {
+        id(b) for m in model.modules() for n, b in m._buffers.items() if n in m._non_persistent_buffers_set
+    }  # fmt: skip
+    return {n: b for n, b in model.named_buffers() if id(b) not in lost}
+
+
+@torch.no_grad()
+def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """``model`` on ``device`` with these ``numbers``, by any name of a tensor."""
+    model.to(device)
+    for path, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):
+                setattr(module, name, value.to(device))
+        for name, value in (*module._parameters.items(), *module._buffers.items(), *vars(module).items()):
+            full = f"{path}.{name}".lstrip(".")
+            if isinstance(value, Tensor) and full in numbers:
+                value.copy_(numbers[full])
+    return model
+
+
+def another(model: nn.Module) -> nn.Module:
+    """A copy with buffers and everything else of its own; the parameters are those of ``model``."""
+    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+
+
+def share(model: nn.Module, weights: nn.Module) -> nn.Module:
+    """``model`` with the parameters of ``weights`` for its own."""
+    for path, module in weights.named_modules():
+        for name, p in module._parameters.items():
+            model.get_submodule(path)._parameters[name] = p
+    return model
+
+
+def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
+    """``model``; in half precision with weights that are cast anew for every call.
+
+    What stands beside a running statistic stays as wide as that.
+    """
+    if precision not in LOW:
+        return model
+    beside = [m for m in model.modules() if any(b.is_floating_point() for b in persistent_of(m))]
+    wide = {id(p) for m in beside for p in m._parameters.values()}
+    low = LOW[precision]
+
+    def run(*xs: Any) -> Any:
+        cast = {n: p.to(low) if p.is_floating_point() and id(p) not in wide else p for n, p in model.named_parameters()}
+        return functional_call(model, cast, xs)
+
+    return run
+
+
+def persistent_of(module: nn.Module) -> list[Tensor]:
+    """The buffers of ``module`` itself that a checkpoint keeps."""
+    return [b for n, b in module._buffers.items() if b is not None and n not in module._non_persistent_buffers_set]

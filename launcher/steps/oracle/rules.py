@@ -1,0 +1,77 @@
+"""What every layout promises of order, loss, learning rate and optimizer, written a second time."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import cos, pi
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from launcher.job.models import SGD, AdamW, Constant, Linear, Momentum, Optim, Schedule
+from launcher.job.targets import build
+
+Indices = npt.NDArray[np.int64]
+IGNORED = -100
+"""A target that counts for nothing."""
+
+
+def order(seed: int, step: int, batch: int, n: int) -> Indices:
+    """Samples, of ``n``, of optimizer step ``step`` (from 0).
+
+    Epoch follows epoch without a gap. One is the samples sorted by the raw output of a Philox generator whose seed
+    sequence is that of ``seed``, spawned by the number of the epoch.
+    """
+    places = range(step * batch, (step + 1) * batch)
+    return np.array([_epoch(seed, place // n, n)[place % n] for place in places], dtype=np.int64)
+
+
+@lru_cache(maxsize=2)
+def _epoch(seed: int, epoch: int, n: int) -> Indices:
+    stream = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))
+    return np.lexsort((np.arange(n), stream.random_raw(n))).astype(np.int64)
+
+
+def counted(target: Tensor) -> int:
+    """How many positions the loss is a mean over."""
+    return int((target != IGNORED).sum())
+
+
+def summed(output: Tensor, target: Tensor) -> Tensor:
+    """The loss of all positions that count, added up; half-precision logits are widened first."""
+    logits = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+    flat = logits.reshape(-1, logits.shape[-1])
+    return F.cross_entropy(flat, target.reshape(-1), ignore_index=IGNORED, reduction="sum")
+
+
+def share(schedule: Schedule, step: int, total: int) -> float:
+    """Of the learning rate, in optimizer step ``step`` (from 0) of ``total``.
+
+    Even steps up to 1 while warming up, the last of them at 1; then from 1 to ``final``, which the last step has.
+    """
+    if step + 1 <= schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    if isinstance(schedule, Constant):
+        return 1.0
+    way = min(1.0, (step - schedule.warmup_steps) / max(1, total - schedule.warmup_steps - 1))
+    height = 1 - way if isinstance(schedule, Linear) else 0.5 + 0.5 * cos(pi * way)
+    return schedule.final + (1 - schedule.final) * height
+
+
+def optimizer(settings: Optim, params: list[nn.Parameter], allow: tuple[str, ...]) -> torch.optim.Optimizer:
+    """torch's own class, or the user's. Weights decay; gains, biases and other vectors do not."""
+    if not isinstance(settings, AdamW | SGD | Momentum):
+        return build(settings, allow, torch.optim.Optimizer, params, key="optim._target_")
+    decay = settings.weight_decay
+    groups = [
+        {"params": [p for p in params if p.dim() > 1], "weight_decay": decay},
+        {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [g for g in groups if g["params"]]
+    if isinstance(settings, AdamW):
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    nesterov = isinstance(settings, SGD) and settings.nesterov
+    return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov)

@@ -1,0 +1,296 @@
+"""Optimizer steps of one process: plain torch, micro batch after micro batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from launcher.data.source import Dataset
+from launcher.job.schema import Job
+from launcher.steps.oracle import model as models
+from launcher.steps.oracle import rules
+from launcher.steps.oracle.samples import Narrow, Samples
+
+FAR = 8.0
+"""How many times larger gradients may get before they overflow."""
+PATIENCE = 8
+"""How many ways to leave experts idle are tried."""
+
+Numbers = dict[str, Tensor]
+Batch = tuple[tuple[Tensor, ...], Tensor]
+"""Inputs and targets."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the batch is cut, in numbers: data-parallel ranks, and micro batches of each.
+
+    ``times``: how often its settings make a gradient count.
+    """
+
+    batch: int
+    ranks: int
+    micros: int
+    steps: int
+    times: int = 1
+
+    @property
+    def local(self) -> int:
+        return self.batch // self.ranks
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Mean loss of the global batch, norm before clipping, gradients after it, and buffers, all by first name."""
+
+    loss: float
+    norm: float
+    grads: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+
+
+class Training:
+    """``numbers``: weights, buffers and other tensors to begin with.
+
+    Each data-parallel rank has its own buffers, and those of a checkpoint are the first one's after each step: that is
+    what DistributedDataParallel does.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        data: Dataset,
+        cut: Cut,
+        numbers: Mapping[str, Tensor],
+        *,
+        device: torch.device,
+        prepare: Callable[[nn.Module], None],
+    ) -> None:
+        self.job, self.cut, self.device = job, cut, device
+        self._prepare, self._precision = prepare, job.train.precision
+        self._data = data
+        self._begin(numbers)
+        self.optimizer = rules.optimizer(job.optim, self._trained(), job.security.allow)
+        self._rates = [g.get("lr") for g in self.optimizer.param_groups]
+
+    def _begin(self, numbers: Mapping[str, Tensor]) -> None:
+        """A model a data-parallel rank, and a spare one to try things with; their weights are the same tensors."""
+        model = models.put(models.construct(self.job, self.job.seed), numbers, self.device)
+        self._prepare(model)
+        self._at_start = _kept(models.state(model))
+        self.models = [model, *(self._another(model) for _ in range(self.cut.ranks - 1))]
+        self._spare = self._another(model)
+        self.named = dict(model.named_parameters())
+
+    def _another(self, model: nn.Module) -> nn.Module:
+        """Built anew where it cannot be copied."""
+        try:
+            return models.another(model)
+        except (RuntimeError, TypeError):
+            new = models.put(models.construct(self.job, self.job.seed), models.state(model), self.device)
+            self._prepare(new)
+            return models.share(new, model)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [p for p in self.named.values() if p.requires_grad]
+
+    def batch(self, step: int, narrow: Narrow | None = None) -> Batch:
+        """All samples of an optimizer step, in order."""
+        source: Samples = self._data.train
+        indices = rules.order(self.job.seed, step, self.cut.batch, len(source))
+        if narrow is not None:
+            source, indices = narrow.view(source), narrow.order(indices, self.cut.local)
+        return self._moved(source.inputs(indices)), source.targets(indices).to(self.device)
+
+    def _moved(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        dtype = models.LOW.get(self._precision, models.kept(self._precision))
+        return tuple(x.to(self.device, dtype if x.is_floating_point() else x.dtype) for x in xs)
+
+    def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
+        """Loss and gradients of a step; backward works on ``scale`` times the loss."""
+        self._before = [_kept(models.state(m), but=self.named) for m in self.models]
+        self._last = batch, clip, scale
+        found = self._backward(self.models, batch, clip, scale)
+        first = models.persistent(self.models[0])
+        for other in self.models[1:]:
+            _put(models.persistent(other), first)
+        return found
+
+    def _backward(self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float) -> Outcome:
+        self.optimizer.zero_grad(set_to_none=True)
+        total, counted, buffers = 0.0, rules.counted(batch[1]), Numbers()
+        for rank, model in enumerate(ranks):
+            total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
+            buffers = buffers if rank else _kept(models.persistent(model))
+        grads = {n: p.grad for n, p in self.named.items() if p.grad is not None}
+        for g in grads.values():
+            g.div_(scale)
+        squares = [g.abs().double().square().sum() for g in grads.values()]
+        norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+        if clip is not None:
+            # of the norm in fp64: what clip_grad_norm_ finds of a million numbers in fp32 has five right digits
+            nn.utils.clip_grads_with_norm_(self.named.values(), clip, norm)
+        return Outcome(total, norm.item(), _kept(grads), buffers)
+
+    def _part(self, batch: Batch, rank: int) -> list[Tensor]:
+        xs, y = batch
+        return [t[rank * self.cut.local : (rank + 1) * self.cut.local] for t in (*xs, y)]
+
+    def _accumulate(self, model: nn.Module, part: list[Tensor], counted: int, scale: float) -> float:
+        """Of one data-parallel rank: micro batch after micro batch."""
+        run, total = models.computing(model, self._precision), 0.0
+        for *xs, y in zip(*(t.chunk(self.cut.micros) for t in part), strict=True):
+            loss = rules.summed(run(*xs), y) / counted
+            (loss * scale).backward()
+            total += loss.item()
+        return total
+
+    def rounding(self) -> Outcome:
+        """The last step's outcome had every weight been rounded once more: how far it is off is no layout's fault."""
+        signs = torch.Generator().manual_seed(self.job.seed)
+        were, grads = _kept(self.named), {n: p.grad for n, p in self.named.items()}
+        with torch.no_grad():
+            for p in self.named.values():
+                if p.is_floating_point():
+                    sign = torch.randint(0, 2, p.shape, generator=signs).to(p.device) * 2 - 1
+                    p.mul_(1 + torch.finfo(p.dtype).eps * sign.to(p.dtype))
+        try:
+            return self._tried(*self._last)
+        finally:
+            _put(self.named, were)
+            for n, p in self.named.items():
+                p.grad = grads[n]
+
+    def _tried(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
+        """What a step would come to, without any change to the ranks' buffers."""
+        return self._backward(self._each(self._before), batch, clip, scale)
+
+    def _each(self, buffers: list[Numbers]) -> Iterator[nn.Module]:
+        """The spare model with the buffers of each rank in turn."""
+        for own in buffers:
+            _put(models.state(self._spare), own)
+            yield self._spare
+
+    def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
+        """The weights after an optimizer step with these gradients, which may differ from its own by a rounding.
+
+        An optimizer that divides by a gradient's size blows a rounding up: given the same gradients, two are equal.
+        """
+        for name, p in self.named.items():
+            if p.requires_grad:
+                p.grad = grads[name].to(self.device) if name in grads else None
+        share = self.rate_share(step)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate * share
+        self.optimizer.step()
+        return _kept(self.named)
+
+    def rate_share(self, step: int) -> float:
+        return rules.share(self.job.schedule, step, self.cut.steps)
+
+    def rate(self, step: int) -> float:
+        """The learning rate of the first group."""
+        return float(self._rates[0] or 0.0) * self.rate_share(step)
+
+    def again(self) -> Numbers:
+        """Saved and loaded as plain torch does it: what no checkpoint keeps is as it was at step 0."""
+        states = {n: t for n, t in _kept(models.state(self.models[0])).items() if n in self._saved()}
+        optimizer = self.optimizer.state_dict()
+        self._begin(self._at_start | states)
+        self.optimizer = rules.optimizer(self.job.optim, self._trained(), self.job.security.allow)
+        self.optimizer.load_state_dict(optimizer)
+        return {n: t for n, t in _kept(models.state(self.models[0])).items() if n in self._saved()}
+
+    def _saved(self) -> set[str]:
+        return {*self.named, *models.persistent(self.models[0])}
+
+    @torch.no_grad()
+    def validate(self, samples: Callable[[Samples], Samples]) -> float:
+        """Mean loss over held-out samples, each counted once; the loss itself is worked out in fp64."""
+        held = samples(self._data.val)
+        total, count, size = 0.0, 0, max(1, self.cut.local // self.cut.micros)
+        model = self.models[0]
+        with _evaluating(model):
+            for start in range(0, len(held), size):
+                indices = np.arange(start, min(start + size, len(held)))
+                output = models.computing(model, self._precision)(*self._moved(held.inputs(indices)))
+                y = held.targets(indices).to(self.device)
+                total += rules.summed(output.double(), y).item()
+                count += rules.counted(y)
+        return total / count
+
+    def narrow(self, step: int) -> Narrow:
+        """The batch of ``step`` in which data-parallel ranks leave different weights without a gradient, if any does.
+
+        Which needs data that the author never meant: where the loss of it is no number, whole samples are repeated.
+        """
+        positions, best = True, None
+        for pick in range(min(PATIENCE, self.cut.local)):
+            idle = self._idle(step, Narrow(pick, positions))
+            if idle is None and positions:
+                positions = False
+                idle = self._idle(step, Narrow(pick, positions))
+            best = best or Narrow(pick, positions)
+            if not idle or not any(idle):
+                return best
+            if len(set(idle)) > 1:
+                return Narrow(pick, positions)
+        return best or Narrow(0, False)
+
+    def scale(self, most: float) -> float:
+        """``most``, halved until the gradients of the first step are far from overflow."""
+        batch, buffers = self.batch(0), [_kept(models.state(m), but=self.named) for m in self.models]
+        while most > 1:
+            found = self._backward(self._each(buffers), batch, None, most * FAR)
+            if np.isfinite(found.norm):
+                break
+            most /= 2
+        return most
+
+    def _idle(self, step: int, narrow: Narrow) -> list[frozenset[str]] | None:
+        """Names without a gradient on each data-parallel rank; ``None`` when there is no finite loss."""
+        found = []
+        try:
+            batch = self.batch(step, narrow)
+            counted = rules.counted(batch[1])
+            buffers = [_kept(models.state(m), but=self.named) for m in self.models]
+            for rank, model in enumerate(self._each(buffers)):
+                self.optimizer.zero_grad(set_to_none=True)
+                loss = self._accumulate(model, self._part(batch, rank), counted, 1.0)
+                if not abs(loss) < float("inf"):
+                    return None
+                found.append(frozenset(n for n, p in self.named.items() if p.requires_grad and p.grad is None))
+        except Exception:  # the model's own, about data that is odd
+            return None
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Modules that were put to sleep stay so afterwards."""
+    awake = [m for m in model.modules() if m.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for m in awake:
+            m.training = True
+
+
+@torch.no_grad()
+def _put(to: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
+    for name, t in numbers.items():
+        to[name].copy_(t)
+
+
+def _kept(tensors: Mapping[str, Tensor], but: Mapping[str, Tensor] | None = None) -> Numbers:
+    """Copies in host memory."""
+    return {n: t.detach().to("cpu", copy=True) for n, t in tensors.items() if n not in (but or {})}

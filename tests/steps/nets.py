@@ -1,0 +1,204 @@
+"""Models, an optimizer and data that a certificate must not take for wrong, or must see something wrong in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.data.order import Indices
+from launcher.data.source import Source
+
+CLASSES, WIDTH = 6, 8
+
+
+class Draws(Source):
+    """Floats and classes; ``ignored``: every target whose index it divides is not counted."""
+
+    def __init__(self, split: str, samples: int = 40, ignored: int = 0) -> None:
+        self.samples, self.ignored = samples, ignored
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        streams = (torch.Generator().manual_seed(int(i)) for i in indices)
+        return (torch.stack([torch.randn(4, WIDTH, generator=g) for g in streams]),)
+
+    def targets(self, indices: Indices) -> Tensor:
+        found = torch.from_numpy(indices[:, None] + indices.dtype.type(1) * [[0, 1, 2, 3]]) % CLASSES
+        if self.ignored:
+            found[torch.from_numpy(indices % self.ignored == 0)] = -100
+        return found
+
+
+class Net(nn.Module):
+    """Two linear layers around ``middle``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.middle(torch.tanh(self.a(x))))
+        return out
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Follower(nn.Module):
+    """Adds a moving average of what it has seen, where ``used``; else that goes on in evaluation."""
+
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.used = used
+        self.register_buffer("seen", torch.zeros(WIDTH))
+        self.seen: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or not self.used:
+            with torch.no_grad():
+                self.seen.mul_(0.9).add_(x.mean((0, 1)), alpha=0.1)
+        return x + self.seen if self.used else x
+
+
+class Averaged(Net):
+    def __init__(self, used: bool) -> None:
+        super().__init__()
+        self.follower = Follower(used)
+
+    def middle(self, x: Tensor) -> Tensor:
+        out: Tensor = self.follower(x)
+        return out
+
+
+class Normed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def middle(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return out
+
+
+class NotTracked(Net):
+    """Normalises by each micro batch, and remembers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, track_running_stats=False)
+
+    def middle(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x)
+        return out
+
+
+class Drawn(Net):
+    """A random projection that no checkpoint keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mix", torch.randn(WIDTH, WIDTH), persistent=False)
+        self.mix: Tensor
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x @ self.mix
+
+
+class Frozen(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a.requires_grad_(False)
+
+
+class Looking(Net):
+    """Goes another way on other data."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return -x if x.sum() > 0 else x * 2
+
+
+class Picky(Net):
+    """Refuses samples whose positions are all the same."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        if x.device.type != "meta" and torch.equal(x[:, 0], x[:, 1]):
+            raise ValueError("nothing varies")
+        return x
+
+
+class Loud(Net):
+    """Its gradients pass the largest number of fp16 at most loss scales."""
+
+    def middle(self, x: Tensor) -> Tensor:
+        return x + (x * 3e4 - (x * 3e4).detach())
+
+
+class Uncopied(Net):
+    """Cannot be copied: it keeps a tensor that it has worked out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.ones(WIDTH))
+        self.twice = self.a.weight * 2
+
+    def middle(self, x: Tensor) -> Tensor:
+        self.twice = self.a.weight * 2
+        return x @ self.twice
+
+
+class Experts(nn.Module):
+    """Every position goes to the expert that its first number points at."""
+
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        to = (x[..., 0] * 100).long() % len(self.each)
+        for n, expert in enumerate(self.each):
+            if (mine := to == n).any():
+                out[mine] = expert(x[mine])
+        return out
+
+
+class Routed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.b = Experts(), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(x + self.experts(x))
+        return out
+
+
+class Autocast(Net):
+    """A part of it is worked out in bf16; ``low`` is what a layout may lose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c, self.low = nn.Linear(WIDTH, WIDTH), True
+
+    def middle(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.low):
+            h = torch.tanh(self.c(x))
+        return h.to(x.dtype)
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer of the user's own."""
+
+    def __init__(self, params: Any, lr: float = 1e-2, beta: float = 0.9) -> None:
+        super().__init__(params, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                m.mul_(group["beta"]).add_(p.grad, alpha=1 - group["beta"])
+                p.add_(m.sign(), alpha=-group["lr"])

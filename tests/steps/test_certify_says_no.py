@@ -1,0 +1,338 @@
+"""A certificate says no: to bugs that other trainers shipped, and to those that this project had."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from launcher.job.steps import Certify
+from launcher.optim import build as optimizers
+from launcher.parallel import fuse, init, live, norm, tie
+from launcher.runtime import feed, pipeline, state
+from launcher.steps import session, train
+from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
+
+Patch = pytest.MonkeyPatch
+
+
+def scaled(patch: Patch) -> None:
+    real = pipeline.Pipeline.__init__
+
+    def wrong(self: Any, model: Any, *args: Any) -> None:
+        real(self, model, *args)
+        self.scale *= model.plan.sizes.micros
+
+    patch.setattr(pipeline.Pipeline, "__init__", wrong)
+
+
+def counted_per_replica(patch: Patch) -> None:
+    real = norm.build
+
+    def wrong(model: Any) -> norm.Norm:
+        replicas = model.plan.sizes.grid["dp_replicate"]
+        good = real(model)
+        return norm.Norm(tuple((t, w * replicas) for t, w in good.pieces), good.copies)
+
+    patch.setattr(norm, "build", wrong)
+
+
+def initialised_differently(patch: Patch) -> None:
+    real = init.fill
+
+    def wrong(parts: Any, plan: Any, rank: int, device: Any, whole: Any) -> None:
+        at = plan.sizes.grid.coords(rank)["dp_replicate"]
+        real(parts, plan, rank, device, lambda name: whole(name) * (1 + at))
+
+    patch.setattr(live, "fill", wrong)
+
+
+def added_twice(patch: Patch) -> None:
+    real = tie.Tied.reduce
+
+    def wrong(self: Any) -> None:
+        real(self)
+        real(self)
+
+    patch.setattr(tie.Tied, "reduce", wrong)
+
+
+def last_skipped(patch: Patch) -> None:
+    def wrong(part: Any, plan: Any, meshes: Any) -> list[fuse.Bucketed]:
+        return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
+
+    patch.setattr(live, "fuse", wrong)
+
+
+def clipped_by_its_own_norm(patch: Patch) -> None:
+    real = norm.Norm.clip
+
+    def wrong(self: norm.Norm, found: float, limit: float | None, scaled: float = 1.0) -> None:
+        real(self, self.squared().sqrt().item() / scaled, limit, scaled)
+
+    patch.setattr(norm.Norm, "clip", wrong)
+
+
+def tied_counted_twice(patch: Patch) -> None:
+    real = norm.build
+
+    def wrong(model: Any) -> norm.Norm:
+        tied = {id(t) for p, t in model.named() if len(p.stages) > 1}
+        good = real(model)
+        return norm.Norm(tuple((t, w * (2 if id(t) in tied else 1)) for t, w in good.pieces), good.copies)
+
+    patch.setattr(norm, "build", wrong)
+
+
+def second_copy_stale(patch: Patch) -> None:
+    patch.setattr(state, "_same_copies", lambda s: None)
+
+
+def optimizer_lost(patch: Patch) -> None:
+    real = state.load
+
+    def wrong(s: Any, *args: Any, **more: Any) -> Any:
+        found = real(s, *args, **more)
+        s.optimizer.state.clear()
+        return found
+
+    patch.setattr(state, "load", wrong)
+
+
+def step_lost(patch: Patch) -> None:
+    real = state.load
+
+    def wrong(s: Any, *args: Any, **more: Any) -> Any:
+        found = real(s, *args, **more)
+        s.step -= 1
+        return found
+
+    patch.setattr(state, "load", wrong)
+
+
+def one_late(patch: Patch) -> None:
+    real = train.factor
+    patch.setattr(train, "factor", lambda settings, step, total: real(settings, max(step - 1, 0), total))
+
+
+def one_early(patch: Patch) -> None:
+    real = train.factor
+    patch.setattr(train, "factor", lambda settings, step, total: real(settings, step + 1, total))
+
+
+def never_set(patch: Patch) -> None:
+    patch.setattr(train, "scale_lr", lambda optimizer, factor: float(optimizer.param_groups[0]["lr"]))
+
+
+def padding_counted(patch: Patch) -> None:
+    real = feed.Feed.held_out
+
+    def wrong(self: feed.Feed, batches: int | None) -> Iterator[feed.Batch]:
+        for batch in real(self, batches):
+            yield replace(batch, valid=self.plan.sizes.local_batch)
+
+    patch.setattr(feed.Feed, "held_out", wrong)
+
+
+def evaluated_in_training_mode(patch: Patch) -> None:
+    patch.setattr(pipeline, "evaluating", lambda models: nullcontext())
+
+
+def in_order(patch: Patch) -> None:
+    patch.setattr(session, "batch_indices", lambda seed, step, size, n: np.arange(step * size, (step + 1) * size) % n)
+
+
+def ranks_swapped(patch: Patch) -> None:
+    real = session.batch_indices
+    patch.setattr(session, "batch_indices", lambda *at: np.roll(real(*at), 1))
+
+
+def made(name: str, change: Any) -> Any:
+    """Something else becomes of one tensor at step 0, in the same way on every rank."""
+
+    def patched(patch: Patch) -> None:
+        real = init.fill
+
+        def wrong(parts: Any, plan: Any, rank: int, device: Any, whole: Any) -> None:
+            real(parts, plan, rank, device, lambda n: change(whole(n)) if n == name else whole(n))
+
+        patch.setattr(live, "fill", wrong)
+
+    return patched
+
+
+def autocast_lost(patch: Patch) -> None:
+    real = live.fill
+
+    def wrong(parts: Any, *more: Any) -> None:
+        real(parts, *more)
+        for m in (m for part in parts for m in part.module.modules() if hasattr(m, "low")):
+            m.low = False
+
+    patch.setattr(live, "fill", wrong)
+
+
+def gradients_of_idle_experts_mixed(patch: Patch) -> None:
+    """What a rank lacks is not filled in: what it has goes to those that come first."""
+    real = live.Parallel.reduce
+
+    def wrong(self: Any) -> None:
+        mine = [t for p, t in self.named() if p.trainable]
+        for shape in {t.shape for t in mine}:
+            alike = [t for t in mine if t.shape == shape]
+            there: list[Tensor | None] = [t.grad for t in alike if t.grad is not None]
+            if len(there) < len(alike):
+                for t, g in zip(alike, [*there, *[None] * len(alike)], strict=False):
+                    t.grad = g
+        real(self)
+
+    patch.setattr(live.Parallel, "reduce", wrong)
+
+
+def scale_not_taken_back(patch: Patch) -> None:
+    real = norm.Norm.clip
+    patch.setattr(norm.Norm, "clip", lambda self, found, limit, scaled=1.0: real(self, found, limit))
+
+
+def everything_decays(patch: Patch) -> None:
+    def wrong(params: Any, decay: float) -> list[dict[str, Any]]:
+        return [{"params": [p], "weight_decay": decay} for p in params]
+
+    patch.setattr(optimizers, "groups", wrong)
+
+
+def of_another_rank(patch: Patch) -> None:
+    """The last data-parallel rank's statistics are kept, after what it has seen itself."""
+    patch.setattr(live.Statistics, "share", lambda self: None)
+
+
+MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "pipeline gradients scaled by the number of micro batches": (
+        scaled, ALL, r"step 1: the gradient of \S+: 1\.0e\+00 from one process \(and",
+    ),
+    "a norm that counts every replica": (
+        counted_per_replica, ALL, r"step 1: the global gradient norm: 4\.1e-01 from one process \(and",
+    ),
+    "replicas initialised differently": (
+        initialised_differently, ALL, r"the weights at step 0 of embed\.weight: copies differ on ranks 0 and 2 \(and",
+    ),
+    "a tied gradient added twice": (
+        added_twice, ALL, r"step 1: the gradient of embed\.weight: 1\.0e\+00 from one process \(and",
+    ),
+    "a bucket that skips its last parameter": (
+        last_skipped, REPLICAS, r"step 1: the gradient of layers\.0\.mlp\.down\.weight: copies differ on ranks 0 and 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("break_it", "parallel", "said"), list(MUTATIONS.values()), ids=list(MUTATIONS))
+def test_a_bug_that_other_trainers_shipped_is_caught(
+    monkeypatch: Patch, break_it: Any, parallel: dict[str, Any], said: str
+) -> None:
+    break_it(monkeypatch)
+    c = certificate(parallel, Certify(steps=1), model__layers=2)
+    assert not c.holds
+    assert re.match(r"does not hold \(allowed 1e-12\): " + said, c.verdict()), c.verdict()
+
+
+LAYERS = {"model__layers": 2}
+TIED = {"pipeline": {"stages": 2, "scheduler": "zero_bubble_v"}, "hsdp": {"shard_size": 2, "threshold": 0}}
+LATE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], str]] = {
+    "clip by the rank's own norm": (
+        clipped_by_its_own_norm, STAGES, LAYERS,
+        r"step 2: the gradient of embed\.weight: copies differ on ranks 0 and 1 \(and",
+    ),
+    "a norm that counts tied weights twice": (
+        tied_counted_twice, STAGES, LAYERS, r"step 1: the global gradient norm: \S+ from one process \(and",
+    ),
+    "a second tied copy that is stale after a load": (
+        second_copy_stale, TIED, {"model__layers": 4},
+        r"step 3: what was loaded of embed\.weight: copies differ on ranks 0 and 0 \(and",
+    ),
+    "optimizer state that is lost at a load": (
+        optimizer_lost, SHARDED, of("Net"), r"step 4: the weights after the update of \S+: \S+ from one process \(and",
+    ),
+    "a step that is lost at a load": (
+        step_lost, SHARDED, of("Net"),
+        r"step 4: the loss: \S+ from|step 4: the samples of the next batch of rank 0: rank 0 would read others",
+    ),
+    "a learning rate one step late": (
+        one_late, TWO, of("Net"), r"step 2: the learning rate: 5\.0e-01 from one process \(and",
+    ),
+    "a learning rate one step early": (
+        one_early, TWO, of("Net"), r"step 1: the learning rate: 1\.0e\+00 from one process \(and",
+    ),
+    "a learning rate that is never set": (
+        never_set, TWO, of("Net"), r"step 1: the learning rate: 1\.0e\+00 from one process \(and",
+    ),
+    "validation that counts padding": (
+        padding_counted, TWO, of("Net"), r"step 4: the validation loss: \S+ from one process$",
+    ),
+    "validation in training mode": (
+        evaluated_in_training_mode, TWO, of("Normed"), r"step 4: the validation loss: \S+ from one process$",
+    ),
+    "samples in the order of the file": (
+        in_order, TWO, of("Net"), r"step 1: the loss: \S+ from one process \(and",
+    ),
+    "samples of the next rank": (
+        ranks_swapped, TWO, of("Normed"), r"step 1: the loss: \S+ from one process \(and",
+    ),
+    "a standard deviation that is lost": (
+        made("embed.weight", lambda t: t / t.std()), STAGES, LAYERS,
+        r"the weights at step 0 of embed\.weight: its standard deviation is 1, in 24 plain constructions 0\.0\S+ to 0",
+    ),
+    "a weight that is left at zeros": (
+        made("a.weight", torch.zeros_like), TWO, of("Net"),
+        r"the weights at step 0 of a\.weight: its standard deviation is 0, in 24 plain constructions",
+    ),
+    "a bias that nobody wrote": (
+        made("norm.weight", lambda t: t * 1e33), TWO, of("Normed"),
+        r"the weights at step 0 of norm\.weight: is not what 24 plain constructions make alike$",
+    ),
+    "weights that are no numbers": (
+        made("a.weight", lambda t: t / 0), TWO, of("Net"),
+        r"the weights at step 0 of a\.weight: has numbers that are not finite, in a plain construction it has none",
+    ),
+    "gradients of idle experts mixed": (
+        gradients_of_idle_experts_mixed, TWO, of("Routed"), r"step \d: the gradient of experts\.each\.\d\.\S+: ",
+    ),
+    "weight decay on biases": (
+        everything_decays, TWO, of("Net"), r"step 1: the weights after the update of \S+: \S+ from one process \(and",
+    ),
+    "statistics of another rank": (
+        of_another_rank, TWO, of("Normed"), r"step 1: the buffer of norm\.running_mean: copies differ on ranks 0 and 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_bug_that_only_an_independent_reference_sees_is_caught(monkeypatch: Patch, case: str) -> None:
+    break_it, parallel, changes, said = LATE[case]
+    break_it(monkeypatch)
+    c = certificate(parallel, **changes)
+    assert not c.holds
+    assert re.match(r"does not hold \(allowed 1e-12\): " + f"(?:{said})", c.verdict()), c.verdict()
+
+
+OWN: dict[str, tuple[Any, str, str]] = {
+    "autocast that is lost": (autocast_lost, "fp32", r"step 1: the loss: \S+ from one process \(and"),
+    "a loss scale that is not taken back": (scale_not_taken_back, "fp16", r"step 1: the gradient of \S+: 1\.0e\+03"),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_a_bug_of_a_precision_is_caught_in_that_precision(monkeypatch: Patch, case: str) -> None:
+    break_it, precision, said = OWN[case]
+    fine = certificate(TWO, Certify(precision=precision), **of("Autocast"))
+    assert fine.holds, fine.verdict()
+    break_it(monkeypatch)
+    c = certificate(TWO, Certify(precision=precision), **of("Autocast"))
+    assert not c.holds
+    assert re.match(r"does not hold \(allowed 1e-06\): " + said, c.verdict()), c.verdict()
