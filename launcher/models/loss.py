@@ -17,6 +17,8 @@ class Parts(Protocol):
 
     @property
     def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
     def sum(self, x: Tensor) -> Tensor: ...
     def top(self, x: Tensor) -> Tensor: ...
 
@@ -40,7 +42,8 @@ def cross_entropy(
 class _OverParts(Function):
     """The sum of the losses.
 
-    The logits of one position are never all on one rank: only its largest, its sum and its target's travel.
+    The logits of one position are never all on one rank: only its largest, its sum and its target's travel. A target
+    that is no class of any rank makes the loss NaN, where torch would raise: nobody waits for a GPU to know.
     """
 
     @staticmethod
@@ -54,7 +57,8 @@ class _OverParts(Function):
         total, meant = parts.sum(torch.stack((powers.sum(-1), mine)))
         counted = target != IGNORED
         ctx.save_for_backward(powers / total.unsqueeze(-1), here, column, counted)
-        return torch.where(counted, total.log() - meant, 0).sum()
+        known = (target >= 0) & (target < parts.size * logits.shape[-1])
+        return torch.where(counted, torch.where(known, total.log() - meant, torch.nan), 0).sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -139,3 +139,10 @@ def test_the_loss_over_parts_of_the_classes_is_that_over_all(scale):
     assert [abs(loss - want.item()) <= 1e-14 * want.item() for loss, _ in got] == [True] * 4
     assert whole.grad is not None
     torch.testing.assert_close(torch.cat([grad for _, grad in got], -1), whole.grad, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("target", [-1, 12])
+def test_a_target_that_is_no_class_of_any_part_is_never_silent(target):
+    logits = torch.randn(1, 2, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    got = on_ranks(2, losses, logits, torch.tensor([[3, target]]))
+    assert [loss != loss for loss, _ in got] == [True, True]

@@ -129,3 +129,13 @@ def test_a_run_whose_certificate_does_not_hold_ends_with_1_and_names_the_paramet
     said = json.loads((folder / "certificate.json").read_text())
     assert (said["holds"], said["wrong"][0]) == (False, told)
     assert not (folder / "metrics.jsonl").read_text()
+
+
+def test_targets_with_holes_are_certified() -> None:
+    c = certificate(
+        ALL,
+        model__layers=2,
+        data={"_target_": "tests.parallel.sources.Holed", "seq_len": 8},
+        security__allow=("tests",),
+    )
+    assert c.holds, c.verdict()
