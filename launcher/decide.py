@@ -11,12 +11,12 @@ from launcher.asked import fits, inlined, torch_version
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import naming
+from launcher.plan import effects, naming
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
@@ -114,7 +114,9 @@ def _read(job: Job) -> _Model:
     with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
         model, tape = record(builder(job))
         lost = unknown(model, tape) if job.parallel.deferred_init else []
-        return _Model(model, read.skeleton(model), lost)
+        known = read.skeleton(model)
+    refuse(tuple(effects.unfit(known)))
+    return _Model(model, known, lost)
 
 
 def _planned(job: Job, asked: Asked, model: _Model, whole: tuple[str, ...] | None, more: Sequence[Note] = ()) -> Plan:

@@ -43,11 +43,13 @@ def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
 class Meter:
     """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
 
-    A storage counts once however often it is saved; parameters and buffers (``own``) do not count.
+    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``: all of
+    them, these too.
     """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
         self.saved = 0
+        self.kept: set[int] = set()
         self._seen: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
         self._flops, self._flash = _Flops(), Flash()
@@ -75,6 +77,7 @@ class Meter:
 
     def _keep(self, t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()
+        self.kept.add(storage._cdata)
         if storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
             self._alive.append(t.detach())

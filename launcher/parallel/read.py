@@ -15,7 +15,7 @@ from launcher.parallel.mode import default_dtype as default_dtype
 from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, trace
 from launcher.parallel.watch import Watch, watching
 from launcher.parallel.weigh import Scales
-from launcher.plan.facts import Backward, Graph, Node, Param, Segment, Skeleton, TensorSpec
+from launcher.plan.facts import Backward, Effects, Graph, Node, Param, Segment, Skeleton, TensorSpec, Traits
 from launcher.plan.naming import owner, units
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -64,7 +64,21 @@ def skeleton(model: nn.Module) -> Skeleton:
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
     named = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
-    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind))
+    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind), _traits(model))
+
+
+def _traits(model: nn.Module) -> Traits:
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    modules = tuple(model.named_modules())
+    return Traits(
+        hooked=tuple(n for n, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks),
+        backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
+        own=tuple(n for n, m in modules if "forward" in vars(m)),
+        synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
+        twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
+    )
 
 
 def _kind(module: nn.Module) -> str:
@@ -84,7 +98,8 @@ def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
-    out, watched, scales = [], _watched(tracer.watch, known), Scales()
+    (end,) = tracer.graph.find_nodes(op="output")
+    out, watched, scales = [], _watched(tracer.watch, known, tracer.values[end], tracer.meter), Scales()
     for n in tracer.graph.nodes:
         kind = KINDS.get(n.op, "glue")
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
@@ -101,12 +116,15 @@ def _loaded(known: Skeleton) -> tuple[str, ...]:
     return tuple(u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params))
 
 
-def _watched(watch: Watch, known: Skeleton) -> dict[str, Any]:
+def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
     found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
         "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
+        "effects": Effects(
+            watch.effects.changes(output, meter.kept), tuple(dict.fromkeys(watch.taken)), tuple(watch.effects.sparse)
+        ),
     }
 
 
@@ -147,7 +165,7 @@ def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run
         default_dtype(RUNNING),
         torch.device("meta"),
         meter,
-        watching(model, _loaded(known), lambda: meter.saved) as watch,
+        watching(model, _loaded(known), lambda: meter.saved, xs) as watch,
     ):
         value = run(model, xs, meter, watch)
     return _node(known, inputs, value, meter, watch)
@@ -159,7 +177,7 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Mete
     ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
     body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
     out = Node("output", "output", "output", ("model",), specs, packed)
-    return Graph((*ins, body, out), **_watched(watch, known), segments=_segments(watch, meter.saved))
+    return Graph((*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved))
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

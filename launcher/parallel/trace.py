@@ -232,7 +232,7 @@ def follow(
         torch.device("meta"),
         meter,
         _Made(tracer),
-        watching(model, units, lambda: meter.saved) as tracer.watch,
+        watching(model, units, lambda: meter.saved, inputs) as tracer.watch,
     ):
         tracer.graph = _without_defaults(tracer.trace(model, rest), len(inputs))
     return tracer

@@ -13,8 +13,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from launcher.parallel.effects import Effects
+from launcher.plan.facts import Inner
 from launcher.plan.naming import owner
 from launcher.plan.stages import covers
+
+GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+"""What takes gradients."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,12 @@ class Watch(TorchFunctionMode):
 
     ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
-    ``runs``: each call of a unit.
+    ``runs``: each call of a unit. ``effects``: what it changes; ``taken``: gradients that it takes itself.
     """
 
-    def __init__(self, model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> None:
+    def __init__(
+        self, model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+    ) -> None:
         super().__init__()
         self.saved = saved
         self.scopes: dict[str, str] = {}
@@ -49,7 +56,9 @@ class Watch(TorchFunctionMode):
         self._began: list[int] = []
         self.runs: list[Run] = []
         self.over = False
+        self.taken: list[Inner] = []
         self._learn("", model)
+        self.effects = Effects(model, given, lambda: self._running[-1])
 
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
@@ -76,6 +85,7 @@ class Watch(TorchFunctionMode):
         self._began.append(self.saved())
         if any(id(p) not in self._names for p in module.parameters(recurse=False)):
             self._learn(name, module)
+        self.effects.learn(name, module)
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It is done."""
@@ -89,6 +99,8 @@ class Watch(TorchFunctionMode):
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in GRADIENTS:
+            self.taken.append(Inner(self._running[-1], func is not torch.autograd.grad, crosses=False))
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
             for value in (*args, *(kwargs or {}).values()):
@@ -136,15 +148,17 @@ def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
 
 
 @contextmanager
-def watching(model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> Iterator[Watch]:
+def watching(
+    model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+) -> Iterator[Watch]:
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
-    watch = Watch(model, units, saved)
+    watch = Watch(model, units, saved, given)
     for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
         module.register_forward_pre_hook(lambda m, _, name=name: watch.enter(name, m), prepend=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
     try:
-        with watch:
+        with watch, watch.effects:
             yield watch
     finally:
         watch.over = True

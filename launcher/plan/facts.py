@@ -11,6 +11,12 @@ ITEMSIZE = {
     "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
 
+WIDTH = ITEMSIZE | {
+    "complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "quint8": 1, "qint8": 1, "qint32": 4,
+}  # fmt: skip
+"""Of what a forward may compute with too, and no checkpoint can hold."""
+
 DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float32"}
 """What ``train.precision`` makes of weights, their gradients and the optimizer's state."""
 
@@ -27,7 +33,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * ITEMSIZE[self.dtype]
+        return prod(self.shape) * WIDTH[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,21 @@ class Param:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a model has besides modules and tensors, by first names: whatever is lost when one of them is replaced.
+
+    ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``own``: modules whose forward was
+    replaced on the instance; ``synced``: SyncBatchNorm; ``twins``: the names of each module that has several.
+    """
+
+    hooked: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    synced: tuple[str, ...] = ()
+    twins: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Skeleton:
     """A model before tracing: its modules in definition order, its parameters, and what each module is made of.
 
@@ -53,6 +74,7 @@ class Skeleton:
     params: tuple[Param, ...]
     containers: frozenset[str]
     kinds: tuple[tuple[str, str], ...] = ()
+    traits: Traits = Traits()
 
 
 @dataclass(frozen=True)
@@ -106,6 +128,46 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A parameter or buffer, under all its ``names``, that a forward changes while the modules ``at`` run.
+
+    ``by_data``: into something that depends on the inputs or on random numbers. ``read``: the output depends on what it
+    was before. ``kept``: it is changed where it lies, and a backward needs what was there.
+    """
+
+    names: tuple[str, ...]
+    by_data: bool
+    read: bool
+    kept: bool
+    at: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Gradients that the forward takes itself while ``module`` runs: by ``backward()``, which adds to the weights'.
+
+    ``crosses``: of something that another argument of that module was made of.
+    """
+
+    module: str
+    backward: bool
+    crosses: bool
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a forward does besides computing. ``sparse``: tables whose gradients would be sparse."""
+
+    changes: tuple[Change, ...] = ()
+    inner: tuple[Inner, ...] = ()
+    sparse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Graph:
     """The glue of a model for one micro batch, in execution order.
 
@@ -120,6 +182,7 @@ class Graph:
     chains: tuple[tuple[str, str], ...] = ()
     calls: tuple[tuple[str, int], ...] = ()
     segments: tuple[Segment, ...] = ()
+    effects: Effects = Effects()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

@@ -92,10 +92,11 @@ def placed(
     hsdp: Hsdp | None,
     splits: Mapping[str, tuple[tuple[str, ...], ...]] | None = None,
     low: str | None = None,
+    whole: frozenset[str] = frozenset(),
 ) -> tuple[Placed, ...]:
     """Every tensor once, in definition order. ``splits``: the axes that operators cut dims over, by any name.
 
-    ``low``: the half-precision dtype to compute in, if any.
+    ``low``: the half-precision dtype to compute in, if any. ``whole``: names of those that are not to be sharded.
     """
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
@@ -103,8 +104,8 @@ def placed(
     kept = wide(skeleton)
     apart = {name: bool(low) and name in kept for name in same}  # a group of FSDP2's is cast as a whole
     return tuple(
-        _placed(ps, stages, sizes, None if apart[name] else hsdp, splits or {}, None if apart[name] else low)
-        for name, ps in same.items()
+        _placed(ps, stages, sizes, None if apart[n] or n in whole else hsdp, splits or {}, None if apart[n] else low)
+        for n, ps in same.items()
     )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan import fit, legal, naming, phases, reduced, schedules, settings, stages, switches, transport
+from launcher.plan import effects, fit, legal, naming, phases, reduced, schedules, settings, stages, switches, transport
 from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
@@ -144,13 +144,15 @@ def plan(
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
     order = choose(job, asked.sizes, _cost(cut, graphs), asked.torch)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
-    params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
-    if found := [*switches.unshared(job, params), *transport.problems(job, params)]:
-        raise RequestError(tuple(found))
+    low, kept = dtypes.compute if dtypes.mixed else None, effects.whole(graph, sz)
+    params = placed(skeleton, cut, sz, par.hsdp, cuts, low, kept)
+    boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
+    _refuse(
+        job, effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts)), skeleton, graph
+    )
     hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
-    boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
     moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
     return Plan(
         name=job.name,
@@ -180,7 +182,7 @@ def plan(
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
-        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, deferred)),
+        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, deferred, kept)),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
@@ -194,9 +196,17 @@ def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setti
     return (*settings.resolve(job, sz), *transport.settings(job, sz, dtypes), *loss)
 
 
-def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], deferred: Note | None) -> list[Note]:
+def _refuse(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph) -> None:
+    """Raises ``RequestError`` for what this layout cannot do."""
+    found = [*switches.unshared(job, at.params), *transport.problems(job, at.params)]
+    refuse([*found, *effects.refused(at, skeleton, graph)])
+
+
+def _late(
+    job: Job, sz: Sizes, params: tuple[Placed, ...], deferred: Note | None, changed: frozenset[str]
+) -> list[Note]:
     """What the finished plan has to say."""
-    why = [deferred] if deferred else []
+    why = [*([deferred] if deferred else []), *effects.notes(params, sz, changed)]
     sharded = _sharding_notes(params, sz, job.parallel.hsdp)
     return [*why, *sharded, *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
 
