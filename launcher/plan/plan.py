@@ -142,10 +142,9 @@ def plan(
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
-    order = choose(job, asked.sizes, _cost(cut, graphs), asked.torch)
+    order, kept = choose(job, asked.sizes, _cost(cut, graphs), asked.torch), effects.whole(graph, asked.sizes)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
-    low, kept = dtypes.compute if dtypes.mixed else None, effects.whole(graph, sz)
-    params = placed(skeleton, cut, sz, par.hsdp, cuts, low, kept)
+    params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.low, kept)
     boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
     _refuse(
         job, effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts)), skeleton, graph
