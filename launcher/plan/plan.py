@@ -195,10 +195,11 @@ def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setti
     return (*settings.resolve(job, sz), *transport.settings(job, sz, dtypes), *loss)
 
 
-def _refuse(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph) -> None:
-    """Raises ``RequestError`` for what this layout cannot do."""
+def _sharding(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph) -> Hsdp | None:
+    """How weights are sharded, if they are. Raises ``RequestError`` for what this layout cannot do."""
     found = [*switches.unshared(job, at.params), *transport.problems(job, at.params)]
     refuse([*found, *effects.refused(at, skeleton, graph)])
+    return job.parallel.hsdp if at.sizes.grid["dp_shard"] > 1 else None
 
 
 def _late(
