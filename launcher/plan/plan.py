@@ -146,10 +146,8 @@ def plan(
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.low, kept)
     boundaries, tied = tuple(stages.boundary(graph, s.sends) for s in cut), ties(params)
-    _refuse(
-        job, effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts)), skeleton, graph
-    )
-    hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
+    at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts))
+    hsdp, fused = _sharding(job, at, skeleton, graph), limits(par.comm_fusion)
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
     moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
