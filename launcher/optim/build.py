@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from launcher.job.models import SGD, AdamW, Momentum, Optim
 from launcher.optim.groups import Named, groups
 
 
 def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
-    """``params`` are those to train, local to this rank; there must be at least one.
+    """``params`` are those to train, local to this rank; where there are none, for all its stages are frozen, it idles.
 
     Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is called with the
     tensors in one list, then its arguments; it groups them itself.
     """
-    optimizer = _build(settings, params, allow)
+    optimizer = _build(settings, params or [("nothing", nn.Parameter(torch.empty(0)))], allow)
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from launcher.errors import RequestError
 from launcher.parallel.cost import Meter
+from launcher.parallel.hooks import hooks
 from launcher.parallel.mode import default_dtype as default_dtype
 from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, trace
 from launcher.parallel.watch import Watch, watching
@@ -73,7 +75,7 @@ def _traits(model: nn.Module) -> Traits:
         names.setdefault(id(module), []).append(name)
     modules = tuple(model.named_modules())
     return Traits(
-        hooked=tuple(n for n, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks),
+        hooked=tuple(n for n, p in model.named_parameters() if hooks(p)),
         backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
         own=tuple(n for n, m in modules if "forward" in vars(m)),
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
@@ -83,6 +85,13 @@ def _traits(model: nn.Module) -> Traits:
 
 def _kind(module: nn.Module) -> str:
     """What tensor parallelism knows how to cut, or "". A subclass with a forward of its own is something else."""
+    kind = _plain_kind(module)
+    if "forward" in vars(module):
+        return f"{kind} with a forward of its own" if kind else ""
+    return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind
+
+
+def _plain_kind(module: nn.Module) -> str:
     for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
         if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
             limited = isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from launcher.errors import Problem, RequestError
+from launcher.parallel.hooks import hooks, keep
 from launcher.parallel.replay import Log, NotReplayable, Op, key, replay, stream, tensors
 
 READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
@@ -183,6 +184,9 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
                         if isinstance(t, nn.Parameter):
                             twins[id(t)] = nn.Parameter(twin, t.requires_grad)
                         tape.log.add(Op(_as_it_is, (t.detach(),), {}, frozenset({key(t)}), frozenset(), (twin,), False))
+                        if isinstance(t, nn.Parameter) and hooks(t):
+                            keep(t, twins[id(t)])  # type: ignore[arg-type]
+                            twins[id(t)] = t
                     store[name] = twins[id(t)]  # type: ignore[assignment]
     return model
 
