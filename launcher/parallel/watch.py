@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -51,6 +52,7 @@ class Watch(TorchFunctionMode):
         self.calls: Counter[str] = Counter()
         self._units = frozenset(units)
         self._running: list[str] = [""]
+        self._given: list[tuple[torch.Tensor, ...]] = [()]
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
@@ -76,10 +78,11 @@ class Watch(TorchFunctionMode):
             if full not in self._names.setdefault(id(p), []):
                 self._names[id(p)].append(full)
 
-    def enter(self, name: str, module: nn.Module) -> None:
+    def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
+        self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
         self._running.append(name)
         self.calls[name] += 1
         self._began.append(self.saved())
@@ -92,6 +95,7 @@ class Watch(TorchFunctionMode):
         if self.over:
             return
         self._running.pop()
+        self._given.pop()
         grown = self.saved() - self._began.pop()
         if name in self._units:
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
@@ -100,7 +104,7 @@ class Watch(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in GRADIENTS:
-            self.taken.append(Inner(self._running[-1], func is not torch.autograd.grad, crosses=False))
+            self.taken.append(self._inner(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
             for value in (*args, *(kwargs or {}).values()):
@@ -108,6 +112,19 @@ class Watch(TorchFunctionMode):
                     if isinstance(t, nn.Parameter) and id(t) in self._names:
                         self._use(self._names[id(t)])
         return out
+
+    def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
+        if func is not torch.autograd.grad:
+            return Inner(self._running[-1], backward=True)
+        of = args[1] if len(args) > 1 else kwargs.get("inputs")
+        nodes = {get_gradient_edge(t).node for t in tree_leaves(of) if t.requires_grad}
+        known = {id(t) for t in tree_leaves(of)}
+        crosses = []
+        for name, given in zip(self._running, self._given, strict=True):
+            others = [t for t in given if id(t) not in known and t.grad_fn is not None]
+            if any(_reaches(t.grad_fn, nodes, 0) for t in others):
+                crosses.append(name)
+        return Inner(self._running[-1], False, tuple(crosses))
 
     def _use(self, names: list[str]) -> None:
         """Of a tied parameter's names the one that fits best to what is running is the one in use."""
@@ -155,7 +172,8 @@ def watching(
     watch = Watch(model, units, saved, given)
     for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
-        module.register_forward_pre_hook(lambda m, _, name=name: watch.enter(name, m), prepend=True)
+        begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
+        module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
     try:
         with watch, watch.effects:

@@ -15,6 +15,8 @@ from launcher.plan.stages import Crossing, Stage, covers
 from launcher.plan.words import listed
 
 KEY = "model"
+Why = tuple[str, str]
+"""The reason, and an override to paste."""
 
 
 def unfit(skeleton: Skeleton) -> Iterator[Problem]:
@@ -69,27 +71,23 @@ class Layout:
 
 def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """What this layout cannot train as one process does."""
-    yield from _sparse(graph)
     placed = {n: p for p in at.params for n in p.names}
-    yield from _changes(at, graph, placed)
+    yield from _sparse(graph)
+    for change in graph.effects.changes:
+        p = placed.get(change.name)
+        if why := _changed(change, p, at):
+            what = "parameter" if p is not None and not p.buffer else "buffer"
+            yield Problem(KEY, f"the forward changes the {what} {change.name}{why[0]}", why[1])
     for inner in graph.effects.inner:
         if why := _inner(inner, at):
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
-            yield Problem(KEY, f"{_where(inner.module)} {how}, and {why}")
+            yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
             text = f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
-
-
-def _changes(at: Layout, graph: Graph, placed: dict[str, Placed]) -> Iterator[Problem]:
-    for change in graph.effects.changes:
-        p = placed.get(change.name)
-        if why := _changed(change, p, at):
-            what = "parameter" if p is not None and not p.buffer else "buffer"
-            yield Problem(KEY, f"the forward changes the {what} {change.name}{why}")
 
 
 def whole(graph: Graph, sizes: Sizes) -> frozenset[str]:
@@ -112,79 +110,88 @@ def _sparse(graph: Graph) -> Iterator[Problem]:
         yield Problem(KEY, f"{text} here; leave sparse out: dense gradients have the same numbers")
 
 
-def _changed(c: Change, p: Placed | None, at: Layout) -> str:
-    """Why it cannot be; "" when it can."""
+def _changed(c: Change, p: Placed | None, at: Layout) -> Why | None:
+    """Why it cannot be, and the way out."""
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
-        return ", once for every piece of a sequence; set parallel.pipeline.seq_chunks=1"
+        return ", once for every piece of a sequence", "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         text = f", by numbers that each of {at.sizes.replicas} data-parallel ranks has its own of, and then uses it"
-        return f"{text}: they would train different models; change it outside of the forward, or by no data"
-    if p is not None and len(p.stages) > 1:
-        return f", of which stages {_numbers(p.stages)} have a copy each; put all that use it on one stage"
-    if len(at.stages) > 1:
-        here = {at.stage_of(m) for m in c.at}
-        if None in here:
-            return " between the named modules, where no stage would see it; do it inside the module that owns it"
-        owners = set(p.stages) if p is not None else {at.stage_of(owner(c.name))}
-        if here != owners:
-            text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
-            return f"{text}; put both on one stage"
-        if c.kept:
-            text = " in place, while the backward of another micro batch still needs what was there"
-            return f"{text}; use a copy in what is computed (x * {c.name.rpartition('.')[2]}.clone())"
+        return f"{text}: they would train different models; use one data-parallel rank", ""
+    if len(at.stages) > 1 and (why := _between(c, p, at)):
+        return why
     if weight and at.mixed:
-        return ", and in half precision it would change a copy; use train.precision=fp32"
-    if weight and p is not None and any("tp" in axes for axes in p.layout.split):
-        return ", which is cut over tp; leave it out of parallel.operators"
-    return ""
+        return ", and in half precision it would change a copy", "train.precision=fp32"
+    if weight and p is not None and _cut(p):
+        return ", which is cut over tp; leave its module out of parallel.operators", ""
+    return None
 
 
-def _inner(i: Inner, at: Layout) -> str:
-    """Why it cannot be; "" when it can."""
+def _between(c: Change, p: Placed | None, at: Layout) -> Why | None:
+    """Why it cannot be on several stages."""
+    here = {at.stage_of(m) for m in c.at}
+    if None in here:
+        return " between the named modules, where no stage would see it; do it inside the module that owns it", ""
+    owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
+    if len(owners) > 1:
+        return f", of which stages {_numbers(owners)} have a copy each; put all that use it on one stage", ""
+    if here != owners:
+        text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
+        return f"{text}; put both on one stage", ""
+    if c.kept:
+        text = " in place, while the backward of another micro batch still needs what was there"
+        return f"{text}; compute with a copy, {c.name.rpartition('.')[2]}.clone()", ""
+    return None
+
+
+def _inner(i: Inner, at: Layout) -> Why | None:
+    """Why it cannot be, and the way out."""
     if at.sharded:
-        return "weights that are sharded are not there then; set parallel.hsdp=null"
+        return "sharded weights are not there then", "parallel.hsdp=null"
     if at.tp:
-        return "operators that are cut over tp send something then; set parallel.operators={}"
+        return "operators that are cut over tp send something then", "parallel.operators={}"
     if at.mixed and i.backward:
-        return "in half precision the gradients would be lost; use train.precision=fp32"
+        return "in half precision the gradients would be lost", "train.precision=fp32"
     if len(at.stages) == 1:
-        return ""
+        return None
     if at.stage_of(i.module) is None:
-        return "that is between the named modules, where what it goes back through may be on another stage"
-    if i.backward or i.crosses:
-        return "what it goes back through is on another stage; set parallel.pipeline.stages=1"
+        return "that is between the named modules: what it goes back through may be on another stage", ""
+    if i.backward or any(covers(m, i.module) for s in at.stages for m in s.modules if m in i.crosses):
+        return "what it goes back through is on another stage too; put all of that in one module", ""
     if at.split:
-        return f"{at.scheduler} cuts backwards in two; use parallel.pipeline.scheduler=1f1b"
-    return ""
+        return f"{at.scheduler} cuts backwards in two", "parallel.pipeline.scheduler=1f1b"
+    return None
 
 
 def _hooks(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
     for name in skeleton.traits.hooked:
         if why := _hooked(placed[name], at):
-            yield Problem(KEY, f"the parameter {name} has hooks, and {why}")
+            yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
     for module in skeleton.traits.backward:
         if len(at.stages) > 1 and at.stage_of(module) is None:
             text = f"{_where(module)} has backward hooks, and runs on several stages"
             yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
         elif at.tp:
             text = f"{_where(module)} has backward hooks, which would see a part of a gradient under parallel.operators"
-            yield Problem(KEY, f"{text}; set parallel.operators={{}}")
+            yield Problem(KEY, text, "parallel.operators={}")
 
 
-def _hooked(p: Placed, at: Layout) -> str:
-    """Why hooks of this parameter would not see what they see in one process; "" when they do."""
+def _hooked(p: Placed, at: Layout) -> Why | None:
+    """Why hooks of this parameter would not see what they see in one process, and the way out."""
     if at.sizes.replicas > 1:
-        return f"each of {at.sizes.replicas} data-parallel ranks would call them with the gradient of its own samples"
+        return (
+            f"each of {at.sizes.replicas} data-parallel ranks would call them with the gradient of its own samples",
+            "",
+        )
     if len(p.stages) > 1:
-        return f"stages {_numbers(p.stages)} use it: each would call them with its part of the gradient"
-    if any("tp" in axes for axes in p.layout.split):
-        return "it is cut over tp: they would see a part of the gradient; leave it out of parallel.operators"
+        return f"stages {_numbers(p.stages)} use it: each would call them with its part of the gradient", ""
+    if _cut(p):
+        return "it is cut over tp: they would see a part of the gradient; leave it out of parallel.operators", ""
     if at.mixed:
-        return "in half precision its gradient is that of a copy; use train.precision=fp32"
+        return "in half precision its gradient is that of a copy", "train.precision=fp32"
     if at.split:
-        return f"{at.scheduler} cuts backwards in two, past all hooks; use parallel.pipeline.scheduler=1f1b"
-    return ""
+        return f"{at.scheduler} cuts backwards in two, past all hooks", "parallel.pipeline.scheduler=1f1b"
+    return None
 
 
 def _twins(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
@@ -195,7 +202,11 @@ def _twins(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterato
         mine = [p for n in names for m, p in placed.items() if covers(n, owner(m))]
         if len(set(ranks)) < len(ranks) and any(p.sharded for p in mine):
             text = f"{' and '.join(names)} are one module, on stages {_numbers(here)}, two of which are on one rank"
-            yield Problem(KEY, f"{text}, and its weights are sharded; put both on one stage, or set parallel.hsdp=null")
+            yield Problem(KEY, f"{text}, and its weights are sharded", "parallel.hsdp=null")
+
+
+def _cut(p: Placed) -> bool:
+    return any("tp" in axes for axes in p.layout.split)
 
 
 def _where(module: str) -> str:

@@ -150,12 +150,12 @@ class Change:
 class Inner:
     """Gradients that the forward takes itself while ``module`` runs: by ``backward()``, which adds to the weights'.
 
-    ``crosses``: of something that another argument of that module was made of.
+    ``crosses``: modules around it of which another argument was made of what the gradient is taken of.
     """
 
     module: str
     backward: bool
-    crosses: bool
+    crosses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
