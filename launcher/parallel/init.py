@@ -28,7 +28,7 @@ def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Whole
     with default_dtype(dtype_of(DTYPE[plan.precision])):
         model, tape = taping.record(build, plan.seed)
         if plan.deferred:
-            meta = tensors(model)
+            meta = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
             return model, lambda name: replay(tape.log, meta[name], name, plan.seed)
         real = tensors(taping.really(build, plan.seed))
     return model, lambda name: real[name].detach()

@@ -16,6 +16,7 @@ from launcher.plan.params import Placed
 from launcher.plan.plan import Plan
 
 AT_ONCE = 64 << 20
+UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,13 @@ def pieces(par: Parallel, weights: bool = False) -> list[Piece]:
             value, box = (local(t) if p.buffer or weights else grad(t)), p.layout.box(par.meshes.rank)
             if value is not None:
                 assert box is not None
-                out.append(Piece(p.name, par.meshes.rank, box, value.detach().to("cpu", copy=True)))
+                out.append(Piece(p.name, par.meshes.rank, box, _portable(value.detach()).to("cpu", copy=True)))
     return out
+
+
+def _portable(t: Tensor) -> Tensor:
+    """Torch cannot unpickle what is unsigned and wide, nor compare numbers of 8 bits."""
+    return t.long() if t.dtype in UNSIGNED else t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def whole(plan: Plan, found: Sequence[Piece]) -> Whole:

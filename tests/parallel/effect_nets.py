@@ -108,10 +108,15 @@ class Decayed(Odd):
         super().__init__()
         w = self.lin.weight
         w.register_hook(lambda g: g.clamp(-1e-3, 1e-3) * (w.detach() > 0))
-        self.lin.bias.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
+        self.lin.bias.register_post_accumulate_grad_hook(halve)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.lin(x)
+
+
+def halve(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad *= 0.5
 
 
 class Hooked(Odd):

@@ -43,13 +43,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def net(name: str, layout: str, operators: dict[str, Any] | None = None, **settings: Any) -> Job:
+def net(
+    name: str, layout: str, operators: dict[str, Any] | None = None, more: dict[str, Any] | None = None, **settings: Any
+) -> Job:
     """A job for one of ``effect_nets``, or for a ``Net`` around one of its modules."""
     whole_nets = ("Frozen", "Shared", "Between", "Crossing")
-    target, more = (name, {}) if name in whole_nets else ("Net", {"middle": name})
+    target, middle = (name, {}) if name in whole_nets else ("Net", {"middle": name})
     parallel = LAYOUTS[layout] | ({"operators": operators} if operators else {})
-    return own(f"effect_nets.{target}", [6], stages=1, parallel=parallel, optim={"name": "sgd", "lr": 0.5},
-               model={"_target_": f"tests.parallel.effect_nets.{target}", **more, **settings})  # fmt: skip
+    model = {"_target_": f"tests.parallel.effect_nets.{target}", **middle, **settings}
+    changes = {"model": model, "parallel": parallel, "optim": {"name": "sgd", "lr": 0.5}} | (more or {})
+    return own(f"effect_nets.{target}", [6], stages=1, **changes)
 
 
 EXACT: dict[str, Job] = {
