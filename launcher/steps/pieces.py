@@ -108,9 +108,13 @@ def _batches(plan: Plan) -> Iterator[frozenset[str]]:
         yield frozenset(names)
 
 
+def _real(t: Tensor) -> Tensor:
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
 def error(a: Tensor, b: Tensor, rounding: float = 0.0) -> float:
     """Largest difference, relative to the largest number of ``b`` or to ``rounding``, if that is larger."""
-    a, b = a.double(), b.double()
+    a, b = _real(a).double(), _real(b).double()
     if a.shape != b.shape:
         return float("inf")
     worst, size = (a - b).abs().max().item() if a.numel() else 0.0, b.abs().max().item() if b.numel() else 0.0

@@ -185,22 +185,28 @@ class Spectral(nn.Module):
 
 
 class Kinds(nn.Module):
-    """Tensors of every shape and dtype that a module may have."""
+    """Tensors of every shape and dtype that a module may have. ``learns``: those of few digits too."""
 
-    def __init__(self) -> None:
+    def __init__(self, learns: bool = False) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.none = nn.Parameter(torch.empty(0, 6))
         self.order = nn.Parameter(torch.arange(5, -1, -1), requires_grad=False)
         self.mask = nn.Parameter(torch.arange(6) > 1, requires_grad=False)
-        self.low = nn.Parameter(torch.linspace(0, 1, 6).bfloat16())
-        self.single = nn.Parameter(torch.linspace(1, 2, 6).float())
+        self.low = nn.Parameter(torch.linspace(0, 1, 6).bfloat16(), learns)
+        self.single = nn.Parameter(torch.linspace(1, 2, 6).float(), learns)
         self.register_buffer("turn", torch.polar(torch.ones(6), torch.linspace(0, 1, 6)).to(torch.complex64))
-        self.register_buffer("small", torch.arange(6).to(torch.uint16), persistent=True)
+        self.eight = nn.Parameter(torch.linspace(0, 1, 6).to(torch.float8_e4m3fn), requires_grad=False)
+        self.register_buffer("small", torch.arange(6).to(torch.uint16))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x[:, self.order] * self.mask * self.scale + self.none.sum()
-        return x * self.turn.real.to(x.dtype) + (self.low + self.single).to(x.dtype) + self.small.to(x.dtype)
+        return (
+            x * self.turn.real.to(x.dtype)
+            + (self.low + self.single).to(x.dtype)
+            + self.eight.to(x.dtype)
+            + self.small.to(x.dtype)
+        )
 
 
 class Complex(nn.Module):
@@ -318,3 +324,21 @@ class Sensitive(Odd):
                 return out
             (g,) = torch.autograd.grad(out.sum(), h, create_graph=True)
         return out + g
+
+
+class Turned(nn.Module):
+    """What goes from a layer to the next are complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = Turning(), Turning()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return torch.view_as_real(self.b(h.real) * h)[..., 0]
+
+
+class Turning(Odd):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lin(x)
+        return torch.complex(y, y)

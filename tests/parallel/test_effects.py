@@ -47,7 +47,7 @@ def net(
     name: str, layout: str, operators: dict[str, Any] | None = None, more: dict[str, Any] | None = None, **settings: Any
 ) -> Job:
     """A job for one of ``effect_nets``, or for a ``Net`` around one of its modules."""
-    whole_nets = ("Frozen", "Shared", "Between", "Crossing")
+    whole_nets = ("Frozen", "Shared", "Between", "Crossing", "Turned")
     target, middle = (name, {}) if name in whole_nets else ("Net", {"middle": name})
     parallel = LAYOUTS[layout] | ({"operators": operators} if operators else {})
     model = {"_target_": f"tests.parallel.effect_nets.{target}", **middle, **settings}
@@ -74,6 +74,7 @@ EXACT: dict[str, Job] = {
         ("Normed", {}, ("one", "pp2", "level3", "pp2 level2")),
         ("Spectral", {}, ("one", "pp2", "level3", "pp2 level2")),
         ("Kinds", {}, ("one", "pp2", "level3", "pp2 level2", "zbv level2")),
+        ("Kinds", {"learns": True}, ("pp2", "replicas", "level3", "pp2 level2", "zbv level2")),
         ("Shared", {}, ("pp2", "interleaved", "zbv", "pp2 level2")),
         *(
             ("Frozen", {"parts": parts}, ("one", "pp2", "interleaved", "zbv", "level3", "pp2 level2", "zbv level2"))
@@ -124,7 +125,9 @@ def alone(j: Job, plan: Plan) -> tuple[float, dict[str, Tensor]]:
             part = cross_entropy(model(x[at]), y[at]) / sizes.micros
             part.backward()
             loss += part.item()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        size = torch.stack([g.double().square().sum() for g in grads]).sum().sqrt()  # torch's has the digits of bf16
+        nn.utils.clip_grads_with_norm_(model.parameters(), 0.3, size)
         optimizer.step()
     mine = init.tensors(model)
     return loss, {p.name: mine[p.name].detach() for p in plan.params}
@@ -147,12 +150,11 @@ def test_it_trains_as_in_one_process(cell):
     loss, want = alone(EXACT[cell], plan)
     buffers = {p.name for p in plan.params if p.buffer}
     got = whole(plan, [p for _, held in ranks for p in held])
-    assert abs(ranks[0][0] - loss) <= 1e-12 * abs(loss)
-    off = {n: error(torch.view_as_real(got[n]) if w.is_complex() else got[n],
-                    torch.view_as_real(w) if w.is_complex() else w) for n, w in want.items()
-           if plan.sizes.replicas == 1 or n not in buffers}  # fmt: skip
-    wide = {p.name: 1e-12 if p.spec.dtype == "float64" or "float" not in p.spec.dtype else 1e-2 for p in plan.params}
-    assert {n: e for n, e in off.items() if not e <= wide[n]} == {}
+    tolerance = 1e-6 if "learns" in cell else 1e-12
+    assert abs(ranks[0][0] - loss) <= tolerance * abs(loss)
+    off = {n: error(got[n], w) for n, w in want.items() if plan.sizes.replicas == 1 or n not in buffers}
+    few = {p.name for p in plan.params if p.spec.dtype in ("bfloat16", "float32") and p.trainable}
+    assert {n: e for n, e in off.items() if not e <= (1e-2 if n in few else tolerance)} == {}
 
 
 REFUSED: dict[str, tuple[Job, str]] = {}
