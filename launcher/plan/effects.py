@@ -149,7 +149,7 @@ def _inner(i: Inner, at: Layout) -> Why | None:
     if at.sharded:
         return "sharded weights are not there then", "parallel.hsdp=null"
     if at.tp:
-        return "operators that are cut over tp send something then", "parallel.operators={}"
+        return "operators that are cut over tp send something then; cut none in parallel.operators", ""
     if at.mixed and i.backward:
         return "in half precision the gradients would be lost", "train.precision=fp32"
     if len(at.stages) == 1:
@@ -172,8 +172,8 @@ def _hooks(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterato
             text = f"{_where(module)} has backward hooks, and runs on several stages"
             yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
         elif at.tp:
-            text = f"{_where(module)} has backward hooks, which would see a part of a gradient under parallel.operators"
-            yield Problem(KEY, text, "parallel.operators={}")
+            text = f"{_where(module)} has backward hooks, which would see a part of a gradient beside operators"
+            yield Problem(KEY, f"{text} that are cut over tp; cut none in parallel.operators")
 
 
 def _hooked(p: Placed, at: Layout) -> Why | None:

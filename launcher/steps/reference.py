@@ -126,22 +126,28 @@ class Reference:
         return _kept({p.name: mine[p.name] for p in self.plan.params if not p.buffer})
 
     def _accumulate(self, xs: tuple[Tensor, ...], y: Tensor, scale: float) -> float:
-        """At once; a model that may keep statistics sees the micro batches one by one, and keeps the first rank's.
+        """Micro batches one by one, as a rank sees them: a forward may change something, a hook may look at a gradient.
 
-        So does one in half precision, whose gradients of every micro batch are rounded before they are added up.
+        Every data-parallel rank begins with what the step began with; what the first one has changed is kept.
         """
         sizes, model = self.plan.sizes, computing(self.model, self.plan)
-        if not self.plan.dtypes.mixed and not self._buffers():
-            return accumulate(model, xs, y, 1, scale)
-        loss, kept = 0.0, dict[str, Tensor]()
-        n = sizes.replicas
+        loss, n = 0.0, sizes.replicas
+        before, after = _kept(self._state()) if n > 1 else {}, dict[str, Tensor]()
         for rank, *part in zip(range(n), *(t.chunk(n) for t in (*xs, y)), strict=True):
+            self._restore(before if rank else {})
             loss += accumulate(model, tuple(part[:-1]), part[-1], sizes.micros, scale / n) / n
-            kept = _kept(self._buffers()) if rank == 0 else kept
-        with torch.no_grad():
-            for name, t in self._buffers().items():
-                t.copy_(kept[name])
+            after = after or (_kept(self._state()) if n > 1 else {})
+        self._restore(after)
         return loss
+
+    def _state(self) -> dict[str, Tensor]:
+        return init.tensors(self.model)
+
+    @torch.no_grad()
+    def _restore(self, kept: Mapping[str, Tensor]) -> None:
+        mine = self._state()
+        for name, t in kept.items():
+            mine[name].copy_(t)
 
     def _buffers(self) -> dict[str, Tensor]:
         mine = init.tensors(self.model)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from launcher.decide import plan_job
-from launcher.errors import RequestError
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
@@ -155,14 +154,3 @@ def test_it_trains_as_in_one_process(cell):
     off = {n: error(got[n], w) for n, w in want.items() if plan.sizes.replicas == 1 or n not in buffers}
     few = {p.name for p in plan.params if p.spec.dtype in ("bfloat16", "float32") and p.trainable}
     assert {n: e for n, e in off.items() if not e <= (1e-2 if n in few else tolerance)} == {}
-
-
-REFUSED: dict[str, tuple[Job, str]] = {}
-
-
-@pytest.mark.parametrize("cell", REFUSED)
-def test_it_is_refused_with_the_reason(cell):
-    job, text = REFUSED[cell]
-    with pytest.raises(RequestError) as caught:
-        plan_job(job)
-    assert str(caught.value) == text

@@ -49,6 +49,10 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "first stage": ("pp2 level2", {"name": "Frozen", "parts": ["a", "b"]}),
     "last stage": ("pp2 level2", {"name": "Frozen", "parts": ["c", "d"]}),
     "first stage, tied": ("pp2", {"name": "Frozen", "parts": ["a", "b"], "tied": True}),
+    "hooks of weights": ("pp2", {"name": "Decayed"}),
+    "a teacher": ("pp2 level2", {"name": "Teacher"}),
+    "a counter": ("replicas", {"name": "Counting"}),
+    "a running mean": ("pp2", {"name": "Centred"}),
     "every kind": ("pp2 level2", {"name": "Kinds"}),
 }
 
