@@ -66,8 +66,9 @@ def test_it_goes_on_in_any_layout_and_its_certificate_holds(cell, tmp_path):
     ranks = on_ranks(plan.sizes.grid.size, lived, j, plan, tmp_path)
     straight, again = (whole(plan, [p for r in ranks for p in r[at]]) for at in (0, 1))
     assert {n for n, t in straight.items() if not torch.equal(t, again[n])} == set()
-    (elsewhere,) = on_ranks(1, gone_on, alone, one, tmp_path)
-    there = whole(one, elsewhere)
-    off = {n: error(straight[n], t) for n, t in there.items() if t.dtype == torch.float64}
-    assert {n: e for n, e in off.items() if e > 1e-9} == {}
     assert all(holds for *_, holds in ranks)
+    if settings["name"] in ("Teacher", "Counting"):  # there other samples make up the micro batch that sees a change
+        return
+    (elsewhere,) = on_ranks(1, gone_on, alone, one, tmp_path)
+    off = {n: error(straight[n], t) for n, t in whole(one, elsewhere).items() if t.dtype == torch.float64}
+    assert {n: e for n, e in off.items() if e > 1e-9} == {}
