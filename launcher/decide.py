@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -151,6 +150,7 @@ def _followed(
 ) -> tuple[Flow, Graph, Pieces | None]:
     """How the operators run, and what one rank of ``tp`` does: ``model`` is left with its parts of their weights."""
     from launcher.parallel import flow, read, sequence, spread
+    from launcher.parallel.copied import copied
     from launcher.parallel.region import Axis
 
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
@@ -158,7 +158,7 @@ def _followed(
     found = found or uncalled(operators, whole)
     if found := found or (sequence.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
-    bare = copy.deepcopy(model) if count > 1 else model
+    bare = copied(model) if count > 1 else model
     out = flow.follow(model, operators, tp, specs)
     spread.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
     spread.install(model, out.spreads, Axis(tp, planned=True))

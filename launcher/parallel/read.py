@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from launcher.errors import RequestError
+from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
 from launcher.parallel.hooks import hooks
 from launcher.parallel.mode import default_dtype as default_dtype
@@ -167,7 +167,7 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
 
 
 def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]) -> Graph:
-    model, xs = copy.deepcopy(model), meta(inputs)  # a forward may count or cache
+    model, xs = copied(model), meta(inputs)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
     with (
         refusing(model, xs),

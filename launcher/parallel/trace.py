@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
@@ -14,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.errors import Problem, RequestError
+from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype, evaluating
 from launcher.parallel.watch import Watch, watching
@@ -175,7 +175,7 @@ def call(module: nn.Module, args: Any, kwargs: Any, meter: Meter | None = None, 
     for back in undo:
         back()
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
-        real = zeros(copy.deepcopy(module))
+        real = zeros(copied(module))
     if meter is not None:
         meter.own((*real.parameters(), *real.buffers()))
     with torch.device("cpu"):
@@ -221,7 +221,7 @@ def follow(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
     """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
-    model = copy.deepcopy(model)  # a forward may count or cache
+    model = copied(model)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
     tracer = Tracer(leaves, inputs, meter)
     names = list(signature(model.forward).parameters.values())[len(inputs) :]
