@@ -63,7 +63,7 @@ EXACT: dict[str, Job] = {
         ("Teacher", {}, ("pp2", "pp2 level2")),
         ("Rows", {}, ("one", "pp2", "zbv")),
         ("Centred", {}, ("one", "pp2", "interleaved")),
-        ("Seen", {}, ("pp2",)),
+        ("Seen", {}, ("pp2", "replicas", "level3")),
         ("Counting", {}, ("pp2", "level3", "replicas", "pp2 level2")),
         ("Decayed", {}, ("one", "pp2", "interleaved")),
         ("Hooked", {}, ("one", "pp2", "zbv", "level1", "level3", "replicas", "pp2 level2", "zbv level2")),
