@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import naming, optimizers
+from launcher.plan import effects, naming, optimizers
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
@@ -123,7 +122,9 @@ def _read(job: Job) -> _Model:
             from launcher.parallel.unwritten import problems
 
             refuse(problems(build, model, tape))
-        return _Model(model, read.skeleton(model), tape.why if job.parallel.deferred_init else "")
+        known = read.skeleton(model)
+    refuse(tuple(effects.unfit(known)))
+    return _Model(model, known, tape.why if job.parallel.deferred_init else "")
 
 
 def _tried(job: Job, skeleton: Skeleton) -> Traits | None:
@@ -178,6 +179,7 @@ def _followed(
 ) -> tuple[Flow, Graph, Pieces | None]:
     """How the operators run, and what one rank of ``tp`` does: ``model`` is left with its parts of their weights."""
     from launcher.parallel import flow, read, sequence, spread
+    from launcher.parallel.copied import copied
     from launcher.parallel.region import Axis
 
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
@@ -185,7 +187,7 @@ def _followed(
     found = found or uncalled(operators, whole)
     if found := found or (sequence.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
-    bare = copy.deepcopy(model) if count > 1 else model
+    bare = copied(model) if count > 1 else model
     out = flow.follow(model, operators, tp, specs)
     spread.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
     spread.install(model, out.spreads, Axis(tp, planned=True))

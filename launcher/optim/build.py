@@ -16,12 +16,12 @@ from launcher.optim.pieces import Pieces
 
 
 def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
-    """``params`` are those to train, local to this rank; there must be at least one.
+    """``params`` are those to train, local to this rank; where there are none, for all its stages are frozen, it idles.
 
     Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is called with plain
     tensors in one list, this rank's pieces where they are cut, then its arguments; it groups them itself.
     """
-    optimizer = _build(settings, params, allow)
+    optimizer = _build(settings, params or [("nothing", nn.Parameter(torch.empty(0)))], allow)
     keep_rates(optimizer)
     return optimizer
 

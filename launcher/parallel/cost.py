@@ -56,13 +56,13 @@ def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
 class Meter:
     """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
 
-    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``written`` are the
-    storages that operations have changed in place, ``needed`` those that a backward will read.
+    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``: all of
+    them, these too; ``written``: the storages that operations have changed in place.
     """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
         self.saved = 0
-        self.needed: set[int] = set()
+        self.kept: set[int] = set()
         self._seen: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
         self._flops, self._flash = _Flops(), Flash()
@@ -98,7 +98,7 @@ class Meter:
 
     def _keep(self, t: torch.Tensor) -> torch.Tensor:
         storage = t.untyped_storage()
-        self.needed.add(storage._cdata)
+        self.kept.add(storage._cdata)
         if storage._cdata not in self._seen:
             self._seen.add(storage._cdata)
             self._alive.append(t.detach())

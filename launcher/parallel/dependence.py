@@ -13,14 +13,6 @@ from launcher.parallel.trace import Tracer, origins, storages
 
 
 @dataclass(frozen=True)
-class Memories:
-    """Those of all nodes; ``needed`` is memory that backwards read."""
-
-    of: dict[fx.Node, Memory]
-    needed: frozenset[int]
-
-
-@dataclass(frozen=True)
 class Memory:
     """As ``plan.facts.Node`` has it; storages are numbered in the order of their first appearance."""
 
@@ -29,7 +21,7 @@ class Memory:
     writes: frozenset[int]
 
 
-def memory(tracer: Tracer) -> Memories:
+def memory(tracer: Tracer) -> dict[fx.Node, Memory]:
     """Which memory each node reads, returns and writes."""
     numbers: dict[int, int] = {}
 
@@ -44,7 +36,7 @@ def memory(tracer: Tracer) -> Memories:
             reads |= storages([*module.parameters(), *module.buffers()])
         lies, wrote = storages(tracer.values.get(node)), tracer.writes.get(node, frozenset())
         out[node] = Memory(numbered(reads), numbered(lies), numbered(w for w in wrote if w in reads | lies))
-    return Memories(out, numbered(tracer.meter.needed & numbers.keys()))
+    return out
 
 
 def trained(tracer: Tracer, spaces: Mapping[fx.Node, Memory]) -> dict[fx.Node, frozenset[str]]:

@@ -6,7 +6,6 @@ the second run must do with its part of a tensor exactly what that part of the f
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from launcher.errors import Problem, RequestError
 from launcher.parallel import spread
 from launcher.parallel.carry import Carry, attach
+from launcher.parallel.copied import copied
 from launcher.parallel.looked import looking
 from launcher.parallel.mode import default_dtype
 from launcher.parallel.read import NORMS, meta
@@ -152,8 +152,8 @@ def follow(
     if not operators or tp == 1:
         return Flow()
     whole = _Run()
-    _pass(copy.deepcopy(model), operators, whole, inputs, lengths)
-    run, part = _Run(Axis(tp, planned=True), whole.rows), copy.deepcopy(model)
+    _pass(copied(model), operators, whole, inputs, lengths)
+    run, part = _Run(Axis(tp, planned=True), whole.rows), copied(model)
     spread.cut(part, splits(operators), Axis(tp, planned=True))
     outs = _pass(part, operators, run, inputs, lengths)
     for o in operators:
@@ -185,7 +185,7 @@ def _pass(
     model: nn.Module, operators: tuple[Operator, ...], run: _Run, inputs: Sequence[TensorSpec], lengths: Lengths
 ) -> list[list[tuple[Tensor, State]]]:
     """One forward, or one of every piece in turn; their outputs. Zeros in memory for a model that looks at data."""
-    clean = copy.deepcopy(model)
+    clean = copied(model)
     try:
         return _passed(model, operators, run, inputs, lengths, torch.device("meta"))
     except _Looks:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from launcher.parallel import tape as taping
+from launcher.parallel.hooks import hooks, keep
 from launcher.parallel.local import cut, local
 from launcher.parallel.read import default_dtype, dtype_of
 from launcher.parallel.replay import replay
@@ -27,7 +28,7 @@ def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Whole
     with default_dtype(dtype_of(DTYPE[plan.precision])):
         model, tape = taping.record(build, plan.seed)
         if plan.deferred:
-            meta = tensors(model)
+            meta = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
             return model, lambda name: replay(tape.log, meta[name], name, plan.seed)
         real = tensors(taping.really(build, plan.seed))
     return model, lambda name: real[name].detach()
@@ -70,9 +71,15 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
     names: dict[int, list[str]] = {}
     for name, t in tensors(module).items():
         names.setdefault(id(t), []).append(name)
+    hooked = [(p, names[id(p)]) for _, p in module.named_parameters() if hooks(p)]
     module.to_empty(device=device)
     for first, *others in names.values():
         for other in others:
             owner, _, attr = other.rpartition(".")
             inner, t = module.get_submodule(owner), tensors(module)[first]
             (inner._parameters if attr in inner._parameters else inner._buffers)[attr] = t  # type: ignore[assignment]
+    for before, same in hooked:
+        keep(before, module.get_parameter(same[0]))
+        for name in same:
+            owner, _, attr = name.rpartition(".")
+            module.get_submodule(owner)._parameters[attr] = before

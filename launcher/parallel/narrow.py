@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
+from launcher.parallel.copied import copied
 from launcher.parallel.read import dtype_of, skeleton
 from launcher.plan.params import wide
 
@@ -21,6 +20,6 @@ def narrow(model: nn.Module, compute: str) -> None:
 
 def narrowed(model: nn.Module, compute: str) -> nn.Module:
     """A copy of ``model`` that computes in ``compute``."""
-    model = copy.deepcopy(model)
+    model = copied(model)
     narrow(model, compute)
     return model

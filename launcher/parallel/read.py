@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from launcher.errors import Problem, RequestError
+from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
 from launcher.parallel.dependence import memory, trained
+from launcher.parallel.hooks import hooks
 from launcher.parallel.mode import default_dtype as default_dtype
 from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, said, trace
 from launcher.parallel.watch import Watch, watching
 from launcher.parallel.weigh import Scales
-from launcher.plan.facts import Backward, Graph, Node, Param, Segment, Skeleton, TensorSpec
+from launcher.plan.facts import Backward, Effects, Graph, Node, Param, Segment, Skeleton, TensorSpec, Traits
 from launcher.plan.naming import owner, units
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -69,11 +71,32 @@ def skeleton(model: nn.Module) -> Skeleton:
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
     named = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
-    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind))
+    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind), _traits(model))
+
+
+def _traits(model: nn.Module) -> Traits:
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    modules = tuple(model.named_modules())
+    return Traits(
+        hooked=tuple(n for n, p in model.named_parameters() if hooks(p)),
+        backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
+        own=tuple(n for n, m in modules if "forward" in vars(m)),
+        synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
+        twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
+    )
 
 
 def _kind(module: nn.Module) -> str:
     """What tensor parallelism knows how to cut, or "". A subclass with a forward of its own is something else."""
+    kind = _plain_kind(module)
+    if "forward" in vars(module):
+        return f"{kind} with a forward of its own" if kind else ""
+    return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind
+
+
+def _plain_kind(module: nn.Module) -> str:
     for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
         if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
             limited = isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
@@ -89,9 +112,10 @@ def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
-    out, watched, scales = [], _watched(tracer.watch, known), Scales()
+    (end,) = tracer.graph.find_nodes(op="output")
+    out, watched, scales = [], _watched(tracer.watch, known, tracer.values[end], tracer.meter), Scales()
     spaces = memory(tracer)
-    gradients = trained(tracer, spaces.of)
+    gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
         kind = KINDS.get(n.op, "glue")
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
@@ -99,13 +123,12 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         saved, flops = tracer.costs.get(n, (0, 0))
         backward = scales.weigh(*tracer.called(n)) if kind == "module" else Backward()
         ins = tuple(i.name for i in n.all_input_nodes)
-        at = spaces.of[n]
+        at = spaces[n]
         out.append(Node(
             n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
             at.reads, at.lies, at.writes, gradients[n], said(n),
         ))  # fmt: skip
-    written = frozenset[int]().union(*(m.writes for m in spaces.of.values()))
-    return Graph(tuple(out), **watched, spoiled=written & spaces.needed)
+    return Graph(tuple(out), **watched)
 
 
 def _loaded(known: Skeleton) -> tuple[str, ...]:
@@ -113,7 +136,7 @@ def _loaded(known: Skeleton) -> tuple[str, ...]:
     return tuple(u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params))
 
 
-def _watched(watch: Watch, known: Skeleton) -> dict[str, Any]:
+def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
     found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
         "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
@@ -122,6 +145,9 @@ def _watched(watch: Watch, known: Skeleton) -> dict[str, Any]:
         "order": tuple(watch.order),
         "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
         "steers": watch.steers,
+        "effects": Effects(
+            watch.effects.changes(output, meter.kept), tuple(dict.fromkeys(watch.taken)), tuple(watch.effects.sparse)
+        ),
     }
 
 
@@ -155,14 +181,14 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
 
 
 def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]) -> Graph:
-    model, xs = copy.deepcopy(model), meta(inputs)  # a forward may count or cache
+    model, xs = copied(model), meta(inputs)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
     with (
         refusing(model, xs),
         default_dtype(RUNNING),
         torch.device("meta"),
         meter,
-        watching(model, _loaded(known), lambda: meter.saved) as watch,
+        watching(model, _loaded(known), lambda: meter.saved, xs) as watch,
     ):
         value = run(model, xs, meter, watch)
     return _node(known, inputs, value, meter, watch)
@@ -174,7 +200,7 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Mete
     ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
     body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
     out = Node("output", "output", "output", ("model",), specs, packed)
-    return Graph((*ins, body, out), **_watched(watch, known), segments=_segments(watch, meter.saved))
+    return Graph((*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved))
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from launcher.errors import Problem, RequestError
 from launcher.parallel import read
 from launcher.parallel.carry import Carry, Kept, Pieced, attach
+from launcher.parallel.copied import copied
 from launcher.parallel.mode import default_dtype
 from launcher.parallel.trace import RUNNING, call, refusing
 from launcher.plan.facts import Graph, Node, TensorSpec
@@ -79,7 +79,7 @@ def _traced(
     model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
 ) -> tuple[Graph, ...]:
     """The graph of each piece, as it runs after those before it."""
-    model, carry = copy.deepcopy(model), Carry(lengths)
+    model, carry = copied(model), Carry(lengths)
     attach(model, carry)
     out = []
     for piece, length in enumerate(lengths):
@@ -117,7 +117,7 @@ def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> t
 
 def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     """Modules that may look at other positions and have no ``piece`` to do so over several pieces."""
-    model = copy.deepcopy(model)
+    model = copied(model)
     watch = _Watch()
     for name, module in model.named_modules():
         module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)

@@ -20,6 +20,7 @@ from torch import nn
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.fake_device import FakeDevice
+from launcher.parallel.hooks import hooks, keep
 from launcher.parallel.recorder import Tape, remembered
 from launcher.parallel.replay import key, tensors
 from launcher.parallel.streams import seeded
@@ -142,5 +143,8 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
                         twins[id(t)] = twin = tape.constant(t)
                         if isinstance(t, nn.Parameter):
                             twins[id(t)] = nn.Parameter(twin, t.requires_grad)
+                        if isinstance(t, nn.Parameter) and hooks(t):
+                            keep(t, twins[id(t)])  # type: ignore[arg-type]
+                            twins[id(t)] = t
                     store[name] = twins[id(t)]  # type: ignore[assignment]
     return model

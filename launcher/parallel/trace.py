@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import traceback
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,10 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.ambient import ambient
+from launcher.parallel.capture import Capture, Uncuttable, capturing
+from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype, evaluating
-from launcher.parallel.record import Recorder, Uncuttable, recording
 from launcher.parallel.structure import mapped, tensors
 from launcher.parallel.watch import Watch, watching
 
@@ -30,7 +30,7 @@ STAGES = "parallel.pipeline.stage_config"
 CURE = "name a larger module there, so that this code runs inside it"
 
 
-class Tracer(Recorder):
+class Tracer(Capture):
     """The graph of a model, ``leaves`` excepted, which are called and stay what they are.
 
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
@@ -48,7 +48,6 @@ class Tracer(Recorder):
         self.spans: list[tuple[int, fx.Node]] = []
         self.origins: dict[fx.Node, frozenset[Any]] = {}
         self._last: tuple[tuple[int, int], frozenset[int], int] = ((0, 0), frozenset(), 0)
-        meter.tell(self._escaped)
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
         """The module that ``node`` calls, and what it is given."""
@@ -83,7 +82,8 @@ class Tracer(Recorder):
         self.origins[node] = origins(self.values[node])
         return node
 
-    def _escaped(self, func: Any) -> None:
+    def escaped(self, func: Any) -> None:
+        """Refuse an operation that no node accounts for."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
             raise self.refuse(f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it")
 
@@ -163,7 +163,7 @@ def call(
         for back in undo:
             back()
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
-        real = zeros(copy.deepcopy(module))
+        real = zeros(copied(module))
     own = dict(zip(_storages(real), _storages(module), strict=True))
     if meter is not None:
         meter.own((*real.parameters(), *real.buffers()))
@@ -237,7 +237,7 @@ def trace(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
     """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
-    model = copy.deepcopy(model)  # a forward may count or cache
+    model = copied(model)  # a forward may count or cache
     drawn, before = _drawn(), _attributes(model, leaves)
     tracer = _follow(model, leaves, inputs, units)
     if changed := [name for name, was in before.items() if not _equal(was, _attributes(model, leaves).get(name))]:
@@ -299,7 +299,7 @@ def follow(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
     """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
-    return _follow(copy.deepcopy(model), leaves, inputs, units)
+    return _follow(copied(model), leaves, inputs, units)
 
 
 def _follow(
@@ -315,9 +315,10 @@ def _follow(
         default_dtype(RUNNING),
         torch.device("meta"),
         meter,
-        watching(model, units, lambda: meter.saved) as tracer.watch,
-        recording(tracer),
+        watching(model, units, lambda: meter.saved, xs) as tracer.watch,
+        capturing(tracer),
     ):
+        meter.tell(tracer.escaped)
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))

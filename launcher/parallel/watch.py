@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from launcher.parallel.effects import Effects
+from launcher.plan.facts import Inner
 from launcher.plan.naming import owner
 from launcher.plan.stages import covers
 
@@ -28,6 +31,9 @@ SIZES = frozenset({
     "unique_dim", "_unique", "_unique2",
 })  # fmt: skip
 """Operators whose result is a number for Python, or has a shape that hangs on the numbers."""
+
+GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+"""What takes gradients."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +55,19 @@ class Watch(TorchFunctionMode):
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
     ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose own
     code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in another
-    order with other numbers.
+    order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself.
     """
 
-    def __init__(self, model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> None:
+    def __init__(
+        self, model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+    ) -> None:
         super().__init__()
         self.saved = saved
         self.scopes: dict[str, str] = {}
         self.calls: Counter[str] = Counter()
         self._units = frozenset(units)
         self._running: list[str] = [""]
+        self._given: list[tuple[torch.Tensor, ...]] = [()]
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
@@ -66,7 +75,9 @@ class Watch(TorchFunctionMode):
         self.order: list[tuple[str, bool]] = []
         self.looks: set[str] = set()
         self.over = self._real = self.steers = False
+        self.taken: list[Inner] = []
         self._learn("", model)
+        self.effects = Effects(model, given, lambda: self._running[-1])
 
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
@@ -106,16 +117,18 @@ class Watch(TorchFunctionMode):
             if full not in self._names.setdefault(id(p), []):
                 self._names[id(p)].append(full)
 
-    def enter(self, name: str, module: nn.Module) -> None:
+    def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
+        self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
         self._running.append(name)
         self.order.append((name, True))
         self.calls[name] += 1
         self._began.append(self.saved())
         if any(id(p) not in self._names for p in module.parameters(recurse=False)):
             self._learn(name, module)
+        self.effects.learn(name, module)
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It is done."""
@@ -123,6 +136,7 @@ class Watch(TorchFunctionMode):
             return
         self._running.pop()
         self.order.append((name, False))
+        self._given.pop()
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
@@ -132,6 +146,8 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._real and func in READS:
             self.look()
+        if func in GRADIENTS:
+            self.taken.append(self._inner(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
             for value in (*args, *(kwargs or {}).values()):
@@ -139,6 +155,19 @@ class Watch(TorchFunctionMode):
                     if isinstance(t, nn.Parameter) and id(t) in self._names:
                         self._use(self._names[id(t)])
         return out
+
+    def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
+        if func is not torch.autograd.grad:
+            return Inner(self._running[-1], backward=True)
+        of = args[1] if len(args) > 1 else kwargs.get("inputs")
+        nodes = {get_gradient_edge(t).node for t in tree_leaves(of) if t.requires_grad}
+        known = {id(t) for t in tree_leaves(of)}
+        crosses = []
+        for name, given in zip(self._running, self._given, strict=True):
+            others = [t for t in given if id(t) not in known and t.grad_fn is not None]
+            if any(_reaches(t.grad_fn, nodes, 0) for t in others):
+                crosses.append(name)
+        return Inner(self._running[-1], False, tuple(crosses))
 
     def _use(self, names: list[str]) -> None:
         """Of a tied parameter's names the one that fits best to what is running is the one in use."""
@@ -206,15 +235,18 @@ def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
 
 
 @contextmanager
-def watching(model: nn.Module, units: Iterable[str], saved: Callable[[], int]) -> Iterator[Watch]:
+def watching(
+    model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+) -> Iterator[Watch]:
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
-    watch = Watch(model, units, saved)
+    watch = Watch(model, units, saved, given)
     for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
-        module.register_forward_pre_hook(lambda m, _, name=name: watch.enter(name, m), prepend=True)
+        begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
+        module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
     try:
-        with watch:
+        with watch, watch.effects:
             yield watch
     finally:
         watch.over = True

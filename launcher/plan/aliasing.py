@@ -8,8 +8,6 @@ from launcher.errors import Problem
 from launcher.plan.facts import Graph, Node
 from launcher.plan.naming import KEY
 
-CURE = f"parallel.pipeline.stages=1 {KEY}=auto"
-
 
 def own(graph: Graph, node: Node) -> frozenset[int]:
     """Memory of the module that ``node`` calls: its parameters and buffers."""
@@ -34,7 +32,7 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
             if other is not None:
                 found.append(_problem(graph, at, node, other))
                 break
-    return found or [_spoils(n) for n in graph.nodes if n.writes & kept & graph.spoiled]
+    return found
 
 
 def _blind(
@@ -55,11 +53,6 @@ def _blind(
         after = order[n.name] > now and at[n.name] > mine
         if kept or not (before or after):
             yield n
-
-
-def _spoils(writer: Node) -> Problem:
-    text = f"{_what(writer)} changes a tensor of the model in place that its backward needs, and in a pipeline other"
-    return Problem("model", f"{text} micro batches run in between; let it use a clone, or use one stage", CURE)
 
 
 def _problem(graph: Graph, at: Mapping[str, int], writer: Node, other: Node) -> Problem:

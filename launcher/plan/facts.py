@@ -11,6 +11,12 @@ ITEMSIZE = {
     "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip
 
+WIDTH = ITEMSIZE | {
+    "complex128": 16, "complex32": 4, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "quint8": 1, "qint8": 1, "qint32": 4,
+}  # fmt: skip
+"""Of what a forward may compute with too, and no checkpoint can hold."""
+
 DTYPE = {"fp32": "float32", "fp64": "float64", "bf16": "float32", "fp16": "float32"}
 """What ``train.precision`` makes of weights, their gradients and the optimizer's state."""
 
@@ -30,7 +36,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * ITEMSIZE[self.dtype]
+        return prod(self.shape) * WIDTH[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,21 @@ class Param:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """What a model has besides modules and tensors, by first names: whatever is lost when one of them is replaced.
+
+    ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``own``: modules whose forward was
+    replaced on the instance; ``synced``: SyncBatchNorm; ``twins``: the names of each module that has several.
+    """
+
+    hooked: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    synced: tuple[str, ...] = ()
+    twins: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
 class Skeleton:
     """A model before tracing: its modules in definition order, its parameters, and what each module is made of.
 
@@ -56,6 +77,7 @@ class Skeleton:
     params: tuple[Param, ...]
     containers: frozenset[str]
     kinds: tuple[tuple[str, str], ...] = ()
+    traits: Traits = Traits()
 
 
 @dataclass(frozen=True)
@@ -116,6 +138,46 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A parameter or buffer, under all its ``names``, that a forward changes while the modules ``at`` run.
+
+    ``by_data``: into something that depends on the inputs or on random numbers. ``read``: the output depends on what it
+    was before. ``kept``: it is changed where it lies, and a backward needs what was there.
+    """
+
+    names: tuple[str, ...]
+    by_data: bool
+    read: bool
+    kept: bool
+    at: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Gradients that the forward takes itself while ``module`` runs: by ``backward()``, which adds to the weights'.
+
+    ``crosses``: modules around it of which another argument was made of what the gradient is taken of.
+    """
+
+    module: str
+    backward: bool
+    crosses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a forward does besides computing. ``sparse``: tables whose gradients would be sparse."""
+
+    changes: tuple[Change, ...] = ()
+    inner: tuple[Inner, ...] = ()
+    sparse: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Graph:
     """The glue of a model for one micro batch, in execution order.
 
@@ -124,8 +186,7 @@ class Graph:
     after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
     an untraced model what its one node is made of. ``order``: modules as they begin (True) and end. ``looks``: modules
     whose own code looks at data, so that what runs inside of them may differ from rank to rank. ``steers``: units
-    themselves were seen to run, or not, or in another order, with other numbers. ``spoiled``: memory that a forward
-    changes in place, and that backwards of earlier forwards may still need.
+    themselves were seen to run, or not, or in another order, with other numbers.
     """
 
     nodes: tuple[Node, ...]
@@ -133,10 +194,10 @@ class Graph:
     chains: tuple[tuple[str, str], ...] = ()
     calls: tuple[tuple[str, int], ...] = ()
     segments: tuple[Segment, ...] = ()
-    spoiled: frozenset[int] = frozenset()
     order: tuple[tuple[str, bool], ...] = ()
     looks: tuple[str, ...] = ()
     steers: bool = False
+    effects: Effects = Effects()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

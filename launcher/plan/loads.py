@@ -8,7 +8,7 @@ from math import prod
 
 from launcher.job.parallel import Hsdp
 from launcher.plan.actions import Schedule
-from launcher.plan.facts import ITEMSIZE, Graph, TensorSpec
+from launcher.plan.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
 from launcher.plan.fusion import Bucket, Group
 from launcher.plan.naming import owner
 from launcher.plan.params import Placed
@@ -83,7 +83,7 @@ def _specs(crossing: Sequence[Crossing]) -> list[TensorSpec]:
 
 def _wide(t: TensorSpec) -> int:
     """The loss is worked out in float32 at least."""
-    return prod(t.shape) * max(4, ITEMSIZE[t.dtype])
+    return prod(t.shape) * max(4, WIDTH[t.dtype])
 
 
 def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]) -> int:

@@ -92,20 +92,32 @@ def placed(
     hsdp: Hsdp | None,
     splits: Mapping[str, tuple[tuple[str, ...], ...]] | None = None,
     low: str | None = None,
+    whole: frozenset[str] = frozenset(),
 ) -> tuple[Placed, ...]:
     """Every tensor once, in definition order. ``splits``: the axes that operators cut dims over, by any name.
 
-    ``low``: the half-precision dtype to compute in, if any.
+    ``low``: the half-precision dtype to compute in, if any. ``whole``: names of those that are not to be sharded.
     """
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
         same.setdefault(p.same_as, []).append(p)
     kept = wide(skeleton)
     apart = {name: bool(low) and name in kept for name in same}  # a group of FSDP2's is cast as a whole
+    usual = _usual(skeleton)
+    alone = {n for n, ps in same.items() if apart[n] or n in whole or ps[0].spec.dtype != usual}
     return tuple(
-        _placed(ps, stages, sizes, None if apart[name] else hsdp, splits or {}, None if apart[name] else low)
-        for name, ps in same.items()
+        _placed(ps, stages, sizes, None if n in alone else hsdp, splits or {}, None if apart[n] else low)
+        for n, ps in same.items()
     )
+
+
+def _usual(skeleton: Skeleton) -> str:
+    """The dtype of most parameters, by bytes: a group of FSDP2's has one."""
+    sizes: dict[str, int] = {}
+    for p in skeleton.params:
+        if not p.buffer and "float" in p.spec.dtype:
+            sizes[p.spec.dtype] = sizes.get(p.spec.dtype, 0) + p.spec.nbytes
+    return max(sizes, key=lambda dtype: sizes[dtype], default="")
 
 
 def wide(skeleton: Skeleton) -> frozenset[str]:

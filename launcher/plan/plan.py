@@ -9,6 +9,7 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
 from launcher.plan import (
+    effects,
     fit,
     legal,
     naming,
@@ -20,7 +21,7 @@ from launcher.plan import (
     stages,
     switches,
     transport,
-)
+)  # fmt: skip
 from launcher.plan.actions import Schedule
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
@@ -153,14 +154,15 @@ def plan(
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par, (cut, balanced) = job.parallel, _cut(asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
-    order = choose(job, asked.sizes, _cost(cut, graphs), asked.torch)
+    order, kept = choose(job, asked.sizes, _cost(cut, graphs), asked.torch), effects.whole(graph, asked.sizes)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
-    params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
-    refuse([*switches.unshared(job, params), *_misled(job, params, sz, graph, traits)])
+    params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.low, kept)
+    boundaries, tied = tuple(stages.boundary(graph, cut, s.index) for s in cut), ties(params)
+    at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts))
+    refuse([*switches.unshared(job, params), *_misled(job, at, skeleton, graph, traits)])
     hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
-    boundaries, tied = tuple(stages.boundary(graph, cut, s.index) for s in cut), ties(params)
     moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
     return Plan(
         name=job.name,
@@ -191,7 +193,7 @@ def plan(
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
-        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, graph, deferred)),
+        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, graph, deferred, kept)),
         optimizer=traits,
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
@@ -201,10 +203,11 @@ def plan(
     )
 
 
-def _misled(job: Job, params: tuple[Placed, ...], sz: Sizes, graph: Graph, traits: Traits | None) -> Iterator[Problem]:
-    """Collectives and optimizers that would get other numbers than one process."""
-    yield from transport.problems(job, params)
-    yield from optimizers.problems(job, traits, params, sz, graph)
+def _misled(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph, traits: Traits | None) -> Iterator[Problem]:
+    """What would get other numbers than one process."""
+    yield from transport.problems(job, at.params)
+    yield from effects.refused(at, skeleton, graph)
+    yield from optimizers.problems(job, traits, at.params, at.sizes, graph)
 
 
 def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setting, ...]:
@@ -212,9 +215,11 @@ def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setti
     return (*settings.resolve(job, sz), *transport.settings(job, sz, dtypes), *loss)
 
 
-def _late(job: Job, sz: Sizes, params: tuple[Placed, ...], graph: Graph, deferred: Note | None) -> list[Note]:
+def _late(
+    job: Job, sz: Sizes, params: tuple[Placed, ...], graph: Graph, deferred: Note | None, changed: frozenset[str]
+) -> list[Note]:
     """What the finished plan has to say."""
-    why = [deferred] if deferred else []
+    why = [*([deferred] if deferred else []), *effects.notes(params, sz, changed)]
     sharded = _sharding_notes(params, sz, job.parallel.hsdp)
     return [*why, *sharded, *looking(graph, params), *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
 

@@ -28,6 +28,11 @@ class Precision:
     def mixed(self) -> bool:
         return self.kept != self.compute
 
+    @property
+    def low(self) -> str | None:
+        """The half precision to compute in, if any."""
+        return self.compute if self.mixed else None
+
 
 def precision(job: Job) -> Precision:
     """Gradients travel in the kept dtype unless ``gradient_fp32_sync`` is off and nothing else asks for fp32."""

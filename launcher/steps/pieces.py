@@ -16,6 +16,7 @@ from launcher.plan.params import Placed
 from launcher.plan.plan import Plan
 
 AT_ONCE = 64 << 20
+UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,13 @@ def pieces(par: Parallel, weights: bool = False) -> list[Piece]:
             value, box = (local(t) if p.buffer or weights else grad(t)), p.layout.box(par.meshes.rank)
             if value is not None:
                 assert box is not None
-                out.append(Piece(p.name, par.meshes.rank, box, value.detach().to("cpu", copy=True)))
+                out.append(Piece(p.name, par.meshes.rank, box, _portable(value.detach()).to("cpu", copy=True)))
     return out
+
+
+def _portable(t: Tensor) -> Tensor:
+    """Torch cannot unpickle what is unsigned and wide, nor compare numbers of 8 bits."""
+    return t.long() if t.dtype in UNSIGNED else t.float() if t.is_floating_point() and t.itemsize == 1 else t
 
 
 def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
@@ -102,9 +108,13 @@ def _batches(plan: Plan) -> Iterator[frozenset[str]]:
         yield frozenset(names)
 
 
+def _real(t: Tensor) -> Tensor:
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
 def error(a: Tensor, b: Tensor, rounding: float = 0.0) -> float:
     """Largest difference, relative to the largest number of ``b`` or to ``rounding``, if that is larger."""
-    a, b = a.double(), b.double()
+    a, b = _real(a).double(), _real(b).double()
     if a.shape != b.shape:
         return float("inf")
     worst, size = (a - b).abs().max().item() if a.numel() else 0.0, b.abs().max().item() if b.numel() else 0.0

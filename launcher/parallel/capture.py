@@ -30,7 +30,7 @@ class Uncuttable(Exception):
     """The code between the modules does something that a stage of its own cannot do. The text says what."""
 
 
-class Recorder(TorchFunctionMode):
+class Capture(TorchFunctionMode):
     """Every torch function that code between modules calls, and every call of a leaf, becomes a node of ``graph``.
 
     The Python in between runs now and never again: what it has worked out is a constant of the graph. ``leaves`` are
@@ -253,36 +253,36 @@ def _empty(cell: Any) -> bool:
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Calls of leaves and of autograd functions go through ``recorder``, which sees all torch functions meanwhile."""
+def capturing(capture: Capture) -> Iterator[None]:
+    """Calls of leaves and of autograd functions go through ``capture``, which sees all torch functions meanwhile."""
     patched: list[tuple[Any, Any]] = []
 
     def patch(owner: Any) -> None:
         plain = owner.__call__
 
         def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            name = recorder.leaves.get(id(module))
-            if recorder.eager or name is None:
+            name = capture.leaves.get(id(module))
+            if capture.eager or name is None:
                 return plain(module, *args, **kwargs)
-            return recorder.call("call_module", name, module, args, kwargs)
+            return capture.call("call_module", name, module, args, kwargs)
 
         patched.append((owner, plain))
         owner.__call__ = calling
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if recorder.eager:
+        if capture.eager:
             return plainly(cls, *args, **kwargs)
         func = Named(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
-        return recorder.call("call_function", func, func, args, kwargs)
+        return capture.call("call_function", func, func, args, kwargs)
 
     apply: Any = vars(torch.autograd.Function)["apply"]
     plainly = apply.__func__
     torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment, method-assign]
     try:
-        leaves = {type(m) for m in recorder.root.modules() if id(m) in recorder.leaves}
+        leaves = {type(m) for m in capture.root.modules() if id(m) in capture.leaves}
         for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
             patch(owner)
-        with recorder:
+        with capture:
             yield
     finally:
         for owner, plain in patched:

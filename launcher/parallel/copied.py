@@ -1,0 +1,76 @@
+"""A copy of a model that leaves the model alone, whatever functions were put on its modules."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+from torch import nn
+
+M = TypeVar("M", bound=nn.Module)
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def copied(model: M) -> M:
+    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the original's."""
+    memo: dict[int, Any] = {}
+    out = copy.deepcopy(model, memo)
+    for module in out.modules():
+        own = vars(module)
+        own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, FunctionType | MethodType | partial)})
+        for hooks in (own[name] for name in HOOKS):
+            hooks.update({k: _on_copy(v, memo) for k, v in hooks.items()})
+    return out
+
+
+def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
+    """``value`` with the copies of what it holds, if there are any; else ``value`` itself."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if isinstance(value, MethodType):
+        own, func = _on_copy(value.__self__, memo), _on_copy(value.__func__, memo)
+        same = own is value.__self__ and func is value.__func__
+        return value if same else MethodType(func, own)
+    if isinstance(value, partial):
+        return partial(_on_copy(value.func, memo), *_each(value.args, memo), **_named(value.keywords, memo))
+    if isinstance(value, FunctionType):
+        return _function(value, memo)
+    if type(value) in (tuple, list):
+        each = _each(value, memo)
+        return value if all(a is b for a, b in zip(each, value, strict=True)) else type(value)(each)
+    return value
+
+
+def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
+    memo[id(f)] = f  # it may hold itself
+    cells = [(c, _on_copy(c.cell_contents, memo) if _full(c) else None) for c in f.__closure__ or ()]
+    defaults, named = _each(f.__defaults__ or (), memo), _named(f.__kwdefaults__ or {}, memo)
+    changed = any(_full(c) and new is not c.cell_contents for c, new in cells)
+    changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
+    changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
+    if not changed:
+        return f
+    inside = tuple(CellType(new) if _full(c) else c for c, new in cells)
+    made = FunctionType(f.__code__, f.__globals__, f.__name__, tuple(defaults) or None, inside)
+    made.__kwdefaults__, made.__dict__ = named or None, dict(vars(f))
+    memo[id(f)] = made
+    return made
+
+
+def _each(values: Any, memo: dict[int, Any]) -> list[Any]:
+    return [_on_copy(v, memo) for v in values]
+
+
+def _named(values: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    return {k: _on_copy(v, memo) for k, v in values.items()}
+
+
+def _full(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # it is filled later
+        return False

@@ -1,0 +1,162 @@
+"""Follows what a forward changes besides what it computes: weights and buffers, and what that depends on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from launcher.plan.facts import Change
+
+DATA = ""
+"""What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
+Labels = frozenset[str]
+NONE: Labels = frozenset()
+STATISTICS = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"})
+"""They change the running mean and variance, their arguments 3 and 4, without saying so."""
+
+
+@dataclass
+class _Seen:
+    """What happened to one tensor. ``said``: an operation told autograd, or went around it, but not BatchNorm's."""
+
+    labels: Labels = NONE
+    said: bool = False
+    at: dict[str, None] = field(default_factory=dict)
+
+
+class Effects(TorchDispatchMode):
+    """Enter it around a forward of ``model``; ``running`` names the innermost module that runs."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.running = running
+        self.sparse: dict[str, None] = {}
+        self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
+        self._names: dict[int, str] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._places: list[tuple[nn.Module, str, Tensor, str, str]] = []
+        self._known: set[int] = set()
+        self._first: dict[str, str] = {}
+        self._also: dict[str, dict[str, None]] = {}
+        for t in given:
+            self._add(t, frozenset({DATA}))
+        for path, module in model.named_modules():
+            self.learn(path, module)
+
+    def learn(self, path: str, module: nn.Module) -> None:
+        """The tensors of ``module``, which may be a copy of the one in the model."""
+        if id(module) in self._known:
+            return
+        self._known.add(id(module))
+        for attr, t in (*module._parameters.items(), *module._buffers.items()):
+            if t is None or t.layout is not torch.strided:
+                continue
+            full = f"{path}.{attr}" if path else attr
+            name = self._first.setdefault(full, self._names.setdefault(_key(t), full))
+            self._also.setdefault(name, {})[full] = None
+            self._names[_key(t)] = name
+            self._places.append((module, attr, t.detach(), name, path))
+            if attr in module._buffers:
+                self._add(t, frozenset({name}))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet, written, sparse = _told(func)
+        if packet in STATISTICS:
+            self._statistics(args, out)
+            return out
+        labels = self._of(_tensors((*args, *kwargs.values())))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            labels |= {DATA}
+        if labels:
+            for t in _tensors((out,)):
+                self._add(t, labels)
+        for at, name in written:
+            for t in _tensors((args[at] if at < len(args) else kwargs.get(name),)):
+                self._write(t, labels, said=True)
+        if sparse is not None and (args[sparse] if sparse < len(args) else kwargs.get("sparse")):
+            self.sparse[self._names.get(_key(args[0]), self.running())] = None
+        return out
+
+    def _statistics(self, args: Any, out: Any) -> None:
+        training = args[5] if isinstance(args[5], bool) else True
+        labels = self._of(_tensors(args[: 3 if training else 5]))
+        for t in _tensors((out,)):
+            self._add(t, labels)
+        for t in _tensors(args[3:5] if training else ()):
+            self._write(t, labels, said=False)
+
+    def _of(self, tensors: Iterable[Tensor]) -> Labels:
+        out = NONE
+        for t in tensors:
+            found = self._labels.get(_key(t))
+            if found is not None and found[0]() is t.untyped_storage():
+                out |= found[1]
+        return out
+
+    def _add(self, t: Tensor, labels: Labels) -> None:
+        if t.layout is torch.strided:
+            self._labels[_key(t)] = weakref.ref(t.untyped_storage()), labels | self._of((t,))
+
+    def _write(self, t: Tensor, labels: Labels, said: bool) -> None:
+        self._add(t, labels)
+        if (name := self._names.get(_key(t))) is not None:
+            seen = self._seen.setdefault(name, _Seen())
+            seen.labels |= labels
+            seen.said |= said
+            seen.at[self.running()] = None
+
+    def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
+        """What was changed. ``kept`` are the storages that a backward needs."""
+        for module, attr, t, name, path in self._places:
+            now = getattr(module, attr, None)
+            if isinstance(now, Tensor) and now.layout is torch.strided and _key(now) != _key(t):
+                seen = self._seen.setdefault(name, _Seen())
+                seen.labels |= self._of((now,))
+                seen.at[path] = None
+        needed = {self._names[k] for k in kept if k in self._names}
+        reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
+        return tuple(
+            Change(tuple(self._also[n]), DATA in s.labels, n in reached, s.said and n in needed, tuple(s.at))
+            for n, s in self._seen.items()
+        )
+
+    def _reached(self, found: Labels) -> Labels:
+        """With what the changed buffers among ``found`` were made of before."""
+        while (more := found.union(*(self._seen[n].labels for n in found if n in self._seen))) != found:
+            found = more
+        return found
+
+
+def _key(t: Tensor) -> int:
+    return int(t.untyped_storage()._cdata) if t.layout is torch.strided else -id(t)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v
+        elif isinstance(v, tuple | list):
+            yield from _tensors(v)
+
+
+@cache
+def _told(func: Any) -> tuple[str, tuple[tuple[int, str], ...], int | None]:
+    """Its name, the arguments that it writes to, and which one asks for sparse gradients."""
+    arguments = list(enumerate(func._schema.arguments))
+    written = tuple((n, a.name) for n, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    sparse = next((n for n, a in arguments if a.name == "sparse"), None)
+    return func._schema.name.removeprefix("aten::"), written, sparse

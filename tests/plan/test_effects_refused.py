@@ -1,0 +1,305 @@
+"""Models that do more than compute, in layouts that would lose it: refused with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from tests.parallel.test_effects import PP, net
+
+TP = {"middle.lin": {"weight": ["tp", None]}, "b": {"weight": [None, "tp"]}}
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    (
+        "Clamped",
+        "pp2",
+        {},
+        (
+            "model: the forward changes the parameter middle.lin.weight in place, while the backward of another "
+            "micro batch still needs what was there; compute with a copy, weight.clone()"
+        ),
+    ),
+    (
+        "Rows",
+        "replicas",
+        {},
+        (
+            "model: the forward changes the parameter middle.table.weight, by numbers that each of 2 data-"
+            "parallel ranks has its own of, and then uses it: they would train different models; use one data-"
+            "parallel rank"
+        ),
+    ),
+    (
+        "Rows",
+        "pp2 level2",
+        {},
+        (
+            "model: the forward changes the parameter middle.table.weight, by numbers that each of 2 data-"
+            "parallel ranks has its own of, and then uses it: they would train different models; use one data-"
+            "parallel rank"
+        ),
+    ),
+    (
+        "Centred",
+        "replicas",
+        {},
+        (
+            "model: the forward changes the buffer middle.mean, by numbers that each of 2 data-parallel ranks has"
+            " its own of, and then uses it: they would train different models; use one data-parallel rank"
+        ),
+    ),
+    (
+        "Centred",
+        "level1",
+        {},
+        (
+            "model: the forward changes the buffer middle.mean, by numbers that each of 2 data-parallel ranks has"
+            " its own of, and then uses it: they would train different models; use one data-parallel rank"
+        ),
+    ),
+    (
+        "Decayed",
+        "replicas",
+        {},
+        (
+            "model: the parameter middle.lin.weight has hooks, and each of 2 data-parallel ranks would call them "
+            "with the gradient of its own samples\n"
+            "model: the parameter middle.lin.bias has hooks, and each of 2 data-parallel ranks would call them "
+            "with the gradient of its own samples"
+        ),
+    ),
+    (
+        "Decayed",
+        "level3",
+        {},
+        (
+            "model: the parameter middle.lin.weight has hooks, and each of 2 data-parallel ranks would call them "
+            "with the gradient of its own samples\n"
+            "model: the parameter middle.lin.bias has hooks, and each of 2 data-parallel ranks would call them "
+            "with the gradient of its own samples"
+        ),
+    ),
+    (
+        "Decayed",
+        "zbv",
+        {},
+        (
+            "model: the parameter middle.lin.weight has hooks, and zero_bubble_v cuts backwards in two, past all "
+            "hooks (try: parallel.pipeline.scheduler=1f1b)\n"
+            "model: the parameter middle.lin.bias has hooks, and zero_bubble_v cuts backwards in two, past all "
+            "hooks (try: parallel.pipeline.scheduler=1f1b)"
+        ),
+    ),
+    (
+        "Penalised",
+        "level1",
+        {},
+        (
+            "model: middle takes gradients itself (torch.autograd.grad), and sharded weights are not there then "
+            "(try: parallel.hsdp=null)"
+        ),
+    ),
+    (
+        "Penalised",
+        "zbh1",
+        {},
+        (
+            "model: middle takes gradients itself (torch.autograd.grad), and zero_bubble_h1 cuts backwards in two"
+            " (try: parallel.pipeline.scheduler=1f1b)"
+        ),
+    ),
+    (
+        "Penalised",
+        "pp2",
+        {"backward": True},
+        (
+            "model: middle calls backward(), and what it goes back through is on another stage too; put all of "
+            "that in one module"
+        ),
+    ),
+    (
+        "Crossing",
+        "pp2",
+        {},
+        (
+            "model: c takes gradients itself (torch.autograd.grad), and what it goes back through is on another "
+            "stage too; put all of that in one module"
+        ),
+    ),
+    (
+        "Between",
+        "pp2",
+        {},
+        (
+            "model: the forward changes the parameter b.weight between the named modules, where no stage would "
+            "see it; do it inside the module that owns it"
+        ),
+    ),
+    (
+        "Between",
+        "pp2",
+        {"grads": True},
+        (
+            "model: the model's own forward takes gradients itself (torch.autograd.grad), and that is between the"
+            " named modules: what it goes back through may be on another stage"
+        ),
+    ),
+    (
+        "Complex",
+        "one",
+        {},
+        (
+            "model: middle.turn is a parameter of complex128, which no optimizer, norm or sharding here can take;"
+            " keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
+        ),
+    ),
+    (
+        "Phases",
+        "one",
+        {},
+        (
+            "model: middle.turn is a buffer of complex128, which no checkpoint can hold; keep it real with a last"
+            " dim of 2"
+        ),
+    ),
+    (
+        "Sparse",
+        "one",
+        {},
+        (
+            "model: middle.table.weight: looked up with sparse=True, and sparse gradients can be neither summed "
+            "nor clipped here; leave sparse out: dense gradients have the same numbers"
+        ),
+    ),
+    (
+        "Sparse",
+        "pp2",
+        {"bag": True},
+        (
+            "model: middle.table.weight: looked up with sparse=True, and sparse gradients can be neither summed "
+            "nor clipped here; leave sparse out: dense gradients have the same numbers"
+        ),
+    ),
+    (
+        "Synced",
+        "one",
+        {},
+        (
+            "model: middle.norm: SyncBatchNorm averages over all processes, those of other stages and tp too; use"
+            " BatchNorm, whose statistics are those of each rank's own micro batch"
+        ),
+    ),
+    (
+        "Shared",
+        "pp2",
+        {"counts": True},
+        (
+            "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 have a copy "
+            "each; put all that use it on one stage"
+        ),
+    ),
+    (
+        "Shared",
+        "interleaved",
+        {"counts": True},
+        (
+            "model: the forward changes the buffer blocks.0.shared.calls, of which stages 0 and 1 and 2 and 3 "
+            "have a copy each; put all that use it on one stage"
+        ),
+    ),
+    (
+        "Shared",
+        "zbv level2",
+        {},
+        (
+            "model: blocks.0.shared and blocks.1.shared and blocks.2.shared and blocks.3.shared are one module, "
+            "on stages 0 and 1 and 2 and 3, two of which are on one rank, and its weights are sharded (try: "
+            "parallel.hsdp=null)"
+        ),
+    ),
+    (
+        "Frozen",
+        "one",
+        {"parts": ["a", "b", "c", "d"]},
+        (
+            "model: none of its parameters requires a gradient, so there is nothing to train; leave requires_grad"
+            " on for those that should learn"
+        ),
+    ),
+    (
+        "Turned",
+        "pp2",
+        {},
+        (
+            "model: a goes from one stage to another as complex numbers, whose gradients do not travel; hand over"
+            " torch.view_as_real of it, or put both sides on one stage"
+        ),
+    ),
+    (
+        "Wrapped",
+        "tp",
+        {"operators": TP},
+        (
+            "parallel.operators.middle.lin: {weight: [tp, null]}: weight cut over tp; of a linear with a forward "
+            "of its own only input and output can be cut"
+        ),
+    ),
+    (
+        "Hooked",
+        "tp",
+        {"operators": TP},
+        (
+            "model: middle.lin has backward hooks, which would see a part of a gradient beside operators that are"
+            " cut over tp; cut none in parallel.operators"
+        ),
+    ),
+    (
+        "Decayed",
+        "tp",
+        {"operators": TP},
+        (
+            "model: the parameter middle.lin.weight has hooks, and it is cut over tp: they would see a part of "
+            "the gradient; leave it out of parallel.operators\n"
+            "model: the parameter middle.lin.bias has hooks, and it is cut over tp: they would see a part of the "
+            "gradient; leave it out of parallel.operators"
+        ),
+    ),
+    (
+        "Normed",
+        "tp",
+        {"operators": {"middle.new": {"weight": ["tp", None]}}},
+        ("parallel.operators.middle.new: weight: no such key; there are input, output, in, out, layout and bias"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "settings", "text"), REFUSED)
+def test_it_is_refused_with_the_reason(name, layout, settings, text):
+    with pytest.raises(RequestError) as caught:
+        plan_job(net(name, layout, **settings))
+    assert str(caught.value) == text
+
+
+CURED = [
+    ("Decayed", "zbv", {"pipeline": PP | {"scheduler": "1f1b"}}),
+    ("Penalised", "zbh1", {"pipeline": PP | {"scheduler": "1f1b"}}),
+    ("Penalised", "level1", {"pipeline": PP | {"stages": 1}, "hsdp": None}),
+    ("Shared", "zbv level2", {"pipeline": PP | {"scheduler": "zero_bubble_v"}, "hsdp": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "parallel"), CURED)
+def test_what_is_told_to_try_is_planned(name, layout, parallel):
+    plan_job(net(name, layout, more={"parallel": parallel}))
+
+
+def test_weights_that_the_forward_changes_stay_whole_and_the_plan_says_so():
+    plan = plan_job(net("Teacher", "level3"))
+    assert [p.name for p in plan.params if p.name.startswith("middle") and not p.sharded] == [
+        "middle.slow.weight", "middle.slow.bias",
+    ]  # fmt: skip
+    assert [str(n) for n in plan.notes if "changes" in n.text] == [
+        "parallel.hsdp middle.slow.weight, middle.slow.bias stay whole: the forward changes them"
+    ]

@@ -1,0 +1,74 @@
+"""Ranks with nothing to train, and weights of every shape and dtype: trained, saved, loaded, certified."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.decide import plan_job
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
+from launcher.runtime import state
+from launcher.runtime.world import World
+from launcher.steps import session, train
+from launcher.steps.certify import examine
+from launcher.steps.pieces import Piece, error, pieces
+from tests.parallel.test_effects import net
+from tests.parity import whole
+from tests.ranks import on_ranks
+
+
+def lived(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[Piece], list[Piece], bool]:
+    """The weights after four steps, those after two and, from the checkpoint, two more, and the certificate."""
+    mute = replace(world, send=lambda _: None)
+    straight = session.build(mute, j, plan, folder)
+    train.run(straight, j)
+    state.broadcast(straight)
+    for tied in straight.model.ties:
+        tied.sync()
+    return pieces(straight.model, weights=True), gone_on(mute, j, plan, folder), certified(mute, j, plan, folder)
+
+
+def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
+    again = session.build(world, j, plan, folder)
+    state.load(again, folder / "checkpoints/step-000002")
+    train.run(again, j)
+    return pieces(again.model, weights=True)
+
+
+def certified(world: World, j: Job, plan: Plan, folder: Path) -> bool:
+    found = examine(world, j, plan, 1e-12, folder / "certificate")
+    return found is None or found.holds
+
+
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "first stage": ("pp2 level2", {"name": "Frozen", "parts": ["a", "b"]}),
+    "last stage": ("pp2 level2", {"name": "Frozen", "parts": ["c", "d"]}),
+    "first stage, tied": ("pp2", {"name": "Frozen", "parts": ["a", "b"], "tied": True}),
+    "hooks of weights": ("pp2", {"name": "Decayed"}),
+    "a teacher": ("pp2 level2", {"name": "Teacher"}),
+    "a counter": ("replicas", {"name": "Counting"}),
+    "a running mean": ("pp2", {"name": "Centred"}),
+    "every kind": ("pp2 level2", {"name": "Kinds"}),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_it_goes_on_in_any_layout_and_its_certificate_holds(cell, tmp_path):
+    layout, settings = CELLS[cell]
+    more = {"checkpoint": {"every": 2, "keep": None}, "optim": {"name": "adamw", "lr": 0.01}, "train__steps": 4}
+    j, alone = (net(layout=at, more=more, **settings) for at in (layout, "one"))
+    plan, one = plan_job(j), plan_job(alone)
+    ranks = on_ranks(plan.sizes.grid.size, lived, j, plan, tmp_path)
+    straight, again = (whole(plan, [p for r in ranks for p in r[at]]) for at in (0, 1))
+    assert {n for n, t in straight.items() if not torch.equal(t, again[n])} == set()
+    assert all(holds for *_, holds in ranks)
+    if settings["name"] in ("Teacher", "Counting"):  # there other samples make up the micro batch that sees a change
+        return
+    (elsewhere,) = on_ranks(1, gone_on, alone, one, tmp_path)
+    off = {n: error(straight[n], t) for n, t in whole(one, elsewhere).items() if t.dtype == torch.float64}
+    assert {n: e for n, e in off.items() if e > 1e-9} == {}
