@@ -116,6 +116,8 @@ class Stage(Base):
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
         module = self.submod
         if backward_type == "weight":
+            if isinstance(module, FSDPModule):
+                module.set_requires_gradient_sync(False)  # nothing is reduced by hooks: ``_reduce`` does it, in order
             return self._weights(bwd_kwargs["param_groups"], last_backward)
         if backward_type == "input" or not (self.each and isinstance(module, FSDPModule)):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)

@@ -104,11 +104,12 @@ def rank_steps(world: World, cells: Mapping[str, tuple[Job, Plan, str]]) -> dict
 class Oracle:
     """Plain torch in one process, micro batch by micro batch."""
 
-    def __init__(self, net: str, weights: Mapping[str, Tensor], route: str, replicas: int, skipped: Skipped) -> None:
+    def __init__(self, net: str, weights: Mapping[str, Tensor], route: str, plan: Plan, skipped: Skipped) -> None:
         self.dtype = next(iter(weights.values())).dtype
         self.model = getattr(expert_nets, net)().to(self.dtype)
         self.low = torch.float64 if self.dtype == torch.float64 else torch.bfloat16
-        self.route, self.replicas, self.skipped = route, replicas, skipped
+        self.route, self.skipped = route, skipped
+        self.replicas, self.micros = plan.sizes.replicas, plan.sizes.micros
         names = dict(self.model.named_parameters(remove_duplicate=False))
         with torch.no_grad():
             for name, w in weights.items():
@@ -116,12 +117,12 @@ class Oracle:
 
     def grads(self, ranks: Collection[int] | None = None) -> dict[str, Tensor]:
         """Every gradient of the whole batch, or of what some ranks have of it; none where there is none."""
-        parts = self.replicas * MICROS
+        parts = self.replicas * self.micros
         for p in self.model.parameters():
             p.grad = None
         for n, (x, who, y) in enumerate(zip(*(t.chunk(parts) for t in batch(self.route)), strict=True)):
-            if ranks is None or n // MICROS in ranks:
-                expert_nets.SKIPPED = self.skipped(n // MICROS)
+            if ranks is None or n // self.micros in ranks:
+                expert_nets.SKIPPED = self.skipped(n // self.micros)
                 low = {n: p.to(self.low) for n, p in self.model.named_parameters()}
                 out = functional_call(self.model, low, (x.to(self.low), who.to(self.low)))
                 (cross_entropy(out.to(self.dtype), y) / parts).backward()
@@ -151,7 +152,7 @@ def assert_exact(cells: Mapping[str, tuple[str, Job, str]], tolerance: float = 1
         for key, (j, plan, route) in mine.items():
             ranks = out[key] = [r[key] for r in found]
             before, got, after = (whole(plan, [p for r in ranks for p in r[i]]) for i in range(3))
-            oracle = Oracle(cells[key][0], before, route, plan.sizes.replicas, here_or_there)
+            oracle = Oracle(cells[key][0], before, route, plan, here_or_there)
             want = oracle.grads()
             assert got.keys() == want.keys(), (key, got.keys() ^ want.keys())
             assert_near(key, got, want, tolerance)
@@ -184,8 +185,10 @@ APART: dict[str, Any] = {"comm_fusion": {"openstate": False}}
 FUSED: dict[str, Any] = {"comm_fusion": {"allgather": {"mode": "size"}}}
 REPLICAS: dict[str, Any] = {"grid": {"dp_replicate": 2}}
 INTERLEAVED: dict[str, Any] = {"stages": 4, "pipeline": {"interleave": True, "chunks": 2}}
-ZERO_BUBBLE: dict[str, Any] = {"stages": 2, "pipeline": {"scheduler": "zero_bubble_h1"}}
-V: dict[str, Any] = {"stages": 4, "pipeline": {"scheduler": "zero_bubble_v", "interleave": True, "chunks": 2}}
+ZERO_BUBBLE: dict[str, Any] = {"stages": 2, "pipeline": {"scheduler": "zero_bubble_h1", "micro_batch_num": 4}}
+V: dict[str, Any] = {
+    "stages": 4, "pipeline": {"scheduler": "zero_bubble_v", "interleave": True, "chunks": 2, "micro_batch_num": 4}
+}  # fmt: skip
 LAYOUTS: list[tuple[str, str, dict[str, Any]]] = [
     ("Top1 Lone Skips Drops", "level3", APART), ("Lone Drops", "level2", APART),
     ("Top2 Skips", "level3", FUSED), ("Drops", "level2", FUSED), ("Top1", "level2", {"hsdp": {"threshold": 1}}),
@@ -212,9 +215,10 @@ def test_in_bf16_too():
 
 def test_the_norms_of_a_rank_are_those_of_what_it_has():
     ranks = assert_exact({"Top1": ("Top1", experts("Top1"), "uneven")})["Top1"]
-    weights = whole(plan_job(experts("Top1")), [p for r in ranks for p in r[0]])
+    plan = plan_job(experts("Top1"))
+    weights = whole(plan, [p for r in ranks for p in r[0]])
     for at, (_, _, _, norms) in enumerate(ranks):
-        own_grads = Oracle("Top1", weights, "uneven", 2, here_or_there).grads({at})
+        own_grads = Oracle("Top1", weights, "uneven", plan, here_or_there).grads({at})
         assert norms.keys() == own_grads.keys()
         assert norms == pytest.approx({n: 2 * g.norm().item() for n, g in own_grads.items()}, rel=1e-12)
 
@@ -233,7 +237,7 @@ def test_an_order_that_no_plan_can_know_is_right_where_nothing_is_gathered_on_th
     plan = plan_job(j)
     ranks = on_ranks(2, rank_turned, j, plan)
     before, got = (whole(plan, [p for r in ranks for p in r[i]]) for i in range(2))
-    assert_near("turned", got, Oracle("Drops", before, "all", 2, turned).grads(), 1e-12)
+    assert_near("turned", got, Oracle("Drops", before, "all", plan, turned).grads(), 1e-12)
 
 
 def test_an_order_that_no_plan_can_know_is_told_where_it_would_mix_weights():
