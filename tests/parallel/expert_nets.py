@@ -173,7 +173,8 @@ class Drops(Net):
 
     def forward(self, x: Tensor, who: Tensor) -> Tensor:
         x = self.embed(x)
-        for n, block in enumerate(self.blocks):
+        order = reversed(self.blocks) if "turned" in SKIPPED else self.blocks
+        for n, block in enumerate(order):
             if f"blocks.{n}" not in SKIPPED:
                 x = block(x, who)
         return self.head(x).mean(1)
