@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 THEMES = (
     "grad_modes", "functions", "hooks", "aliases", "ties", "state", "norms", "embeddings", "parameters", "choices",
-    "values", "containers", "blocks", "features",
+    "values", "containers", "blocks", "features", "references", "oddities",
 )  # fmt: skip
 NEEDS = {"theirs": "transformers"}
 
