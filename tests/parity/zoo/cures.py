@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +19,11 @@ def pasted(job: Mapping[str, Any], problems: tuple[Problem, ...]) -> Job | None:
     """The job with every cure in it; ``None`` if one is missing or is no ``key=value``."""
     out = copy.deepcopy(dict(job))
     for problem in problems:
-        found = re.fullmatch(r"'?([\w.*]+)=(.*?)'?", problem.cure)
-        if found is None:
+        words = [w.partition("=") for w in shlex.split(problem.cure)]
+        if not words or not all(equals for _, equals, _ in words):
             return None
-        _set(out, found[1], yaml.safe_load(found[2]))
+        for key, _, value in words:
+            _set(out, key, yaml.safe_load(value))
     return out
 
 
