@@ -7,15 +7,17 @@ import re
 import signal
 import tempfile
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from launcher.decide import plan_job
-from launcher.errors import RequestError
+from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
 from launcher.runtime import loop
@@ -24,7 +26,7 @@ from launcher.runtime.start import run_ranks
 from launcher.runtime.world import World
 from launcher.steps.pieces import Piece, pieces, whole
 from launcher.steps.session import build
-from tests.parity.zoo import oracle, samples
+from tests.parity.zoo import cures, oracle, samples
 from tests.parity.zoo.case import Case
 from tests.parity.zoo.layouts import BATCH, CLIP, SAMPLES, STEPS, Layout
 
@@ -36,9 +38,15 @@ OPTIM = {
 }
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Verdict:
-    """``kind``: exact, refused, WRONG, CRASH or HANG; ILLEGAL: plain torch fails too. ``text``: why, or what is off."""
+    """``text``: why, or what is off.
+
+    ``kind``: exact, refused, WRONG, CRASH, HANG; BADCURE: refused, and again with its cure; ILLEGAL: so does torch.
+    """
 
     kind: str
     text: str = ""
@@ -62,13 +70,14 @@ class Ran:
     end: list[Piece]
 
 
-def job(case: Case, layout: Layout) -> Job:
+def asked(case: Case, layout: Layout) -> dict[str, Any]:
+    """The request, as a file would have it."""
     parallel: dict[str, Any] = dict(layout.parallel)
     config = case.config(layout.virtual)
     parallel["pipeline"] = {
         "stages": layout.stages, "micro_batch_num": layout.micros, "stage_config": config, **layout.pipeline
     }  # fmt: skip
-    return Job.model_validate({
+    return {
         "name": "zoo", "model": {"_target_": f"{case.cls.__module__}.{case.name}"},
         "data": {
             "_target_": "tests.parity.zoo.source.Samples", "shapes": [list(s) for s in case.inputs],
@@ -77,39 +86,67 @@ def job(case: Case, layout: Layout) -> Job:
         "optim": OPTIM[case.optim], "schedule": {"name": "constant"},
         "train": {"steps": STEPS, "batch_size": BATCH, "precision": "fp64", "clip_norm": CLIP},
         "parallel": parallel, "launch": {"nproc": layout.ranks}, "security": {"allow": ["tests"]},
-    })  # fmt: skip
+    }  # fmt: skip
 
 
 def judge(case: Case, layout: Layout) -> Verdict:
-    """Never raises: what goes wrong is the verdict.
+    """Never raises: what goes wrong is the verdict. What a refusal offers is pasted, and must not be refused the same.
 
     All that runs the model is in processes of its own: what one leaves behind, the truth must not see.
     """
+    request, said = asked(case, layout), list[str]()
+    while True:
+        refused = _within(partial(_refused, request))
+        if isinstance(refused, Fault):
+            return _failed(case, layout, refused)
+        if refused is None:
+            break
+        said.append("\n".join(map(str, refused)))
+        cured = cures.pasted(request, refused)
+        if cured is None:
+            return Verdict("refused", said[0])
+        if said[-1] in said[:-1]:
+            return Verdict("BADCURE", f"the same again after its cure: {said[-1]}")
+        request = cured
+    found = _ran(case, layout, request)
+    if not said:
+        return found
+    return Verdict("refused", said[0]) if found.fine else replace(found, text=f"as the cure has it: {found.text}")
+
+
+def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict:
+    out = _within(partial(_run, layout, request))
+    return _failed(case, layout, out) if isinstance(out, Fault) else _compared(case, layout, *out)
+
+
+def _within(work: Callable[[], T]) -> T | Fault:
+    """In a process of its own."""
     try:
-        (out,) = run_ranks(lambda w: _run(case, layout), 1, alone=True)
+        return run_ranks(lambda w: work(), 1, alone=True)[0]
     except RanksFailed as error:
-        out = error.fault
-    if isinstance(out, Verdict):
-        return out
-    if isinstance(out, Fault):
-        return _failed(case, layout, out)
-    return _compared(case, layout, *out)
+        return error.fault
 
 
-def _run(case: Case, layout: Layout) -> Verdict | Fault | tuple[Plan, list[Ran]]:
-    """As the command does it: planned in one process, which then forks the ranks."""
+def _refused(request: dict[str, Any]) -> tuple[Problem, ...] | None:
     warnings.simplefilter("ignore")
     signal.alarm(LIMIT_S)
-    asked = job(case, layout)
     try:
-        plan = plan_job(asked)
+        plan_job(Job.model_validate(request))
     except RequestError as error:
-        return Verdict("refused", str(error))
-    signal.alarm(2 * LIMIT_S)
+        return error.problems
+    return None
+
+
+def _run(layout: Layout, request: dict[str, Any]) -> Fault | tuple[Plan, list[Ran]]:
+    """As the command does it: planned in one process, which then forks the ranks."""
+    warnings.simplefilter("ignore")
+    signal.alarm(3 * LIMIT_S)
+    job = Job.model_validate(request)
+    plan = plan_job(job)
     try:
         with tempfile.TemporaryDirectory() as folder:
             return plan, run_ranks(
-                lambda w: _rank(w, asked, plan, Path(folder)), layout.ranks, timeout_s=COLLECTIVE_S
+                lambda w: _rank(w, job, plan, Path(folder)), layout.ranks, timeout_s=COLLECTIVE_S
             )  # fmt: skip
     except RanksFailed as error:
         return error.fault
@@ -133,12 +170,12 @@ def _root(fault: Fault) -> str:
     return (said.group(0) if said else f"{fault.type}: {fault.message}") + at
 
 
-def _rank(world: World, asked: Job, plan: Plan, folder: Path) -> Ran:
+def _rank(world: World, job: Job, plan: Plan, folder: Path) -> Ran:
     """The launcher's own session and step, as ``steps=[train]`` calls them."""
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)  # it prints schedules
     signal.alarm(LIMIT_S)
-    s = build(world, asked, plan, folder)
+    s = build(world, job, plan, folder)
     start, steps = pieces(s.model, weights=True), []
     for _ in range(STEPS):
         loss, norm = loop.step(s, CLIP)

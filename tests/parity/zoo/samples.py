@@ -23,7 +23,7 @@ def targets(shape: Sequence[int], classes: int, ignored: bool, indices: Sequence
         g = torch.Generator().manual_seed(7000 + int(i))
         t = torch.randint(0, classes, tuple(shape), generator=g)
         if ignored:
-            gone = torch.rand(tuple(shape), generator=g) < (1.0 if i % 5 == 0 else 0.3)
+            gone = torch.rand(tuple(shape), generator=g, dtype=torch.float64) < (1.0 if i % 5 == 0 else 0.3)
             t = torch.where(gone, IGNORED, t)
         out.append(t)
     return torch.stack(out)

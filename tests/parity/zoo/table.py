@@ -56,7 +56,7 @@ def _judge_all(case: Case, layouts: list[str], out: Connection) -> None:
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for layout in layouts:
-        signal.alarm(3 * LIMIT_S)
+        signal.alarm(10 * LIMIT_S)
         out.send((layout, judge(case, LAYOUTS[layout])))
     signal.alarm(0)
 
@@ -68,7 +68,7 @@ def _lost(code: int | None) -> Verdict:
 
 def counts(found: Results) -> dict[str, int]:
     kinds = [v.kind for row in found.values() for v in row.values()]
-    return {k: kinds.count(k) for k in ("exact", "refused", "WRONG", "CRASH", "HANG", "ILLEGAL")}
+    return {k: kinds.count(k) for k in ("exact", "refused", "WRONG", "CRASH", "HANG", "BADCURE", "ILLEGAL")}
 
 
 def timed(work: Callable[[], Results]) -> tuple[Results, float]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
 THEMES = (
     "grad_modes", "functions", "hooks", "aliases", "ties", "state", "norms", "embeddings", "parameters", "choices",
-    "values", "containers", "blocks", "features",
+    "values", "containers", "blocks", "features", "references", "oddities",
 )  # fmt: skip
 NEEDS = {"theirs": "transformers"}
 
 
 def load() -> None:
-    for theme in THEMES:
-        import_module(f"{__name__}.{theme}")
-    for theme, package in NEEDS.items():
-        if find_spec(package) is not None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit.script is on its way out, and people use it
+        for theme in THEMES:
             import_module(f"{__name__}.{theme}")
+        for theme, package in NEEDS.items():
+            if find_spec(package) is not None:
+                import_module(f"{__name__}.{theme}")
