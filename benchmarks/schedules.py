@@ -49,7 +49,7 @@ class Case:
             forward=(FORWARD * part,) * n,
             backward=((INPUT + WEIGHT) * part,) * n,
             activation=(1,) * n,
-            weight_share=WEIGHT / (INPUT + WEIGHT),
+            weight=(WEIGHT * part,) * n,
             pieces=self.pieces,
         )
         return simulate(self.schedule(ranks, micros), self.places(ranks), Loaded(**vars(cost), overhead=overhead))

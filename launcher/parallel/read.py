@@ -14,7 +14,7 @@ from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype as default_dtype
 from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, trace
 from launcher.parallel.watch import Watch, watching
-from launcher.parallel.weigh import Scales
+from launcher.parallel.weigh import Scales, product
 from launcher.plan.facts import Backward, Graph, Node, Param, Segment, Skeleton, TensorSpec
 from launcher.plan.naming import owner, units
 
@@ -90,7 +90,10 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs[n]
-        backward = scales.weigh(*tracer.called(n)) if kind == "module" else Backward()
+        if kind == "module":
+            backward = scales.weigh(*tracer.called(n)) or Backward(kept=saved)
+        else:
+            backward = product(n.target, *tracer.given(n)) if kind == "glue" else Backward()
         ins = tuple(i.name for i in n.all_input_nodes)
         out.append(Node(n.name, kind, target, ins, specs, packed, saved, flops, backward))
     return Graph(tuple(out), **watched)
@@ -114,10 +117,14 @@ def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
     """The calls of units in their order, and what was kept outside of them."""
     scales = Scales()
     runs = [
-        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs), sum(spec(t).nbytes for t in r.made))
+        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs) or Backward(), _nbytes(r.made))
         for r in watch.runs
     ]
     return (*runs, Segment("", saved - sum(s.saved for s in runs)))
+
+
+def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(spec(t).nbytes for t in tensors)
 
 
 def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:

@@ -72,8 +72,12 @@ class Tracer(fx.Tracer):
 
     def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
         """The module that ``node`` calls, and what it is given."""
+        return self.root.get_submodule(str(node.target)), *self.given(node)
+
+    def given(self, node: fx.Node) -> tuple[Any, Any]:
+        """The values of its arguments."""
         args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
-        return self.root.get_submodule(str(node.target)), args, kwargs
+        return args, kwargs
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return module_qualified_name in self.leaves

@@ -279,7 +279,15 @@ def _cost(cut: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     """
     both = [_forward(s, g) for s in cut for g in graphs]
     forward, saved = tuple(f for f, _ in both), tuple(n for _, n in both)
-    return Cost(forward, backward=tuple(2 * f for f in forward), activation=saved, pieces=len(graphs))
+    late = [[g[n].backward for n in s.nodes] for s in cut for g in graphs]
+    return Cost(
+        forward,
+        backward=tuple(2 * f for f in forward),
+        activation=saved,
+        weight=tuple(float(sum(b.deferred for b in bs)) for bs in late),
+        waits=tuple(sum(b.kept for b in bs) for bs in late),
+        pieces=len(graphs),
+    )
 
 
 def _forward(stage: Stage, graph: Graph) -> tuple[float, int]:
