@@ -67,7 +67,7 @@ SHARDED: dict[str, dict[str, Any]] = {
 def odd(net: str, scheduler: str, sharded: str) -> Job:
     """5 micro batches: the last ones of ``dualpipe_v`` have whole backwards, so that all kinds of actions mix."""
     stages = STAGES[net]["one" if scheduler in ("1f1b", "zero_bubble_h1") else "two"]
-    shape = ["int64", 5] if net == "split_nets.Net" else [4, 5]
+    shape = ["int64", 5] if net == "split_nets.Net" else [5, 5]
     parallel = {**pipeline(scheduler, stages, 5), **SHARDED[sharded]}
     return own(net, shape, stages=stages, parallel=parallel, train__batch_size=20)
 
@@ -105,13 +105,12 @@ def rank_norms(world: World, j: Job, plan: Plan, times: int) -> list[list[float]
 
 
 def test_four_runs_give_the_same_bits():
-    for scheduler in ("zero_bubble_h1", "zero_bubble_v"):
-        j = odd("split_nets.Net", scheduler, "level2")
-        twice = [on_ranks(4, rank_norms, j, plan_job(j), 2) for _ in range(2)]
-        for rank in range(4):
-            first, *others = [norms for run in twice for norms in run[rank]]
-            assert first
-            assert others == [first] * 3
+    j = odd("split_nets.Net", "zero_bubble_v", "level2")
+    twice = [on_ranks(4, rank_norms, j, plan_job(j), 2) for _ in range(2)]
+    for rank in range(4):
+        first, *others = [norms for run in twice for norms in run[rank]]
+        assert first
+        assert others == [first] * 3
 
 
 def rank_count(world, j, plan) -> int:
