@@ -87,30 +87,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known before the model is read: the sizes, the explicit stage of each module name, if any, and torch."""
+    """What is known before the model is read: the sizes, the explicit stage of each module name, if any."""
 
     sizes: Sizes
     config: dict[str, int] | None
-    torch: legal.Version = legal.CUTS_RIGHT
 
 
-def ask(job: Job, found: list[Problem] | None = None, torch: legal.Version = legal.CUTS_RIGHT) -> Asked:
-    """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once.
-
-    ``torch``: its version, which is known without importing it.
-    """
+def ask(job: Job, found: list[Problem] | None = None) -> Asked:
+    """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once."""
     found = list(found or ())
     found += settings.refused(job)
     got, wrong = sizes(job)
     found += wrong
-    found += legal.illegal(job, got, torch)
+    found += legal.illegal(job, got)
     found += phases.check(job.steps)
     found += fit.unfit(job, got)
     found += switches.refused(job, got)
     if found or got is None:
         raise RequestError(tuple(found))
     config = job.parallel.pipeline.stage_config
-    return Asked(got, None if config == "auto" else naming.flatten(config), torch)
+    return Asked(got, None if config == "auto" else naming.flatten(config))
 
 
 def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, ...] | None:
@@ -142,7 +138,7 @@ def plan(
     par = job.parallel
     cut, balanced = _cut(asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
-    order = choose(job, asked.sizes, _cost(cut, graphs), asked.torch)
+    order = choose(job, asked.sizes, _cost(cut, graphs))
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.compute if dtypes.mixed else None)
     if found := [*switches.unshared(job, params), *transport.problems(job, params)]:
