@@ -49,7 +49,7 @@ class Case:
             forward=(FORWARD * part,) * n,
             backward=((INPUT + WEIGHT) * part,) * n,
             activation=(1,) * n,
-            weight_share=WEIGHT / (INPUT + WEIGHT),
+            weight=(WEIGHT * part,) * n,
             pieces=self.pieces,
         )
         return simulate(self.schedule(ranks, micros), self.places(ranks), Loaded(**vars(cost), overhead=overhead))
@@ -103,6 +103,9 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
         for s, rank in enumerate(places) if rank == world.rank
     ]  # fmt: skip
     run = torch_pipeline.runtime(stages, case.schedule(world.size, micros), count, lambda out, _: out[0].sum())
+    for part_of in stages:
+        if part_of.deferral is not None:
+            part_of.submod.later = part_of.deferral.later
     first, last = places[0] == world.rank, places[-1] == world.rank
     best = math.inf
     for _ in range(times + 1):
@@ -118,7 +121,7 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
 
 
 def _sleeper(part: float) -> Any:
-    """A stage that sleeps in forward, in the gradient of its input, and in that of its parameter."""
+    """A stage that sleeps in forward, in the gradient of its input, and in that of its parameter, which may wait."""
     import torch
     from torch import nn
 
@@ -134,14 +137,34 @@ def _sleeper(part: float) -> Any:
             time.sleep(ctx.back)
             return grad * 1.0, None, None
 
+    class Product:
+        def add(self) -> None:
+            time.sleep(WEIGHT * part)
+
+    class Weight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, weight: torch.Tensor, later: Any) -> torch.Tensor:
+            ctx.later = later
+            return weight * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            queue = ctx.later()
+            if queue is None:
+                Product().add()
+            else:
+                queue.append(Product())
+            return grad * 1.0, None
+
     class Sleeper(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(4))
+            self.later: Any = lambda: None
 
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
             y: torch.Tensor = Through.apply(x, FORWARD * part, INPUT * part)
-            return (y + Through.apply(self.weight, 0.0, WEIGHT * part),)
+            return (y + Weight.apply(self.weight, self.later),)
 
     return Sleeper()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
 
 OPERATORS = "parallel.operator_strategy.load"
-
-
-def torch_version() -> tuple[int, int]:
-    """Major and minor, without importing it."""
-    major, minor = version("torch").split(".")[:2]
-    return int(major), int(minor)
 
 
 def inlined(job: Job) -> tuple[Job, list[Problem]]:

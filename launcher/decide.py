@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.asked import fits, inlined, torch_version
+from launcher.asked import fits, inlined
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
@@ -59,7 +59,7 @@ def before_torch(job: Job, found: list[Problem] | None = None) -> Asked:
     """Everything that can be refused without importing torch, all at once (``RequestError``)."""
     job, wrong = inlined(settled(job))
     found = [*(found or ()), *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    return ask(job, found, torch_version())
+    return ask(job, found)
 
 
 def _unlike(job: Job, own: bool) -> list[Problem]:

@@ -15,9 +15,10 @@ from launcher.parallel.cost import Meter
 from launcher.parallel.dependence import memory, trained
 from launcher.parallel.hooks import hooks
 from launcher.parallel.mode import default_dtype as default_dtype
+from launcher.parallel.structure import Named
 from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, said, trace
 from launcher.parallel.watch import Watch, watching
-from launcher.parallel.weigh import Scales
+from launcher.parallel.weigh import Scales, product
 from launcher.plan.facts import Backward, Effects, Graph, Node, Param, Segment, Skeleton, TensorSpec, Traits
 from launcher.plan.naming import owner, units
 
@@ -121,7 +122,10 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs.get(n, (0, 0))
-        backward = scales.weigh(*tracer.called(n)) if kind == "module" else Backward()
+        if kind == "module":
+            backward = scales.weigh(*tracer.called(n)) or Backward(kept=saved)
+        else:
+            backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, Named) else Backward()
         ins = tuple(i.name for i in n.all_input_nodes)
         at = spaces[n]
         out.append(Node(
@@ -155,10 +159,14 @@ def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
     """The calls of units in their order, and what was kept outside of them."""
     scales = Scales()
     runs = [
-        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs), sum(spec(t).nbytes for t in r.made))
+        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs) or Backward(), _nbytes(r.made))
         for r in watch.runs
     ]
     return (*runs, Segment("", saved - sum(s.saved for s in runs)))
+
+
+def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(spec(t).nbytes for t in tensors)
 
 
 def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:

@@ -53,6 +53,11 @@ class Tracer(Capture):
         """The module that ``node`` calls, and what it is given."""
         return self.calls[node]
 
+    def given(self, node: fx.Node) -> tuple[Any, Any]:
+        """The values of its arguments."""
+        args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
+        return args, kwargs
+
     def overwritten(self) -> frozenset[fx.Node]:
         """Values that something after them changes in place."""
         out: set[fx.Node] = set()

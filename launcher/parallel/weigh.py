@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from launcher.parallel.flash import Flash
 from launcher.parallel.held import Held
 from launcher.parallel.mode import default_dtype
+from launcher.parallel.weight_gradient import FORMS, Call, Deferral
 from launcher.plan.facts import Backward
 
 
@@ -46,10 +46,10 @@ class Scales:
     """Weighs modules; equal ones once."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Backward] = {}
+        self._known: dict[Any, Backward | None] = {}
 
-    def weigh(self, module: nn.Module, args: Any, kwargs: Any) -> Backward:
-        """For a call with ``args`` and ``kwargs``; zeros when it cannot be tried."""
+    def weigh(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
+        """For a call with ``args`` and ``kwargs``; ``None`` when it cannot be tried."""
         given = tree_leaves((args, kwargs))
         key = (
             type(module),
@@ -62,58 +62,62 @@ class Scales:
         return self._known[key]
 
 
-def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward:
+def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
     with _disable_current_modes(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
-        scale = _Meta(params)
+        scale, seen = _Meta(params), _Seen()
         try:
-            with scale, torch.enable_grad(), _ends(module) as ends:
-                out = [
-                    t for t in tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
-                ]
+            with scale, torch.enable_grad():
+                with seen.running(tree_leaves((args, kwargs))):
+                    made = tree_leaves(module(*args, **kwargs))
+                out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
+                del made
                 before = scale.peak = scale.now
-                kept, freed = _bytes(ends.made), _bytes(ends.given)
-                ends.made.clear()
-                ends.given.clear()
                 torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except (RuntimeError, NotImplementedError):
-            return Backward()  # it looks at data, or has no backward
+            return None  # it looks at data, or has no backward
         finally:
             for p in params:
                 p.grad = None
-    return Backward(max(0, scale.peak - before), kept, freed)
+    return Backward(max(0, scale.peak - before), seen.kept, seen.flops)
 
 
-class _Ends:
-    """What modules with parameters of their own were ``given`` and have ``made``."""
+class _Seen(Deferral):
+    """Runs everything as it is, and counts what a split backward would put off.
+
+    The gradient of an output is as large as the output.
+    """
 
     def __init__(self) -> None:
-        self.given: list[torch.Tensor] = []
-        self.made: list[torch.Tensor] = []
+        super().__init__()
+        self.flops = self.outputs = 0
+        self.taken: dict[int, int] = {}
 
-    def see(self, _: nn.Module, args: Any, out: Any) -> None:
-        self.given += [t for t in tree_leaves(args) if isinstance(t, torch.Tensor)]
-        self.made += [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+    @property
+    def kept(self) -> int:
+        """Bytes: inputs, each storage once, and gradients of outputs."""
+        return sum(self.taken.values()) + self.outputs
 
-
-@contextmanager
-def _ends(module: nn.Module) -> Iterator[_Ends]:
-    ends = _Ends()
-    own = [m for m in module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
-    handles = [m.register_forward_hook(ends.see) for m in own]
-    try:
-        yield ends
-    finally:
-        for handle in handles:
-            handle.remove()
+    def apply(self, call: Call, leaf: nn.Parameter, turned: bool) -> Any:
+        out = call.run(call.x, call.weight, call.bias)
+        storage = call.x.untyped_storage()
+        self.flops += 2 * call.x.numel() * out.shape[-1]
+        self.outputs += out.nbytes
+        self.taken[storage._cdata] = 0 if isinstance(call.x, nn.Parameter) else storage.nbytes()
+        return out
 
 
-def _bytes(tensors: list[torch.Tensor]) -> int:
-    """Of the storages, each once."""
-    return sum({s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+def product(func: Any, args: Any, kwargs: Any) -> Backward:
+    """For a function that the glue calls with meta tensors."""
+    if func not in FORMS:
+        return Backward()
+    seen = _Seen()
+    with _disable_current_modes(), torch.enable_grad(), seen.running(tree_leaves((args, kwargs))):
+        func(*args, **kwargs)
+    return Backward(kept=seen.kept, deferred=seen.flops)
 
 
 def _leaf(t: torch.Tensor) -> torch.Tensor:

@@ -112,7 +112,10 @@ class Deferral(TorchFunctionMode):
         found = None if call is None or not self._fits(call) else _leaf(call.weight)
         if call is None or found is None:
             return func(*args, **(kwargs or {}))
-        leaf, turned = found
+        return self.apply(call, *found)
+
+    def apply(self, call: Call, leaf: nn.Parameter, turned: bool) -> Any:
+        """The product; ``turned``: its weight is the transpose of ``leaf``."""
         return _Product.apply(call.x, leaf, call.bias, call, turned, self)  # type: ignore[no-untyped-call]
 
     def _fits(self, call: Call) -> bool:
@@ -123,7 +126,7 @@ class Deferral(TorchFunctionMode):
         if any(type(t) not in PLAIN or t.dtype != call.weight.dtype or t.layout != torch.strided for t in given):
             return False
         known = x.requires_grad or _storage(x) in self.inputs
-        return bool(x.dim() > 1 and x.is_floating_point() and known and not _transformed(x))
+        return bool(x.dim() > 1 and x.is_floating_point() and known and not _transformed())
 
 
 PLAIN = (Tensor, nn.Parameter)
@@ -133,10 +136,10 @@ def _storage(t: Tensor) -> int:
     return int(local(t).untyped_storage()._cdata)
 
 
-def _transformed(x: Tensor) -> bool:
+def _transformed() -> bool:
     """Whether something else than plain autograd looks on."""
     return (
-        torch.is_autocast_enabled(x.device.type)
+        torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.compiler.is_compiling()

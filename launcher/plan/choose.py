@@ -32,7 +32,7 @@ class Chosen:
     notes: tuple[Note, ...]
 
 
-def choose(job: Job, sizes: Sizes, cost: Cost, torch: legal.Version = legal.CUTS_RIGHT) -> Chosen:
+def choose(job: Job, sizes: Sizes, cost: Cost) -> Chosen:
     """The scheduler asked for; for ``auto`` one of those that are legal, and a note of the comparison.
 
     Of steps as short as the shortest, to within ``CLOSE``, the one that holds the fewest activations wins.
@@ -41,7 +41,7 @@ def choose(job: Job, sizes: Sizes, cost: Cost, torch: legal.Version = legal.CUTS
     if pipe.scheduler != "auto":
         return _chosen(pipe.scheduler, sizes, cost, less_memory=pipe.less_memory and pipe.stages > 1)
     real = replace(cost, transfer=TRANSFER * sum(cost.forward) / len(cost.forward))
-    ran = {name: _chosen(name, sizes, real).timeline for name in legal.candidates(job, sizes, torch)}
+    ran = {name: _chosen(name, sizes, real).timeline for name in legal.candidates(job, sizes)}
     order = sorted(ran, key=lambda n: ran[n].makespan)
     short = [n for n in order if ran[n].makespan <= ran[order[0]].makespan * (1 + CLOSE)]
     best = min(short, key=lambda n: max(ran[n].peak))

@@ -84,13 +84,13 @@ class Skeleton:
 class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
-    ``work``: at its fullest moment. Where it is split, ``kept`` gradients wait for the weights' half, which lets go of
-    ``freed`` saved bytes as it goes, and of the rest at its end.
+    ``work``: at its fullest moment. Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes
+    wait for it: inputs and output gradients of products with a parameter.
     """
 
     work: int = 0
     kept: int = 0
-    freed: int = 0
+    deferred: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,16 @@ from launcher.plan.sizes import Sizes
 
 PIPE = "parallel.pipeline"
 LEVEL = "parallel.hsdp.optimizer_level"
-Version = tuple[int, int]
-CUTS_RIGHT: Version = 2, 13
-"""The first torch whose split backward is right for a weight that is used twice, or in slices, or in a GRU."""
 
 
-def illegal(job: Job, sizes: Sizes | None, torch: Version = CUTS_RIGHT) -> list[Problem]:
-    """Every reason why the scheduler asked for cannot run this job on this ``torch``."""
+def illegal(job: Job, sizes: Sizes | None) -> list[Problem]:
+    """Every reason why the scheduler asked for cannot run this job."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1:
         return list(_one_stage(job))
     found = list(_less_memory(job))
     if pipe.scheduler != "auto":
-        found += _illegal(job, sizes, RULES[pipe.scheduler], torch)
+        found += _illegal(job, sizes, RULES[pipe.scheduler])
     return found
 
 
@@ -43,7 +40,7 @@ def _less_memory(job: Job) -> Iterator[Problem]:
         yield Problem(key, text, f"{PIPE}.interleave=true {PIPE}.chunks={max(pipe.chunks, 2)}")
 
 
-def candidates(job: Job, sizes: Sizes, torch: Version = CUTS_RIGHT) -> tuple[str, ...]:
+def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
     """The schedulers that ``auto`` may take: what is legal for this job with as many virtual stages a rank."""
     pipe = job.parallel.pipeline
     if pipe.stages == 1:
@@ -57,17 +54,13 @@ def candidates(job: Job, sizes: Sizes, torch: Version = CUTS_RIGHT) -> tuple[str
         )
         fits = sizes.chunks == 2 if rule.v else sizes.chunks == 1 if rule.single else True
         enough = not rule.full or sizes.micros >= sizes.virtual
-        if fits and enough and rule.seq == (pipe.seq_chunks > 1) and not any(_illegal(asked, sizes, rule, torch)):
+        if fits and enough and rule.seq == (pipe.seq_chunks > 1) and not any(_illegal(asked, sizes, rule)):
             out.append(name)
     return tuple(out)
 
 
-def _illegal(job: Job, sizes: Sizes | None, rule: Rule, torch: Version) -> Iterator[Problem]:
+def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
     pipe, hsdp = job.parallel.pipeline, job.parallel.hsdp
-    if rule.split and torch < CUTS_RIGHT:
-        older, newer = (".".join(map(str, v)) for v in (torch, CUTS_RIGHT))
-        text = f"{pipe.scheduler}: {CUTS_WRONG.format(older, newer)}"
-        yield Problem(f"{PIPE}.scheduler", text, f"{PIPE}.scheduler=1f1b")
     if rule.single and pipe.interleave:
         text = f"true: {pipe.scheduler} has one stage a rank"
         yield Problem(f"{PIPE}.interleave", text, f"{PIPE}.interleave=false")
@@ -97,10 +90,6 @@ def _pieces(job: Job, rule: Rule) -> Iterator[Problem]:
         yield Problem(f"{PIPE}.scheduler", text, f"{PIPE}.scheduler=seqvpp")
 
 
-CUTS_WRONG = (
-    "cuts backwards in two, and torch {} then gets some gradients wrong, without a word, of weights that are used "
-    "twice; torch {} does not"
-)
 DROPPED = (
     "drops the weights after each forward, and {} computes weight gradients after the weights were dropped again: "
     "FSDP2 would lose them without a word"

@@ -119,12 +119,12 @@ class _Walk:
         one = load.passes[piece]
         if a.kind == "F":
             yield from self._forward(load, one)
-        elif a.kind == "B" or (a.kind == "W" and a.stage == 0):
+        elif a.kind == "B":
             yield from self._backward(a.stage, load, piece)
         elif a.kind == "W":
             yield from self._weights(a.stage, load, one)
-        elif a.stage:  # torch has nothing to do for the inputs of the first stage
-            yield from self._inputs(load, one)
+        else:
+            yield from self._inputs(a.stage, load, one)
 
     def _forward(self, load: Load, one: Pass) -> Iterator[Moment]:
         for i, segment in enumerate(one.segments):
@@ -163,22 +163,23 @@ class _Walk:
         self.gathered -= self.lingering
         self.lingering = 0
 
-    def _inputs(self, load: Load, one: Pass) -> Iterator[Moment]:
-        """The first half of a backward: all that was saved stays."""
+    def _inputs(self, stage: int, load: Load, one: Pass) -> Iterator[Moment]:
+        """The first half of a backward: of what was saved the inputs of products stay, and their outputs' gradients."""
         yield self.now(activations=2 * one.loss)
         self.activations -= one.loss
-        for segment in reversed(one.segments):
+        for i in range(len(one.segments) - 1, -1, -1):
+            segment = one.segments[i]
             yield self.now(activations=segment.backward.work)
-            self.activations += segment.backward.kept
-        self.activations += one.returned
+            self._sum(stage, i)
+            self.activations += segment.backward.kept - segment.saved
+            yield self.now()
+        self.activations += one.returned - one.out
         yield self.now()
 
     def _weights(self, stage: int, load: Load, one: Pass) -> Iterator[Moment]:
-        """The second half: all new gradients at once, then added to those there are."""
+        """The second half: what has waited goes, one product after the other."""
         yield self.now()
-        self.activations -= sum(s.backward.kept + s.backward.freed for s in one.segments)
-        yield self.now(gathered=load.whole)
-        self.activations -= one.out + sum(s.saved - s.backward.freed for s in one.segments)
+        self.activations -= sum(s.backward.kept for s in one.segments)
         for i in range(len(one.segments) - 1, -1, -1):
             self._sum(stage, i)
         for i in range(len(one.segments) - 1, -1, -1):

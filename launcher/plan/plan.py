@@ -107,30 +107,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known before the model is read: the sizes, the explicit stage of each module name, if any, and torch."""
+    """What is known before the model is read: the sizes, the explicit stage of each module name, if any."""
 
     sizes: Sizes
     config: dict[str, int] | None
-    torch: legal.Version = legal.CUTS_RIGHT
 
 
-def ask(job: Job, found: list[Problem] | None = None, torch: legal.Version = legal.CUTS_RIGHT) -> Asked:
-    """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once.
-
-    ``torch``: its version, which is known without importing it.
-    """
+def ask(job: Job, found: list[Problem] | None = None) -> Asked:
+    """All that can be decided, and refused, without a model. Raises ``RequestError`` with every problem at once."""
     found = list(found or ())
     found += settings.refused(job)
     got, wrong = sizes(job)
     found += wrong
-    found += legal.illegal(job, got, torch)
+    found += legal.illegal(job, got)
     found += phases.check(job.steps)
     found += fit.unfit(job, got)
     found += switches.refused(job, got)
     if found or got is None:
         raise RequestError(tuple(found))
     config = job.parallel.pipeline.stage_config
-    return Asked(got, None if config == "auto" else naming.flatten(config), torch)
+    return Asked(got, None if config == "auto" else naming.flatten(config))
 
 
 def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, ...] | None:
@@ -154,7 +150,7 @@ def plan(
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par, (cut, balanced) = job.parallel, _cut(asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
-    order, kept = choose(job, asked.sizes, _cost(cut, graphs), asked.torch), effects.whole(graph, asked.sizes)
+    order, kept = choose(job, asked.sizes, _cost(cut, graphs)), effects.whole(graph, asked.sizes)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.low, kept)
     boundaries, tied = tuple(stages.boundary(graph, cut, s.index) for s in cut), ties(params)
@@ -302,7 +298,15 @@ def _cost(cut: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     """
     both = [_forward(s, g) for s in cut for g in graphs]
     forward, saved = tuple(f for f, _ in both), tuple(n for _, n in both)
-    return Cost(forward, backward=tuple(2 * f for f in forward), activation=saved, pieces=len(graphs))
+    late = [[g[n].backward for n in s.nodes] for s in cut for g in graphs]
+    return Cost(
+        forward,
+        backward=tuple(2 * f for f in forward),
+        activation=saved,
+        weight=tuple(float(sum(b.deferred for b in bs)) for bs in late),
+        waits=tuple(sum(b.kept for b in bs) for bs in late),
+        pieces=len(graphs),
+    )
 
 
 def _forward(stage: Stage, graph: Graph) -> tuple[float, int]:

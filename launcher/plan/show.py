@@ -80,6 +80,8 @@ def _stages(plan: Plan) -> Rows:
         ranks = plan.sizes.grid.ranks(pp=plan.sizes.places[s.index])
         names = listed(s.modules) if any(s.modules) else "the whole model" if plan.leaves is None else "no module"
         cost = f"{_count(size)} parameters, {_count(s.flops, 'FLOP')} forward a micro batch"
+        if any(a.kind == "I" for row in plan.schedule for a in row):
+            cost += f", {s.deferred / max(2 * s.flops, 1):.0%} of its backward deferred"
         yield "stages", f"{s.index} on {_on(ranks)}: {names}; {cost}"
 
 

@@ -12,22 +12,33 @@ from launcher.plan.actions import Action, Row, Schedule
 class Cost:
     """What one micro batch costs on each virtual stage: times in any one unit, ``activation`` bytes kept for backward.
 
-    ``transfer`` is the time from one rank to another; ``weight_share`` the part of a backward that is W, when it is
-    split into I and W. Where a micro batch passes in ``pieces``, each stage has as many entries, one a piece.
+    ``transfer`` is the time from one rank to another. Where a micro batch passes in ``pieces``, each stage has as many
+    entries, one a piece. Of a backward that is split into I and W, ``weight`` is the time of W, and ``waits`` the bytes
+    that are kept for it; as long as nobody knows, half of the time, and all.
     """
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
     activation: tuple[int, ...]
     transfer: float = 0.0
-    weight_share: float = 0.5
+    weight: tuple[float, ...] = ()
+    waits: tuple[int, ...] = ()
     pieces: int = 1
 
     def time(self, a: Action) -> float:
+        at = self.at(a)
         if a.kind == "F":
-            return self.forward[self.at(a)]
-        share = {"B": 1.0, "I": 1 - self.weight_share, "W": self.weight_share}[a.kind]
-        return self.backward[self.at(a)] * share
+            return self.forward[at]
+        if a.kind == "B":
+            return self.backward[at]
+        later = self.weight[at] if self.weight else self.backward[at] / 2
+        return later if a.kind == "W" else self.backward[at] - later
+
+    def kept(self, a: Action) -> int:
+        """Bytes of activations more, or less, once ``a`` is done."""
+        at = self.at(a)
+        held, waits = self.activation[at], self.waits[at] if self.waits else self.activation[at]
+        return {"F": held, "B": -held, "I": waits - held, "W": -waits}[a.kind]
 
     def at(self, a: Action) -> int:
         """The place of an action's stage and piece in the tuples."""
@@ -144,11 +155,8 @@ def _peak(row: Row, cost: Cost) -> int:
     """Most bytes held: from the start of a forward to the end of its backward (of W, when it is split)."""
     now = most = 0
     for a in row:
-        if a.kind == "F":
-            now += cost.activation[cost.at(a)]
-            most = max(most, now)
-        elif a.kind != "I":
-            now -= cost.activation[cost.at(a)]
+        now += cost.kept(a)
+        most = max(most, now)
     return most
 
 

@@ -13,7 +13,10 @@ from launcher.plan.naming import KEY, owner
 
 @dataclass(frozen=True)
 class Stage:
-    """``nodes`` in execution order; ``receives``/``sends`` are the values that cross the boundary before/after it."""
+    """``nodes`` in execution order; ``receives``/``sends`` are the values that cross the boundary before/after it.
+
+    ``flops`` of a forward, and those ``deferred`` to the second half of a backward, where there are halves.
+    """
 
     index: int
     nodes: tuple[str, ...]
@@ -23,6 +26,7 @@ class Stage:
     params: tuple[str, ...]
     flops: int
     saved: int
+    deferred: int = 0
 
 
 def covers(module: str, name: str) -> bool:
@@ -144,7 +148,8 @@ def _stage(
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
     direct = {n.target for n in inside if n.kind == "param"}
     held = tuple(p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules))
-    return Stage(index, nodes, before, after, modules, held, sum(n.flops for n in inside), sum(n.saved for n in inside))
+    flops, saved = sum(n.flops for n in inside), sum(n.saved for n in inside)
+    return Stage(index, nodes, before, after, modules, held, flops, saved, sum(n.backward.deferred for n in inside))
 
 
 def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:

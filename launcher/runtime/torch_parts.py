@@ -59,6 +59,7 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch", "_C._current_graph_task_id", ()),
     ("torch", "_C._are_functorch_transforms_active", ()),
     ("torch", "_C._get_tracing_state", ()),
+    ("torch", "_C._is_any_autocast_enabled", ()),
     ("torch", "_C._autograd._top_saved_tensors_default_hooks", ()),
     ("torch.autograd.forward_ad", "_current_level", ()),
     ("torch.nn.init", "_no_grad_trunc_normal_", ("tensor",)),

@@ -13,14 +13,17 @@ class Older(PipelineStage):
     """The stage of torch 2.11, where values that take no gradient cross too.
 
     Its own checks of shapes know one shape only, and sequences are cut in pieces; ours are made after each forward.
-    Two neighbours on one rank, which only schedules that cut backwards have, are left as they are: those need a newer
-    torch (``plan.legal``).
     """
 
     inputs_meta: tuple[torch.Tensor, ...]
     args_recv_info: dict[int, tuple[Any, ...]]
     has_backward: bool
+    group_rank: int
     get_outputs_meta: Callable[[], tuple[torch.Tensor, ...]]
+
+    def _get_init_p2p_neighbors_ops(self) -> Any:
+        """Two neighbours on one rank hand over what they have; torch would have the rank greet itself."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
         training, self.has_backward = self.has_backward, False  # torch would ask integers for a gradient

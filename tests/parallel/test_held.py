@@ -23,12 +23,16 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "one stage": {"micro_batch_num": 2},
     "1f1b": {"stages": 2, "micro_batch_num": 4},
     "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
-    "zero_bubble_h1": {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4},
+    **{
+        name: {"stages": 2, "scheduler": name, "micro_batch_num": 4}
+        for name in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
+    },
     "seqpipe": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 4, "micro_batch_num": 4},
 }
 CASES = [
     *(("one stage", level) for level in LEVELS), *(("1f1b", level) for level in LEVELS),
-    ("interleaved", "level2"), ("zero_bubble_h1", "level1"), ("seqpipe", "unsharded"),
+    ("interleaved", "level2"), ("zero_bubble_h1", "level1"), ("zero_bubble_h1", "level2"), ("zero_bubble_v", "level2"),
+    ("dualpipe_v", "unsharded"), ("seqpipe", "unsharded"),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Backwards cut into input and weight gradients, on modules that torch's own way of cutting gets wrong."""
+"""Backwards cut into two halves, on modules that torch's own way of cutting gets wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import pytest
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 
 from launcher.decide import plan_job
-from tests.parity import assert_parity, build, job, own, step
+from launcher.job.schema import Job
+from launcher.parallel.local import local
+from launcher.plan.plan import Plan
+from launcher.runtime.world import World
+from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks
 
 FROZEN = {"embed": 0, "a": 0, "b": 1, "head": 1}
@@ -43,6 +47,70 @@ def test_weights_used_twice_and_parameters_in_slices_count_once_each_time():
     for scheduler, stages in {"zero_bubble_h1": config, "zero_bubble_v": four}.items():
         assert_parity(own("odd_nets.UsedAgain", [6], stages=stages, train__batch_size=8,
                           parallel=pipeline(scheduler, stages)), parts=4)  # fmt: skip
+
+
+STAGES: dict[str, dict[str, dict[str, int]]] = {
+    "split_nets.Net": {
+        "one": {"embed": 0, "a": 0, "b": 1, "c": 1, "head": 1}, "two": {"embed": 0, "a": 1, "b": 2, "c": 3, "head": 3},
+    },
+    "split_nets.Turned": {"one": {"a": 0, "b": 1, "c": 1, "head": 1}, "two": {"a": 0, "b": 1, "c": 2, "head": 3}},
+}  # fmt: skip
+SHARDED: dict[str, dict[str, Any]] = {
+    "whole": {},
+    **{level: {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": level}} for level in ("level1", "level2")},
+    "replicas, level2": {
+        "hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level2"}, "grid": {"dp_replicate": 2},
+    },
+}  # fmt: skip
+
+
+def odd(net: str, scheduler: str, sharded: str) -> Job:
+    """5 micro batches: the last ones of ``dualpipe_v`` have whole backwards, so that all kinds of actions mix."""
+    stages = STAGES[net]["one" if scheduler in ("1f1b", "zero_bubble_h1") else "two"]
+    shape = ["int64", 5] if net == "split_nets.Net" else [5, 5]
+    parallel = {**pipeline(scheduler, stages, 5), **SHARDED[sharded]}
+    return own(net, shape, stages=stages, parallel=parallel, train__batch_size=20)
+
+
+def test_weights_used_twice_and_gradients_that_lie_across_are_right_in_every_layout():
+    halves = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
+    cells = [("split_nets.Net", s, layout) for s in halves for layout in SHARDED]
+    cells += [("split_nets.Turned", s, "level2") for s in ("1f1b", *halves)]
+    for run in together({c: odd(*c) for c in cells}).values():
+        run.assert_same()
+
+
+def test_a_bias_of_positions_that_blocks_on_other_stages_share_is_learned_right():
+    """As T5's: one table, used on its own stage and handed on."""
+    one = {"embed": 0, "relative": 0, "blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "blocks.3": 1, "head": 1}
+    two = one | {"blocks.0": 1, "blocks.1": 1, "blocks.2": 2, "blocks.3": 3, "head": 3}
+    stages = {"zero_bubble_h1": one, "zero_bubble_v": two, "dualpipe_v": two}
+    jobs = {
+        (s, layout): own("split_nets.T5Like", ["int64", 5], stages=config, train__batch_size=20,
+                         parallel={**pipeline(s, config, 5), **SHARDED[layout]})
+        for s, config in stages.items() for layout in ("whole", "level1", "level2")
+    }  # fmt: skip
+    for run in together(jobs).values():
+        run.assert_same()
+
+
+def rank_norms(world: World, j: Job, plan: Plan, times: int) -> list[list[float]]:
+    """Of every gradient of this rank, to the last bit, as often."""
+    found = []
+    for _ in range(times):
+        par, pipe = build(world, j, plan)
+        step(j, par, pipe)
+        found.append([local(p.grad).norm().item() for _, p in par.trainable() if p.grad is not None])
+    return found
+
+
+def test_four_runs_give_the_same_bits():
+    j = odd("split_nets.Net", "zero_bubble_v", "level2")
+    twice = [on_ranks(4, rank_norms, j, plan_job(j), 2) for _ in range(2)]
+    for rank in range(4):
+        first, *others = [norms for run in twice for norms in run[rank]]
+        assert first
+        assert others == [first] * 3
 
 
 def rank_count(world, j, plan) -> int:

@@ -241,7 +241,7 @@ class Inner(Function):
         if ctx.again:
             with torch.enable_grad():
                 y = ctx.net.linear(ctx.x)
-        to_x, *to_weights = torch.autograd.grad(y, (ctx.x, *ctx.weights), grad)
+        to_x, *to_weights = torch.autograd.grad(y, (ctx.x, *ctx.weights), grad, retain_graph=True)
         return to_x, None, None, *to_weights
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.errors import RequestError
 from launcher.plan.plan import ask
 from tests.plan.made import job, refusal, words
 
@@ -75,19 +74,6 @@ def test_what_a_scheduler_cannot_do_is_refused_and_the_cure_accepted(case: str) 
     error = refusal(*overrides)
     assert str(error) == text
     ask(job(*overrides, *words(error)))
-
-
-@pytest.mark.parametrize("scheduler", ["zero_bubble_h1", "zero_bubble_v", "dualpipe_v"])
-def test_a_torch_that_cuts_backwards_wrong_cuts_none(scheduler: str) -> None:
-    asked = job(f"{PIPE}.scheduler={scheduler}", *TWO)
-    with pytest.raises(RequestError) as caught:
-        ask(asked, torch=(2, 12))
-    assert str(caught.value) == (
-        f"{PIPE}.scheduler: {scheduler}: cuts backwards in two, and torch 2.12 then gets some gradients wrong, without "
-        f"a word, of weights that are used twice; torch 2.13 does not (try: {PIPE}.scheduler=1f1b)"
-    )
-    alone = job(f"{PIPE}.scheduler={scheduler}")
-    assert ask(alone, torch=(2, 12)).sizes.places == (0,)
 
 
 def test_one_stage_has_no_bubble_to_fill_whatever_the_scheduler() -> None:

@@ -12,6 +12,7 @@ from launcher.plan.peak import Gather, Load, Moment, Pass, fullest
 
 TWO = (Segment("a", 100, Backward(40, 4, 60), 10), Segment("b", 200, Backward(50, 3, 70), 20))
 ONCE = Pass(TWO, out=5, loss=30)
+WAITING = Pass(tuple(replace(s, saved=0) for s in TWO), out=0, loss=0)
 PLAIN = Load((ONCE,), (), (7, 9), 0, buffers=0)
 GROUPS = (Gather(64, 64, 64, 32, 0, 0), Gather(80, 80, 80, 40, 1, 1))
 LIGHT = Pass((Segment("a", 1, made=1), Segment("b", 2, made=2)), out=5, loss=0)
@@ -43,18 +44,19 @@ def test_two_micro_batches_in_flight_are_held_at_once() -> None:
     assert of("F0 F1 B0 B1", PLAIN).activations == 2 * (100 + 200 + 5 + 30) + 2 * 30
 
 
-def test_split_backwards_keep_what_is_saved_until_the_weights_have_theirs() -> None:
-    """Micro batch 0 with the gradients that wait, and the loss of micro batch 1 going backward."""
-    assert of("F0 I0 F1 I1 W0 W1", PLAIN, stage=1).activations == 2 * (100 + 200 + 5) + 3 + 4 + 30 + 2 * 30
+def test_split_backwards_keep_what_products_need_until_the_weights_have_theirs() -> None:
+    """Of micro batch 0 what waits, and micro batch 1 with its loss going backward."""
+    assert of("F0 I0 F1 I1 W0 W1", PLAIN).activations == (4 + 3) + (100 + 200 + 5) + 30 + 2 * 30
 
 
-def test_all_new_gradients_are_there_before_they_are_added_to_those_of_the_micro_batch_before() -> None:
+def test_second_halves_add_to_the_gradients_there_are_and_hold_no_others() -> None:
     heavy = replace(PLAIN, own=(700, 900))
-    assert of("F0 I0 W0 F1 I1 W1", heavy, stage=1) == Moment(1600, 1600, 100 + 200 - 60 - 70 + 5)
+    assert of("F0 I0 W0 F1 I1 W1", heavy) == Moment(1600, 0, 100 + 200 + 5 + 30 + 2 * 30)
+    assert of("I0 I1 I2 W0 W1 W2", replace(heavy, passes=(WAITING,))) == Moment(1600, 0, 2 * (4 + 3) + 50)
 
 
-def test_the_first_stage_has_no_inputs_half() -> None:
-    assert of("F0 I0 W0", PLAIN) == of("F0 B0", PLAIN)
+def test_the_first_stage_has_halves_as_others_have() -> None:
+    assert of("F0 I0 F1 I1 W0 W1", PLAIN, stage=0) == of("F0 I0 F1 I1 W0 W1", PLAIN, stage=1)
 
 
 def test_pieces_of_a_sequence_are_held_as_long_as_they_are() -> None:

@@ -84,7 +84,7 @@ def test_a_split_backward_fills_the_bubble_with_weight_gradients(p: int, m: int)
     t = run("zero_bubble_h1", p, 1, m, flat(p))
     assert t.makespan - m * 3 == p - 1
     assert t.peak == t.in_flight == (p,) * p
-    uneven = Cost((4,) * p, (9,) * p, (1,) * p, weight_share=1 / 3)
+    uneven = Cost((4,) * p, (9,) * p, (1,) * p, weight=(3,) * p)
     assert run("zero_bubble_h1", p, 1, m, uneven).makespan - m * 13 == pytest.approx((p - 1) * (4 + 6 - 3))
 
 
@@ -94,7 +94,7 @@ def test_a_v_waits_for_the_first_micro_batch_only_and_its_ranks_hold_the_same(
     p: int, m: int, tf: int, ti: int, tw: int
 ) -> None:
     """ZB-V: (p - 1) of the longer of F and I of one chunk (none of it for an optimizer that does not wait), p held."""
-    cost = Cost((tf,) * 2 * p, (ti + tw,) * 2 * p, (1,) * 2 * p, weight_share=tw / (ti + tw))
+    cost = Cost((tf,) * 2 * p, (ti + tw,) * 2 * p, (1,) * 2 * p, weight=(tw,) * 2 * p)
     t = run("zero_bubble_v", p, 2, m, cost)
     assert t.makespan - 2 * m * (tf + ti + tw) == pytest.approx((p - 1) * max(tf, ti))
     assert t.peak == (2 * p,) * p
