@@ -19,7 +19,8 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
     """One for each node that changes memory which another stage uses and would not see changed, or see too early.
 
     What crosses is as it is when its stage is done, and a copy from then on: that is right for uses on earlier stages
-    before the change, and for uses on later stages after it.
+    before the change, and for uses on later stages after it. What modules change of the model's own tensors is judged
+    by name (``plan.effects``).
     """
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     kept = frozenset[int]().union(
@@ -27,7 +28,7 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
     )
     found = []
     for node in graph.nodes:
-        for where in sorted(node.writes):
+        for where in sorted(node.writes - (kept if node.kind == "module" else frozenset())):
             other = next(_blind(graph, at, order, node, where, where in kept), None)
             if other is not None:
                 found.append(_problem(graph, at, node, other))

@@ -129,13 +129,11 @@ def _changed(c: Change, p: Placed | None, at: Layout) -> Why | None:
 
 def _between(c: Change, p: Placed | None, at: Layout) -> Why | None:
     """Why it cannot be on several stages."""
-    here = {at.stage_of(m) for m in c.at}
-    if None in here:
-        return " between the named modules, where no stage would see it; do it inside the module that owns it", ""
+    here = {s for m in c.at if (s := at.stage_of(m)) is not None}  # glue was placed where what it changes is
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
     if len(owners) > 1:
         return f", of which stages {_numbers(owners)} have a copy each; put all that use it on one stage", ""
-    if here != owners:
+    if here and here != owners:
         text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
         return f"{text}; put both on one stage", ""
     if c.kept:

@@ -41,6 +41,7 @@ def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, i
     """
     at: dict[str, int] = {}
     found: list[Problem] = []
+    changed = frozenset[int]().union(*(n.writes for n in graph.nodes if n.kind == "glue"))
     for node in graph.nodes:
         values = [m for m in node.inputs if graph[m].kind != "param"]
         latest = max(values, key=lambda m: at[m], default=None)
@@ -51,19 +52,18 @@ def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, i
         elif node.kind == "module":
             at[node.name] = told.get(node.target, floor)
         elif node.kind == "glue":
-            at[node.name] = max(floor, _wanted(graph, node, told))
+            at[node.name] = max(floor, _wanted(graph, node, told, changed))
         if at[node.name] < floor and latest:
             found.append(_backwards(node, at[node.name], graph[latest], floor))
     return at, found + _unheard(graph, at, told)
 
 
-def _wanted(graph: Graph, node: Node, told: Mapping[str, int]) -> int:
-    """The stage told for a parameter that glue uses, or of the module whose tensors it changes."""
+def _wanted(graph: Graph, node: Node, told: Mapping[str, int], changed: frozenset[int]) -> int:
+    """The stage told for a parameter that glue uses, or of the module whose tensors glue changes there."""
     used = [told.get(graph[m].target, 0) for m in node.inputs if graph[m].kind == "param"]
-    changed = [
-        told.get(m.target, 0) for m in graph.nodes if m.kind == "module" and node.writes & aliasing.own(graph, m)
-    ]
-    return max([0, *used, *(changed if node.writes else [])])
+    mine = (node.reads | node.lies) & changed
+    whose = [m for m in graph.nodes if m.kind == "module" and mine & aliasing.own(graph, m)] if mine else []
+    return max([0, *used, *(told.get(m.target, 0) for m in whose)])
 
 
 def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:

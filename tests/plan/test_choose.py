@@ -33,11 +33,6 @@ def test_auto_takes_only_what_is_legal_with_the_other_settings(more, names) -> N
     assert legal.candidates(j, ask(j).sizes) == names
 
 
-def test_auto_takes_no_backward_cut_in_two_where_torch_does_it_wrong() -> None:
-    j = job(*FOUR)
-    assert choose(j, ask(j).sizes, flat(4), torch=(2, 12)).scheduler == "1f1b"
-
-
 def test_auto_takes_the_shortest_step_and_says_what_it_compared() -> None:
     j = job(*FOUR)
     found = choose(j, ask(j).sizes, flat(4))

@@ -133,8 +133,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         "pp2",
         {},
         (
-            "model: the forward changes the parameter b.weight between the named modules, where no stage would "
-            "see it; do it inside the module that owns it"
+            "model: the forward changes the parameter b.weight in place, while the backward of another micro batch "
+            "still needs what was there; compute with a copy, weight.clone()"
         ),
     ),
     (
