@@ -54,7 +54,7 @@ class Scales:
         key = (
             type(module),
             str(module),
-            tuple((n, p.shape, p.dtype) for n, p in module.named_parameters()),
+            tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
             tuple((t.shape, t.dtype) if isinstance(t, torch.Tensor) else repr(t) for t in given),
         )
         if key not in self._known:

@@ -10,6 +10,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 from launcher.decide import plan_job
 from launcher.job.schema import Job
 from launcher.parallel.local import local
+from launcher.plan import show
 from launcher.plan.plan import Plan
 from launcher.runtime.world import World
 from tests.parity import assert_parity, build, job, own, step, together
@@ -135,3 +136,12 @@ def test_level2_reduces_after_every_micro_batch_and_level1_once(level, times):
         plan = plan_job(j)
         groups = [sum(g.stage in plan.sizes.held(pp) for g in plan.groups) for pp in (0, 0, 1, 1)]
         assert on_ranks(4, rank_count, j, plan) == [n * times for n in groups]
+
+
+def test_the_plan_says_how_much_of_a_backward_waits():
+    """A frozen layer has nothing that could wait; of others the gradients of inputs are the other half."""
+    plan = plan_job(own("nets.FrozenFirst", ["int64", 5], stages=FROZEN, parallel=pipeline("zero_bubble_h1", FROZEN)))
+    assert [(s.flops, s.deferred) for s in plan.stages] == [(2 * 15 * 36, 0), (2 * 15 * (36 + 18), 2 * 15 * (36 + 18))]
+    lines = " ".join(show.text(plan).split())
+    assert "0 on rank 0: embed, a; 90 parameters, 1.1 kFLOP forward a micro batch, 0% of its backward deferred" in lines
+    assert "1 on rank 1: b, head; 63 parameters, 1.6 kFLOP forward a micro batch, 50% of its backward deferred" in lines
