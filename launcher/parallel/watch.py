@@ -55,7 +55,8 @@ class Watch(TorchFunctionMode):
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
     ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose own
     code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in another
-    order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself.
+    order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself. ``overwrites``:
+    modules that change what they are given in place.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class Watch(TorchFunctionMode):
         self._units = frozenset(units)
         self._running: list[str] = [""]
         self._given: list[tuple[torch.Tensor, ...]] = [()]
+        self._versions: list[list[int]] = []
+        self.overwrites: set[str] = set()
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
@@ -122,6 +125,7 @@ class Watch(TorchFunctionMode):
         if self.over:
             return
         self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
+        self._versions.append([t._version for t in self._given[-1]])
         self._running.append(name)
         self.order.append((name, True))
         self.calls[name] += 1
@@ -136,7 +140,9 @@ class Watch(TorchFunctionMode):
             return
         self._running.pop()
         self.order.append((name, False))
-        self._given.pop()
+        given = zip(self._given.pop(), self._versions.pop(), strict=True)
+        if any(t.requires_grad and t._version != before for t, before in given):
+            self.overwrites.add(name)
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))

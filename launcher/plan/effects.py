@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from launcher.errors import Problem
 from launcher.plan.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
+from launcher.plan.fusion import Group
 from launcher.plan.naming import owner
 from launcher.plan.params import Placed
 from launcher.plan.schedules import RULES
@@ -53,6 +54,7 @@ class Layout:
     params: tuple[Placed, ...]
     mixed: bool
     tp: bool
+    groups: tuple[Group, ...] = ()
 
     @property
     def split(self) -> bool:
@@ -84,6 +86,7 @@ def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
+    yield from _overwrites(at, graph)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
             text = f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
@@ -190,6 +193,15 @@ def _hooked(p: Placed, at: Layout) -> Why | None:
     if at.split:
         return f"{at.scheduler} cuts backwards in two, past all hooks", "parallel.pipeline.scheduler=1f1b"
     return None
+
+
+def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
+    """FSDP2 hands a module that it gathers views of its inputs, which autograd lets nobody change."""
+    gathered = {m for g in at.groups for m in g.modules if m}
+    if found := [m for m in graph.overwrites if m in gathered]:
+        text = f"{listed(found)}: its forward changes its input in place, which cannot be where its weights are sharded"
+        yield Problem(KEY, f"{text}; let it make a new tensor (inplace=False, x = x + y), or shard nothing",
+                      "parallel.hsdp=null")  # fmt: skip
 
 
 def _twins(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:

@@ -186,7 +186,8 @@ class Graph:
     after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
     an untraced model what its one node is made of. ``order``: modules as they begin (True) and end. ``looks``: modules
     whose own code looks at data, so that what runs inside of them may differ from rank to rank. ``steers``: units
-    themselves were seen to run, or not, or in another order, with other numbers.
+    themselves were seen to run, or not, or in another order, with other numbers. ``overwrites``: modules that change
+    their inputs in place.
     """
 
     nodes: tuple[Node, ...]
@@ -198,6 +199,7 @@ class Graph:
     looks: tuple[str, ...] = ()
     steers: bool = False
     effects: Effects = Effects()
+    overwrites: tuple[str, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

@@ -154,10 +154,10 @@ def plan(
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.low, kept)
     boundaries, tied = tuple(stages.boundary(graph, cut, s.index) for s in cut), ties(params)
-    at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts))
-    refuse([*switches.unshared(job, params), *_misled(job, at, skeleton, graph, traits)])
     hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
     group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
+    at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts), group)
+    refuse([*switches.unshared(job, params), *_misled(job, at, skeleton, graph, traits)])
     bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
     moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
     return Plan(
