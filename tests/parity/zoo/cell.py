@@ -28,7 +28,7 @@ from launcher.steps.pieces import Piece, pieces, whole
 from launcher.steps.session import build
 from tests.parity.zoo import cures, oracle, samples
 from tests.parity.zoo.case import Case
-from tests.parity.zoo.layouts import BATCH, CLIP, SAMPLES, STEPS, Layout
+from tests.parity.zoo.layouts import CLIP, SAMPLES, STEPS, Layout
 
 LIMIT_S, COLLECTIVE_S = 60, 20
 TOLERANCE = 1e-12
@@ -84,7 +84,7 @@ def asked(case: Case, layout: Layout) -> dict[str, Any]:
             "classes": case.classes, "target": list(case.target), "ignored": case.ignored,
         },
         "optim": OPTIM[case.optim], "schedule": {"name": "constant"},
-        "train": {"steps": STEPS, "batch_size": BATCH, "precision": "fp64", "clip_norm": CLIP},
+        "train": {"steps": STEPS, "batch_size": layout.batch, "precision": "fp64", "clip_norm": CLIP},
         "parallel": parallel, "launch": {"nproc": layout.ranks}, "security": {"allow": ["tests"]},
     }  # fmt: skip
 
@@ -108,10 +108,16 @@ def judge(case: Case, layout: Layout) -> Verdict:
         if said[-1] in said[:-1]:
             return Verdict("BADCURE", f"the same again after its cure: {said[-1]}")
         request = cured
-    found = _ran(case, layout, request)
+    found = _ran(case, _as_cured(layout, request), request)
     if not said:
         return found
     return Verdict("refused", said[0]) if found.fine else replace(found, text=f"as the cure has it: {found.text}")
+
+
+def _as_cured(layout: Layout, request: dict[str, Any]) -> Layout:
+    """What the cures have made of it: fewer stages are more replicas, and another batch is another one's truth."""
+    pipeline, batch = request["parallel"]["pipeline"], request["train"]["batch_size"]
+    return replace(layout, stages=pipeline["stages"], micros=pipeline["micro_batch_num"], batch=batch)
 
 
 def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict:
@@ -220,7 +226,7 @@ def _all(names: tuple[str, ...], t: Tensor) -> list[tuple[str, Tensor]]:
 def _oracle(case: Case, layout: Layout, start: dict[str, Tensor]) -> oracle.Trained:
     warnings.simplefilter("ignore")
     signal.alarm(LIMIT_S)
-    terms = oracle.Terms(layout.replicas, layout.micros, BATCH, STEPS, SAMPLES, case.optim, CLIP)
+    terms = oracle.Terms(layout.replicas, layout.micros, layout.batch, STEPS, SAMPLES, case.optim, CLIP)
 
     def read(indices: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
         return samples.inputs(case.inputs, indices), samples.targets(case.target, case.classes, case.ignored, indices)

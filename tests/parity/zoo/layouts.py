@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-BATCH, STEPS, SAMPLES, CLIP = 32, 3, 96, 1.0
+BATCH, STEPS, SAMPLES, CLIP = 32, 3, 120, 1.0
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class Layout:
     micros: int = 2
     pipeline: dict[str, Any] = field(default_factory=dict)
     parallel: dict[str, Any] = field(default_factory=dict)
+    batch: int = BATCH
 
     @property
     def replicas(self) -> int:
