@@ -9,6 +9,7 @@ from torch import Tensor
 from launcher.data.order import Indices
 from launcher.data.source import Source
 from tests.parity.zoo import samples
+from tests.parity.zoo.layouts import SAMPLES
 
 
 class Samples(Source):
@@ -18,7 +19,7 @@ class Samples(Source):
         self.shapes, self.classes, self.target, self.ignored = shapes, classes, target, ignored
 
     def __len__(self) -> int:
-        return 96
+        return SAMPLES
 
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
         return samples.inputs(self.shapes, indices.tolist())
