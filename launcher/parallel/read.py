@@ -149,6 +149,7 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "order": tuple(watch.order),
         "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
         "steers": watch.steers,
+        "recomputed": watch.recomputed(),
         "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
         "effects": Effects(
             watch.effects.changes(output, meter.kept), tuple(dict.fromkeys(watch.taken)), tuple(watch.effects.sparse)

@@ -14,6 +14,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.parallel.effects import Effects
 from launcher.plan.facts import Inner
@@ -71,6 +72,9 @@ class Watch(TorchFunctionMode):
         self._given: list[tuple[torch.Tensor, ...]] = [()]
         self._versions: list[list[int]] = []
         self.overwrites: set[str] = set()
+        self._outside = _saving()
+        self._regions: dict[int, list[str]] = {}
+        self._reentrant: list[int] = []
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
@@ -113,6 +117,17 @@ class Watch(TorchFunctionMode):
         """The innermost module that runs looks at data."""
         self.looks.add(self._running[-1])
 
+    def _region(self) -> int | None:
+        """The checkpoint that now runs, if any: what is in it runs again before its backward."""
+        if self._reentrant:
+            return self._reentrant[-1]
+        now = _saving()
+        return None if now is self._outside or now == self._outside else id(now[0])
+
+    def recomputed(self) -> tuple[str, ...]:
+        """The deepest module around the units of each checkpoint that has several."""
+        return tuple(dict.fromkeys(_around(names) for names in self._regions.values() if len(set(names)) > 1))
+
     def _learn(self, prefix: str, module: nn.Module) -> None:
         for name, p in module.named_parameters(remove_duplicate=False):
             self._alive.append(p)
@@ -129,6 +144,8 @@ class Watch(TorchFunctionMode):
         self._running.append(name)
         self.order.append((name, True))
         self.calls[name] += 1
+        if name in self._units and (region := self._region()) is not None:
+            self._regions.setdefault(region, []).append(name)
         self._began.append(self.saved())
         if any(id(p) not in self._names for p in module.parameters(recurse=False)):
             self._learn(name, module)
@@ -188,6 +205,17 @@ class Watch(TorchFunctionMode):
             for a, b in zip(self.runs, self.runs[1:], strict=False)
             if self.calls[a.name] == self.calls[b.name] == 1 and _feeds(a.made, b.made)
         )
+
+
+def _saving() -> Any:
+    """What autograd asks before it saves a tensor."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _around(names: list[str]) -> str:
+    parts = [n.split(".") for n in names]
+    same = [p[0] for p in zip(*parts, strict=False) if len(set(p)) == 1]
+    return ".".join(same[: next((i for i, p in enumerate(zip(*parts, strict=False)) if len(set(p)) > 1), len(same))])
 
 
 def _batched(t: Any) -> bool:
@@ -251,8 +279,19 @@ def watching(
         begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
+    reentrant: Any = CheckpointFunction
+
+    def region(*args: Any) -> Any:
+        watch._reentrant.append(len(watch.order))
+        try:
+            return vars(torch.autograd.Function)["apply"].__func__(reentrant, *args)
+        finally:
+            watch._reentrant.pop()
+
+    reentrant.apply = staticmethod(region)
     try:
         with watch, watch.effects:
             yield watch
     finally:
+        del reentrant.apply
         watch.over = True

@@ -187,7 +187,7 @@ class Graph:
     an untraced model what its one node is made of. ``order``: modules as they begin (True) and end. ``looks``: modules
     whose own code looks at data, so that what runs inside of them may differ from rank to rank. ``steers``: units
     themselves were seen to run, or not, or in another order, with other numbers. ``overwrites``: modules that change
-    their inputs in place.
+    their inputs in place. ``recomputed``: modules around several units that one checkpoint runs again.
     """
 
     nodes: tuple[Node, ...]
@@ -200,6 +200,7 @@ class Graph:
     steers: bool = False
     effects: Effects = Effects()
     overwrites: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

@@ -133,11 +133,13 @@ def _groups(
 def _pieces(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
     """What may be gathered by itself, in definition order; nothing inside of a unit's module that looks at data.
 
-    Units stay apart inside of a module that looks, unless it was seen to steer them: most only check their inputs.
+    Units stay apart inside of a module that looks, unless it was seen to steer them: most only check their inputs. What
+    one checkpoint runs again is one: recomputed, its units come by in another order than a backward's.
     """
     whole = units(skeleton)
     found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
     looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
+    looks |= set(graph.recomputed)
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
     around = {o for o in looks if any(covers(o, m) for m in found)}
     return [m for m in skeleton.modules if m in around or (m in found and not any(covers(o, m) for o in looks))]

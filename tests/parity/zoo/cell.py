@@ -235,10 +235,10 @@ def _oracle(case: Case, layout: Layout, start: dict[str, Tensor]) -> oracle.Trai
 
 
 def _off(plan: Plan, got: dict[str, Tensor], want: dict[str, Tensor], what: str, buffers: bool) -> dict[str, float]:
-    """Largest difference of each tensor, relative to its largest number or a thousandth of the largest of all."""
+    """Largest difference of each tensor, relative to its largest number or a hundredth of the largest of all."""
     wanted = {p.name: next((want[n] for n in p.names if n in want), None) for p in plan.params if p.buffer is buffers}
     numbers = [_top(t) for t in wanted.values() if t is not None and not buffers]
-    floor = max(numbers, default=0.0) * 1e-3
+    floor = max(numbers, default=0.0) * 1e-2
     out = {}
     for name, t in wanted.items():
         mine = got.get(name)
