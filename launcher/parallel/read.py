@@ -150,6 +150,8 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
         "steers": watch.steers,
         "recomputed": watch.recomputed(),
+        "nested": tuple(m for m in ("", *known.modules) if m in watch.nested),
+        "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
         "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
         "effects": Effects(
             watch.effects.changes(output, meter.kept), tuple(dict.fromkeys(watch.taken)), tuple(watch.effects.sparse)

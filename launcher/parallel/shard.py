@@ -23,6 +23,9 @@ def shard(part: Part, plan: Plan, meshes: Meshes) -> None:
     if plan.hsdp is None:
         return
     whole = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
+    for t in part.module.parameters():  # FSDP2 takes no others
+        if t not in whole and not t.is_contiguous():
+            t.data = t.data.contiguous()
     again, casts = plan.hsdp.optimizer_level == "level3", _casts(plan)
     mine = [g for g in plan.groups if g.stage == part.stage.index and g.modules != ("",)]
     for group in mine:

@@ -57,7 +57,8 @@ class Watch(TorchFunctionMode):
     ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose own
     code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in another
     order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself. ``overwrites``:
-    modules that change what they are given in place.
+    modules that change what they are given in place; ``nested``: those that run inside of themselves; ``inferred``:
+    those that run in inference mode.
     """
 
     def __init__(
@@ -72,6 +73,8 @@ class Watch(TorchFunctionMode):
         self._given: list[tuple[torch.Tensor, ...]] = [()]
         self._versions: list[list[int]] = []
         self.overwrites: set[str] = set()
+        self.nested: set[str] = set()
+        self.inferred: set[str] = set()
         self._outside = _saving()
         self._regions: dict[int, list[str]] = {}
         self._reentrant: list[int] = []
@@ -139,8 +142,12 @@ class Watch(TorchFunctionMode):
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
+        if name in self._running[1:]:
+            self.nested.add(name)
+        if torch.is_inference_mode_enabled():
+            self.inferred.add(name)
         self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
-        self._versions.append([t._version for t in self._given[-1]])
+        self._versions.append([_version(t) for t in self._given[-1]])
         self._running.append(name)
         self.order.append((name, True))
         self.calls[name] += 1
@@ -158,7 +165,7 @@ class Watch(TorchFunctionMode):
         self._running.pop()
         self.order.append((name, False))
         given = zip(self._given.pop(), self._versions.pop(), strict=True)
-        if any(t.requires_grad and t._version != before for t, before in given):
+        if any(t.requires_grad and _version(t) != before for t, before in given):
             self.overwrites.add(name)
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
@@ -205,6 +212,11 @@ class Watch(TorchFunctionMode):
             for a, b in zip(self.runs, self.runs[1:], strict=False)
             if self.calls[a.name] == self.calls[b.name] == 1 and _feeds(a.made, b.made)
         )
+
+
+def _version(t: torch.Tensor) -> int:
+    """How often it was changed in place; those of inference mode do not count."""
+    return 0 if t.is_inference() else t._version
 
 
 def _saving() -> Any:

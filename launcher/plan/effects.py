@@ -198,6 +198,9 @@ def _hooked(p: Placed, at: Layout) -> Why | None:
 def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
     """FSDP2 hands a module that it gathers views of its inputs, which autograd lets nobody change."""
     gathered = {m for g in at.groups for m in g.modules if m}
+    if found := [m for m in graph.inferred if m in gathered]:
+        text = f"{listed(found)} runs in torch.inference_mode, where sharded weights cannot be gathered"
+        yield Problem(KEY, f"{text}; use torch.no_grad instead, or shard nothing", "parallel.hsdp=null")
     if found := [m for m in graph.overwrites if m in gathered]:
         text = f"{listed(found)}: its forward changes its input in place, which cannot be where its weights are sharded"
         yield Problem(KEY, f"{text}; let it make a new tensor (inplace=False, x = x + y), or shard nothing",

@@ -138,6 +138,7 @@ def _pieces(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
     """
     whole = units(skeleton)
     found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
+    found = {m for m in found if not any(covers(n, m) for n in graph.nested)}  # FSDP2 wraps no call inside of a call
     looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
     looks |= set(graph.recomputed)
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
