@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from launcher.parallel.dtypes import disagreement
 from launcher.parallel.flash import Flash
 from launcher.parallel.saved_hooks import SavedHooks, stepped_aside
 from launcher.parallel.structure import tensors
@@ -27,12 +28,15 @@ class _Flops(TorchDispatchMode):
         super().__init__()
         self.total = 0
         self.written: set[int] = set()
+        self.disagree: dict[str, None] = {}
         self.seen: Callable[[Any], None] | None = None
         self.kept: Callable[[torch.Tensor], Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.seen is not None:
             self.seen(func)
+        if found := disagreement(func, args):
+            self.disagree[found] = None
         out = func(*args, **(kwargs or {}))
         if self.kept is not None and stepped_aside():
             for t in tensors((args, kwargs, out)):
@@ -95,6 +99,11 @@ class Meter:
     @property
     def written(self) -> set[int]:
         return self._flops.written
+
+    @property
+    def disagree(self) -> tuple[str, ...]:
+        """Operations on tensors of several dtypes that only the meta device carries out."""
+        return tuple(self._flops.disagree)
 
     def tell(self, seen: Callable[[Any], None]) -> None:
         """Call ``seen`` with every operation from now on."""
