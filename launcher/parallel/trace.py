@@ -15,13 +15,14 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.ambient import ambient
-from launcher.parallel.capture import Capture, Uncuttable, capturing
+from launcher.parallel.capture import Capture, Uncuttable, capturing, scripted
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype, evaluating
 from launcher.parallel.place import of_error
 from launcher.parallel.structure import mapped, tensors
 from launcher.parallel.watch import Watch, watching
+from launcher.plan.effects import DTYPES
 
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever the weights' is: that of torch."""
@@ -253,6 +254,7 @@ def trace(
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
     if text := same(tracer.graph, _follow(model, leaves, inputs).graph):
         text = f"the code between the named modules differs from one forward to the next ({text})"
+        text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     with evaluating([model]):
         other = _follow(model, leaves, inputs)
@@ -371,6 +373,8 @@ def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | 
             raise RequestError((Problem(STAGES, text),)) from first
         shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
         text = f"the forward of {name} fails for inputs of shape {shapes}: {type(first).__name__}: {line}"
+        if "dtype" in line or "scalar type" in line:
+            text = f"{text}{at}; {DTYPES}"
         raise RequestError((Problem("model", text),)) from first
 
 

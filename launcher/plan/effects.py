@@ -105,12 +105,16 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
 
 
+DTYPES = (
+    "weights and inputs have the dtype of train.precision, and what a forward makes itself has torch's default, "
+    "float32; give it the dtype of a weight, as in x.to(weight.dtype)"
+)
+
+
 def _disagree(graph: Graph) -> Iterator[Problem]:
     if found := graph.effects.disagree:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        text = f"the forward calls {found[0]}{more}, which torch refuses; weights and inputs have the dtype of"
-        text = f"{text} train.precision, and what a forward makes itself has torch's default, float32"
-        yield Problem(KEY, f"{text}; give it the dtype of a weight, as in x.to(weight.dtype)")
+        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:

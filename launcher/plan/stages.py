@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from launcher.errors import Problem
 from launcher.plan import aliasing
@@ -92,16 +92,31 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
             text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
             cure = _gathered(graph, told, last, group)
             found[group] = Problem(KEY, text if cure else f"{text}: use fewer stages, so that they can be", cure)
+    single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
+    if single and not _works(graph, {**told, **single}, last):
+        cure = _in_order(graph, told, last, groups)
+        found = {k: replace(p, cure=cure) if k[1:] == ("",) else p for k, p in found.items()}
     return list(found.values())
+
+
+def _works(graph: Graph, told: Mapping[str, int], last: int) -> bool:
+    at, edges = _placed(graph, told, last)
+    return not edges and not _unheard(graph, at, told) and {*told.values()} >= {*range(last + 1)}
+
+
+def _in_order(graph: Graph, told: Mapping[str, int], last: int, groups: Sequence[Sequence[str]]) -> str:
+    """What gives the modules, as data flows through them, the same stages in rising order; "" where that is no way."""
+    now = dict(zip((m for g in groups for m in g), sorted(told[m] for g in groups for m in g), strict=True))
+    moved = {m: s for m, s in now.items() if told[m] != s}
+    works = len(moved) < 7 and _works(graph, {**told, **now}, last)
+    return " ".join(f"{KEY}.{m}={s}" for m, s in moved.items()) if works else ""
 
 
 def _gathered(graph: Graph, told: Mapping[str, int], last: int, group: tuple[str, ...]) -> str:
     """What puts a group on one of its stages, the fewest moves first; "" where that leaves a stage empty."""
     for stage in sorted({told[m] for m in group}, key=lambda s: (sum(told[m] != s for m in group), s)):
         moved = {m: stage for m in group if told[m] != stage}
-        now = {**told, **moved}
-        at, edges = _placed(graph, now, last)
-        if not edges and not _unheard(graph, at, now) and {*now.values()} >= {*range(last + 1)}:
+        if _works(graph, {**told, **moved}, last):
             return " ".join(f"{KEY}.{m}={stage}" for m in moved)
     return ""
 
