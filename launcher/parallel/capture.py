@@ -146,7 +146,7 @@ class Capture(TorchFunctionMode):
                     self.attributes[name] = self.graph.get_attr(name)
                     self.values[self.attributes[name]] = t
                 return self.attributes[name]
-        raise self.refuse("it uses a tensor that is neither made there nor a parameter or buffer of the model")
+        raise self.refuse(_foreign(t))
 
     def arg(self, a: Any) -> Any:
         """``a`` as a graph has it."""
@@ -188,7 +188,9 @@ class Capture(TorchFunctionMode):
                 name = getattr(a, "__qualname__", type(a).__name__)
                 raise self.refuse(f"it hands on the function {name}, which holds {held}")
         elif id(a) not in self.before and not _frozen(a):
-            raise self.refuse(f"it makes a {type(a).__name__} and hands it on, which every stage would have its own of")
+            text = f"it makes a {type(a).__name__} and hands it on, which every stage would have its own of"
+            cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"
+            raise self.refuse(text + cache * type(a).__name__.endswith("Cache"))
         return self._constant(a)
 
     def _constant(self, a: Any) -> fx.Node:
@@ -220,6 +222,21 @@ def _speakable(target: Any) -> Any:
         return Named(lambda t, *rest: verb(t, attribute, *rest), f"{verb.__name__}_{attribute}")
     name = getattr(target, "__name__", "call").replace("<", "").replace(">", "")
     return Named(target, name.strip("_") if name.startswith("__") else name)
+
+
+def _foreign(t: torch.Tensor) -> str:
+    """What a tensor is that the model does not have."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
+    if isinstance(t, nn.Parameter):
+        return "it uses a parameter of another copy of the model, as a function does that __init__ has made around self"
+    return "it uses a tensor that is neither made there nor a parameter or buffer of the model"
+
+
+def scripted(graph: fx.Graph) -> bool:
+    """Whether TorchScript runs there: it calls operators by their own names, and others once it has seen some calls."""
+    called = (n.target.func for n in graph.nodes if isinstance(n.target, Named))
+    return any(isinstance(f, torch._ops.OpOverload) for f in called)
 
 
 def _frozen(a: Any) -> bool:

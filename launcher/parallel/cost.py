@@ -10,7 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from launcher.parallel.dtypes import disagreement
 from launcher.parallel.flash import Flash
+from launcher.parallel.saved_hooks import SavedHooks, stepped_aside
+from launcher.parallel.structure import tensors
 
 
 class _Flops(TorchDispatchMode):
@@ -25,12 +28,19 @@ class _Flops(TorchDispatchMode):
         super().__init__()
         self.total = 0
         self.written: set[int] = set()
+        self.disagree: dict[str, None] = {}
         self.seen: Callable[[Any], None] | None = None
+        self.kept: Callable[[torch.Tensor], Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.seen is not None:
             self.seen(func)
+        if found := disagreement(func, args):
+            self.disagree[found] = None
         out = func(*args, **(kwargs or {}))
+        if self.kept is not None and stepped_aside():
+            for t in tensors((args, kwargs, out)):
+                self.kept(t)
         if func._schema.is_mutable:
             self._writes(func, args, kwargs or {})
         count = flop_registry.get(func._overloadpacket)
@@ -57,7 +67,8 @@ class Meter:
     """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
 
     A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``: all of
-    them, these too; ``written``: the storages that operations have changed in place.
+    them, these too; ``written``: the storages that operations have changed in place. Under torch.func.grad, where torch
+    does not say what is saved, all that goes through an operation is.
     """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
@@ -66,7 +77,8 @@ class Meter:
         self._seen: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
         self._flops, self._flash = _Flops(), Flash()
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda t: t)
+        self._flops.kept = self._keep
+        self._hooks = SavedHooks(self._keep)
         self.own(own)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -87,6 +99,11 @@ class Meter:
     @property
     def written(self) -> set[int]:
         return self._flops.written
+
+    @property
+    def disagree(self) -> tuple[str, ...]:
+        """Operations on tensors of several dtypes that only the meta device carries out."""
+        return tuple(self._flops.disagree)
 
     def tell(self, seen: Callable[[Any], None]) -> None:
         """Call ``seen`` with every operation from now on."""

@@ -109,6 +109,9 @@ class Order:
 
     def _enter(self, i: int, enter: Any, *args: Any) -> Any:
         """A module of group ``i`` is called."""
+        if torch.is_inference_mode_enabled():  # what is gathered now, backward gathers again, outside of it
+            with torch.inference_mode(False), torch.no_grad():
+                return self._enter(i, enter, *args)
         group = self.groups[i]
         if self._turns is None or group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
             return enter(*args)

@@ -154,7 +154,10 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
         "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
         "effects": Effects(
-            watch.effects.changes(output, meter.kept), tuple(dict.fromkeys(watch.taken)), tuple(watch.effects.sparse)
+            watch.effects.changes(output, meter.kept),
+            tuple(dict.fromkeys(watch.taken)),
+            tuple(watch.effects.sparse),
+            meter.disagree,
         ),
     }
 

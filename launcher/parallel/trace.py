@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import Parameter, signature
@@ -16,12 +15,14 @@ from torch.utils._pytree import tree_map_only
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.ambient import ambient
-from launcher.parallel.capture import Capture, Uncuttable, capturing
+from launcher.parallel.capture import Capture, Uncuttable, capturing, scripted
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
 from launcher.parallel.mode import default_dtype, evaluating
+from launcher.parallel.place import of_error
 from launcher.parallel.structure import mapped, tensors
 from launcher.parallel.watch import Watch, watching
+from launcher.plan.effects import DTYPES
 
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever the weights' is: that of torch."""
@@ -253,6 +254,7 @@ def trace(
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
     if text := same(tracer.graph, _follow(model, leaves, inputs).graph):
         text = f"the code between the named modules differs from one forward to the next ({text})"
+        text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     with evaluating([model]):
         other = _follow(model, leaves, inputs)
@@ -359,7 +361,7 @@ def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | 
     except Exception as error:
         first = error if tracer is None or tracer.refused is None else tracer.refused
         line = next(iter(str(first).strip().splitlines()), "")
-        at = f" ({place})" if (place := _place(first)) else ""
+        at = f" ({where})" if (where := of_error(first)) else ""
         if isinstance(first, Uncuttable):
             text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
@@ -371,18 +373,9 @@ def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | 
             raise RequestError((Problem(STAGES, text),)) from first
         shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
         text = f"the forward of {name} fails for inputs of shape {shapes}: {type(first).__name__}: {line}"
+        if "dtype" in line or "scalar type" in line:
+            text = f"{text}{at}; {DTYPES}"
         raise RequestError((Problem("model", text),)) from first
-
-
-OUTSIDE = tuple(p.rpartition("parallel" if p == __file__ else "__init__")[0] for p in (torch.__file__, __file__))
-"""Code that is not the user's."""
-
-
-def _place(error: BaseException) -> str:
-    """File and line of the user's code that ``error`` comes from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    mine = [f for f in frames if not f.filename.startswith((*OUTSIDE, "<"))]
-    return f"{mine[-1].filename.rpartition('/')[2]}:{mine[-1].lineno}" if mine else ""
 
 
 def same(a: fx.Graph, b: fx.Graph) -> str:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from launcher.parallel.flash import Flash
 from launcher.parallel.held import Held
 from launcher.parallel.mode import default_dtype
+from launcher.parallel.saved_hooks import SavedHooks
 from launcher.parallel.weight_gradient import FORMS, Call, Deferral
 from launcher.plan.facts import Backward
 
@@ -66,7 +67,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
         module = copy.deepcopy(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
-    with _disable_current_modes(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t), _Running():
+    with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
         scale, seen = _Meta(params), _Seen()
         try:

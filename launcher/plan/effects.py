@@ -75,6 +75,7 @@ def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """What this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
+    yield from () if at.mixed else _disagree(graph)
     for change in graph.effects.changes:
         p = placed.get(change.name)
         if why := _changed(change, p, at):
@@ -105,6 +106,18 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
         return []
     verb, them = ("stays", "it") if len(kept) == 1 else ("stay", "them")
     return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
+
+
+DTYPES = (
+    "weights and inputs have the dtype of train.precision, and what a forward makes itself has torch's default, "
+    "float32; give it the dtype of a weight, as in x.to(weight.dtype)"
+)
+
+
+def _disagree(graph: Graph) -> Iterator[Problem]:
+    if found := graph.effects.disagree:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:

@@ -170,11 +170,16 @@ class Inner:
 
 @dataclass(frozen=True)
 class Effects:
-    """What a forward does besides computing. ``sparse``: tables whose gradients would be sparse."""
+    """What a forward does besides computing.
+
+    ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes that take
+    one only, as the model is without ``train.precision`` of less bits.
+    """
 
     changes: tuple[Change, ...] = ()
     inner: tuple[Inner, ...] = ()
     sparse: tuple[str, ...] = ()
+    disagree: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.parallel import Hsdp
@@ -23,6 +23,7 @@ from launcher.plan import (
     transport,
 )  # fmt: skip
 from launcher.plan.actions import Schedule
+from launcher.plan.automatic import automatic
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.fusion import Bucket, Group, buckets, groups, limits, sums
@@ -148,7 +149,7 @@ def plan(
     notes: list[Note], flow: Flow = WHOLE, pieces: Pieces | None = None, traits: Traits | None = None,
 ) -> Plan:  # fmt: skip
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
-    par, (cut, balanced) = job.parallel, _cut(asked, skeleton, graph, whole)
+    par, (cut, balanced) = job.parallel, _cut(job, asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
     order, kept = choose(job, asked.sizes, _cost(cut, graphs)), effects.whole(graph, asked.sizes)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
@@ -221,22 +222,29 @@ def _late(
 
 
 def _cut(
-    asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None
+    job: Job, asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None
 ) -> tuple[tuple[Stage, ...], list[Note]]:
     """The stages, and how they came about."""
-    told, balanced = _told(asked, skeleton, graph, whole)
+    told, balanced = _told(job, asked, skeleton, graph, whole)
     at, found = stages.place(graph, told, asked.sizes.virtual - 1)
     cut: tuple[Stage, ...] = ()
     if not found:
         cut, found = stages.cut(graph, at, asked.sizes.virtual, skeleton)
-    found += _output(graph)
+    found = [_pasteable(p, asked.config or {}) for p in found] + _output(graph)
     if found:
         raise RequestError(tuple(found))
     return cut, balanced
 
 
+def _pasteable(problem: Problem, config: dict[str, int]) -> Problem:
+    """Without a cure that a deeper key of the request would outdo."""
+    keys = [word.partition("=")[0].removeprefix(f"{naming.KEY}.") for word in problem.cure.split()]
+    outdone = any(k.startswith(f"{key}.") for key in keys for k in config)
+    return replace(problem, cure="") if outdone else problem
+
+
 def _told(
-    asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None
+    job: Job, asked: Asked, skeleton: Skeleton, graph: Graph, whole: tuple[str, ...] | None
 ) -> tuple[dict[str, int], list[Note]]:
     """The stage of each called module, and of each parameter in the glue, that has one."""
     called = list(dict.fromkeys(n.target for n in graph.nodes if n.kind == "module"))
@@ -245,14 +253,7 @@ def _told(
     if asked.config is not None:
         glued = {n.target for n in graph.nodes if n.kind == "param"}
         return _as_asked(asked.config, called, glued, skeleton), []
-    sized = {m: sum(p.spec.nbytes for p in skeleton.params if stages.covers(m, naming.owner(p.name))) for m in called}
-    loaded = [m for m in called if sized[m]]
-    if len(loaded) < asked.sizes.virtual:
-        raise RequestError((_too_few(asked.sizes, len(loaded)),))
-    runs = stages.balance(tuple(sized[m] for m in loaded), asked.sizes.virtual)
-    return dict(zip(loaded, runs, strict=True)), [
-        Note(naming.KEY, "auto -> the stages above: balanced by parameter bytes")
-    ]
+    return automatic(job, asked.sizes, skeleton, graph, called)
 
 
 def _as_asked(config: dict[str, int], called: list[str], glued: set[str], skeleton: Skeleton) -> dict[str, int]:
@@ -268,14 +269,6 @@ def _as_asked(config: dict[str, int], called: list[str], glued: set[str], skelet
         if stage is not None and (name in config or not naming.owner(name)):
             out[name] = stage
     return out
-
-
-def _too_few(sizes: Sizes, loaded: int) -> Problem:
-    text = f"the model has {many(loaded, 'module')} with parameters, too few for {sizes.virtual} stages"
-    if sizes.chunks > 1 and loaded >= sizes.grid["pp"]:
-        return Problem("parallel.pipeline.interleave", text, "parallel.pipeline.interleave=false")
-    fits = max(n for n in range(1, max(loaded, 1) + 1) if sizes.grid.size % n == 0)
-    return Problem("parallel.pipeline.stages", text, f"parallel.pipeline.stages={fits}")
 
 
 def _output(graph: Graph) -> list[Problem]:

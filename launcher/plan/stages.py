@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from launcher.errors import Problem
 from launcher.plan import aliasing
+from launcher.plan.components import components, together, why
 from launcher.plan.facts import Graph, Node, Segment, Skeleton, TensorSpec
 from launcher.plan.naming import KEY, owner
 
@@ -39,8 +40,18 @@ def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, i
 
     Data only flows forward. ``told`` names modules, and parameters that the glue uses.
     """
+    at, edges = _placed(graph, told, last)
+    return at, _against(graph, told, last, edges) + _unheard(graph, at, told)
+
+
+Edge = tuple[Node, int, Node, int]
+"""A node, its stage, what it needs, and the later stage that this is on."""
+
+
+def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Edge]]:
+    """Stage of every node, and where data would flow backwards."""
     at: dict[str, int] = {}
-    found: list[Problem] = []
+    found: list[Edge] = []
     changed = frozenset[int]().union(*(n.writes for n in graph.nodes if n.kind == "glue"))
     for node in graph.nodes:
         values = [m for m in node.inputs if graph[m].kind != "param"]
@@ -54,8 +65,8 @@ def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, i
         elif node.kind == "glue":
             at[node.name] = max(floor, _wanted(graph, node, told, changed))
         if at[node.name] < floor and latest:
-            found.append(_backwards(node, at[node.name], graph[latest], floor))
-    return at, found + _unheard(graph, at, told)
+            found.append((node, at[node.name], graph[latest], floor))
+    return at, found
 
 
 def _wanted(graph: Graph, node: Node, told: Mapping[str, int], changed: frozenset[int]) -> int:
@@ -64,6 +75,50 @@ def _wanted(graph: Graph, node: Node, told: Mapping[str, int], changed: frozense
     mine = (node.reads | node.lies) & changed
     whose = [m for m in graph.nodes if m.kind == "module" and mine & aliasing.own(graph, m)] if mine else []
     return max([0, *used, *(told.get(m.target, 0) for m in whose)])
+
+
+def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]) -> list[Problem]:
+    """One problem an edge; of modules that no cut can separate, one for all of their edges."""
+    if not edges:
+        return []
+    groups = components(graph, list(dict.fromkeys(n.target for n in graph.nodes if n.target in told)))
+    found: dict[tuple[str, ...], Problem] = {}
+    for node, stage, source, floor in edges:
+        group = next(g for g in groups if node.target in g)
+        if len(group) == 1:
+            found[node.name, ""] = _backwards(node, stage, source, floor)
+        elif group not in found:
+            text = f"{node.target!r} is on stage {stage} but needs the output of {_what(source)} on stage {floor}"
+            text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
+            cure = _gathered(graph, told, last, group)
+            found[group] = Problem(KEY, text if cure else f"{text}: use fewer stages, so that they can be", cure)
+    single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
+    if single and not _works(graph, {**told, **single}, last):
+        cure = _in_order(graph, told, last, groups)
+        found = {k: replace(p, cure=cure) if k[1:] == ("",) else p for k, p in found.items()}
+    return list(found.values())
+
+
+def _works(graph: Graph, told: Mapping[str, int], last: int) -> bool:
+    at, edges = _placed(graph, told, last)
+    return not edges and not _unheard(graph, at, told) and {*told.values()} >= {*range(last + 1)}
+
+
+def _in_order(graph: Graph, told: Mapping[str, int], last: int, groups: Sequence[Sequence[str]]) -> str:
+    """What gives the modules, as data flows through them, the same stages in rising order; "" where that is no way."""
+    now = dict(zip((m for g in groups for m in g), sorted(told[m] for g in groups for m in g), strict=True))
+    moved = {m: s for m, s in now.items() if told[m] != s}
+    works = len(moved) < 7 and _works(graph, {**told, **now}, last)
+    return " ".join(f"{KEY}.{m}={s}" for m, s in moved.items()) if works else ""
+
+
+def _gathered(graph: Graph, told: Mapping[str, int], last: int, group: tuple[str, ...]) -> str:
+    """What puts a group on one of its stages, the fewest moves first; "" where that leaves a stage empty."""
+    for stage in sorted({told[m] for m in group}, key=lambda s: (sum(told[m] != s for m in group), s)):
+        moved = {m: stage for m in group if told[m] != stage}
+        if _works(graph, {**told, **moved}, last):
+            return " ".join(f"{KEY}.{m}={stage}" for m in moved)
+    return ""
 
 
 def _backwards(node: Node, stage: int, source: Node, floor: int) -> Problem:

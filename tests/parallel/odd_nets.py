@@ -234,3 +234,54 @@ class UsedAgain(nn.Module):
         x = self.b(self.a(self.first(x)))
         out = self.rnn(x.unsqueeze(1))[0]
         return self.head(out.squeeze(1))
+
+
+class Between(nn.Module):
+    """``between`` is called between its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.steps = [lambda x: self.a(x)]
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.between(self.a(x)))
+
+
+class Closure(Between):
+    def between(self, x: Tensor) -> Tensor:
+        return self.steps[0](x)
+
+
+class Mapped(Between):
+    def between(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(lambda row: row * 2)(x)
+
+
+class KeyCache:
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+
+
+class Remembering(nn.Linear):
+    def forward(self, x: Tensor, cache: KeyCache) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+class Caching(Between):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = Remembering(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x, KeyCache()))
+
+
+class OtherDtype(Between):
+    """A dtype is written down."""
+
+    def between(self, x: Tensor) -> Tensor:
+        return x.float()

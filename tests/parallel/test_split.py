@@ -158,10 +158,36 @@ REFUSED = {
         own("odd_nets.Lazy", [6], stages={"a": 0, "head": 1}),
         "model: a.weight has no shape before the first forward; give its module the size of its input",
     ),
+    "a function around another copy of the model": (
+        own("odd_nets.Closure", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Closure "
+        "(odd_nets.py:245): it uses a parameter of another copy of the model, as a function does that __init__ has "
+        "made around self; name a larger module there, so that this code runs inside it",
+    ),
+    "vmap": (
+        own("odd_nets.Mapped", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Mapped (odd_nets.py:261): "
+        "it calls torch.func (vmap, grad), whose tensors are nowhere else; name a larger module there, so that this "
+        "code runs inside it",
+    ),
+    "a cache": (
+        own("odd_nets.Caching", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Caching "
+        "(odd_nets.py:280): it makes a KeyCache and hands it on, which every stage would have its own of; a cache is "
+        "of no use in training: set use_cache=False in the model's configuration; name a larger module there, so "
+        "that this code runs inside it",
+    ),
+    "two dtypes": (
+        own("odd_nets.OtherDtype", [6], stages=1),
+        "model: the forward calls addmm of float64 and float32 (odd_nets.py:251), which torch refuses; weights and "
+        "inputs have the dtype of train.precision, and what a forward makes itself has torch's default, float32; give "
+        "it the dtype of a weight, as in x.to(weight.dtype)",
+    ),
     "against the flow": (
         own("odd_nets.Backwards", [6], stages={"first": 0, "last": 1}),
         "parallel.pipeline.stage_config.first: 'first' is on stage 0 but needs the output of 'last' on stage 1; data "
-        "flows from lower to higher stages only (try: parallel.pipeline.stage_config.first=1)",
+        "flows from lower to higher stages only (try: parallel.pipeline.stage_config.last=0 "
+        "parallel.pipeline.stage_config.first=1)",
     ),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_an_edge_out_of_the_glue_is_named_by_what_the_glue_does() -> None:
     glue = graph("x: input x", "a: module a < x", "s: glue relu < a", "b: module b < s", "output: output output < b")
     assert wrong(glue, {"a": 1, "b": 0}, 2, skeleton({"a.weight": (4,), "b.weight": (4,)})) == [
         f"{KEY}.b: 'b' is on stage 0 but needs the output of glue 'relu' on stage 1; data flows from lower to higher "
-        f"stages only (try: {KEY}.b=1)"
+        f"stages only (try: {KEY}.a=0 {KEY}.b=1)"
     ]
 
 

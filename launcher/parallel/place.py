@@ -1,0 +1,25 @@
+"""Where in the user's code something happens."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+
+OUTSIDE = tuple(p.rpartition("parallel" if p == __file__ else "__init__")[0] for p in (torch.__file__, __file__))
+"""Code that is not the user's."""
+
+
+def of_error(error: BaseException) -> str:
+    """File and line that ``error`` comes from; "" where none is the user's."""
+    return _last(traceback.extract_tb(error.__traceback__))
+
+
+def of_now() -> str:
+    """File and line that is being run."""
+    return _last(traceback.extract_stack())
+
+
+def _last(frames: traceback.StackSummary) -> str:
+    mine = [f for f in frames if not f.filename.startswith((*OUTSIDE, "<"))]
+    return f"{mine[-1].filename.rpartition('/')[2]}:{mine[-1].lineno}" if mine else ""
