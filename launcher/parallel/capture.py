@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from launcher.parallel.ambient import Ambient, ambient
@@ -22,6 +23,14 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dty
 
 ACTS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_"})
 """Methods that change something about a tensor that is not its numbers."""
+
+READS = frozenset({
+    torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__int__, torch.Tensor.item,
+    torch.Tensor.numpy, torch.Tensor.tolist,
+})  # fmt: skip
+"""What hands the numbers of a tensor to Python."""
+
+RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropout", "empty", "new_empty")
 
 DEVICE, META = torch.Tensor.device.__get__, torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 
@@ -81,6 +90,9 @@ class Capture(TorchFunctionMode):
             return False
         if func == DEVICE:
             return torch.device("cpu")
+        if func in READS and (same := self._always(args[0])) is not None:
+            with _disable_current_modes():
+                return func(same, *args[1:], **kwargs)
         return self.call("call_function", func, func, args, kwargs)
 
     def call(self, kind: str, target: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -97,6 +109,18 @@ class Capture(TorchFunctionMode):
         finally:
             self.eager = False
         return out
+
+    def _always(self, t: torch.Tensor) -> torch.Tensor | None:
+        """The numbers of ``t`` where they hang on nothing that is given: positions, say. ``None`` for all others."""
+        self.eager = True
+        try:
+            if id(t) not in self.known:
+                return None
+            with torch.device("cpu"), _disable_current_modes():
+                found = _worked_out(self._node(t), {})
+            return found if isinstance(found, torch.Tensor) else None
+        finally:
+            self.eager = False
 
     def _as_built(self, path: str, module: Any) -> None:
         """A call with other weights than a module's own would run with its own on its stage."""
@@ -197,6 +221,28 @@ class Capture(TorchFunctionMode):
         node = self.graph.call_function(here if a is here else Constant(a))
         self.values[node] = torch.device("meta") if a is here else a
         return node
+
+
+class _Given(Exception):
+    """A value hangs on an input, a weight or a random number."""
+
+
+def _worked_out(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
+    """The value of ``node`` on the CPU, or ``None``."""
+    try:
+        return _value(node, done)
+    except _Given:
+        return None
+
+
+def _value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
+    if node not in done:
+        name = getattr(node.target, "__name__", "")
+        if node.op != "call_function" or name.startswith(RANDOM) or name == "setitem":
+            raise _Given
+        args, kwargs = (fx.node.map_arg(a, lambda n: _value(n, done)) for a in (node.args, node.kwargs))
+        done[node] = torch.device("cpu") if node.target is here else node.target(*args, **kwargs)  # type: ignore[operator, arg-type]
+    return done[node]
 
 
 def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:

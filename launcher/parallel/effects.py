@@ -41,7 +41,7 @@ class Effects(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.running = running
+        self.running, self.paused = running, False
         self.sparse: dict[str, None] = {}
         self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
         self._names: dict[int, str] = {}
@@ -74,6 +74,8 @@ class Effects(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if self.paused:
+            return out
         packet, written, sparse = _told(func)
         if packet in STATISTICS:
             self._statistics(args, out)

@@ -194,7 +194,8 @@ def _hooked(p: Placed, at: Layout) -> Why | None:
     """Why hooks of this parameter would not see what they see in one process, and the way out."""
     if at.sizes.replicas > 1:
         return (
-            f"each of {at.sizes.replicas} data-parallel ranks would call them with the gradient of its own samples",
+            f"each of {at.sizes.replicas} data-parallel ranks would call them with the gradient of its own samples; "
+            "change gradients in an optimizer of your own, or use one data-parallel rank",
             "",
         )
     if len(p.stages) > 1:

@@ -103,7 +103,7 @@ def _trained(j: Job, par: Any, pipe: Any) -> tuple[float, list[Piece]]:
         optimizer.zero_grad(set_to_none=True)
         both = torch.stack([step(j, par, pipe), norms.squared()])
         torch.distributed.all_reduce(both)
-        loss = both[0].item() / (par.plan.sizes.micros * par.plan.sizes.replicas)
+        loss = both[0].item()
         norms.clip(both[1].sqrt().item(), 0.3)
         optimizer.step()
     return loss, pieces(par, weights=True)

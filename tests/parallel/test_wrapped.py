@@ -31,8 +31,8 @@ def test_layers_that_cannot_be_cut_stay_in_one_piece_and_the_plan_says_why():
     assert [s.modules for s in plan.stages] == [("m.body",), ("m.head",)]
     assert auto(plan) == [
         "auto: m.body stays in one piece, for it could not be cut: cannot follow the code between the named modules of "
-        "WrappedLooking: symbolically traced variables cannot be used as inputs to control flow; name a larger module "
-        "there, so that this code runs inside it",
+        "WrappedLooking (wrapped_nets.py:38): its Python looks at data; name a larger module there, so that this code "
+        "runs inside it",
         "auto -> the stages above: balanced by parameter bytes",
     ]
 

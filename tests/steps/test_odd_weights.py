@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from launcher.data.open import open_data
 from launcher.decide import plan_job
 from launcher.job.schema import Job
+from launcher.job.steps import Certify
 from launcher.plan.plan import Plan
+from launcher.plan.reduced import Copy, reduced
 from launcher.runtime import state
 from launcher.runtime.world import World
 from launcher.steps import session, train
@@ -22,7 +25,9 @@ from tests.parity import whole
 from tests.ranks import on_ranks
 
 
-def lived(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[Piece], list[Piece], bool]:
+def lived(
+    world: World, j: Job, plan: Plan, copy: tuple[Copy, Plan], folder: Path
+) -> tuple[list[Piece], list[Piece], bool]:
     """The weights after four steps, those after two and, from the checkpoint, two more, and the certificate."""
     mute = replace(world, send=lambda _: None)
     straight = session.build(mute, j, plan, folder)
@@ -30,7 +35,7 @@ def lived(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[Piece], 
     state.broadcast(straight)
     for tied in straight.model.ties:
         tied.sync()
-    return pieces(straight.model, weights=True), gone_on(mute, j, plan, folder), certified(mute, j, plan, folder)
+    return pieces(straight.model, weights=True), gone_on(mute, j, plan, folder), certified(mute, copy, folder)
 
 
 def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
@@ -40,8 +45,10 @@ def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
     return pieces(again.model, weights=True)
 
 
-def certified(world: World, j: Job, plan: Plan, folder: Path) -> bool:
-    found = examine(world, j, plan, 1e-12, folder / "certificate")
+def certified(world: World, certified: tuple[Copy, Plan], folder: Path) -> bool:
+    copy, plan = certified
+    data = open_data(copy.job.data, seed=copy.job.seed, allow=copy.job.security.allow)
+    found = examine(world, copy, plan, folder / "certificate", data)
     return found is None or found.holds
 
 
@@ -63,7 +70,8 @@ def test_it_goes_on_in_any_layout_and_its_certificate_holds(cell, tmp_path):
     more = {"checkpoint": {"every": 2, "keep": None}, "optim": {"name": "adamw", "lr": 0.01}, "train__steps": 4}
     j, alone = (net(layout=at, more=more, **settings) for at in (layout, "one"))
     plan, one = plan_job(j), plan_job(alone)
-    ranks = on_ranks(plan.sizes.grid.size, lived, j, plan, tmp_path)
+    copy = reduced(j, Certify(), plan.sizes)
+    ranks = on_ranks(plan.sizes.grid.size, lived, j, plan, (copy, plan_job(copy.job)), tmp_path)
     straight, again = (whole(plan, [p for r in ranks for p in r[at]]) for at in (0, 1))
     assert {n for n, t in straight.items() if not torch.equal(t, again[n])} == set()
     assert all(holds for *_, holds in ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 
 import pytest
 import torch
@@ -57,10 +58,10 @@ class Differs(Net):
 
 
 class Starts(Net):
-    """Is built otherwise without memory than with it."""
+    """Is built otherwise when the launcher builds it."""
 
     def extra(self) -> None:
-        if self.a[0].weight.device.type == "meta":
+        if any("launcher" in frame.filename for frame in traceback.extract_stack()):
             torch.nn.init.normal_(self.a[0].weight)
 
 
