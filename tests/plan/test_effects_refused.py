@@ -65,9 +65,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {},
         (
             "model: the parameter middle.lin.weight has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples\n"
+            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
+            "data-parallel rank\n"
             "model: the parameter middle.lin.bias has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples"
+            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
+            "data-parallel rank"
         ),
     ),
     (
@@ -76,9 +78,11 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         {},
         (
             "model: the parameter middle.lin.weight has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples\n"
+            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
+            "data-parallel rank\n"
             "model: the parameter middle.lin.bias has hooks, and each of 2 data-parallel ranks would call them "
-            "with the gradient of its own samples"
+            "with the gradient of its own samples; change gradients in an optimizer of your own, or use one "
+            "data-parallel rank"
         ),
     ),
     (

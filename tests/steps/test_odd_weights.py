@@ -24,6 +24,8 @@ from tests.parallel.test_effects import net
 from tests.parity import whole
 from tests.ranks import on_ranks
 
+Lived = tuple[list[Piece], list[Piece], bool]
+
 
 def lived(
     world: World, j: Job, plan: Plan, copy: tuple[Copy, Plan], folder: Path
