@@ -83,14 +83,19 @@ def put(model: nn.Module, numbers: Mapping[str, Tensor], device: torch.device) -
 
 
 def another(model: nn.Module) -> nn.Module:
-    """A copy with buffers and everything else of its own; the parameters are those of ``model``."""
-    return copy.deepcopy(model, {id(p): p for p in model.parameters()})
+    """A copy with buffers and everything else of its own; the parameters that learn are those of ``model``.
+
+    A frozen one the forward may change, a teacher's say: on every rank once.
+    """
+    return copy.deepcopy(model, {id(p): p for p in model.parameters() if p.requires_grad})
 
 
 def share(model: nn.Module, weights: nn.Module) -> nn.Module:
-    """``model`` with the parameters of ``weights`` for its own."""
+    """``model`` with the parameters of ``weights`` that learn for its own."""
     for path, module in weights.named_modules():
         for name, p in module._parameters.items():
+            if p is None or not p.requires_grad:
+                continue
             model.get_submodule(path)._parameters[name] = p
     return model
 

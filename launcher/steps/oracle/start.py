@@ -41,21 +41,23 @@ class Seen:
         self.alike &= same.all(1)
         if self.figures and not self.alike.all():
             self.others = max(self.others, same[~self.alike].double().mean().item())
-        self.figures.append(figures(t))
+        self.figures.append(figures(_wide(t)))
 
     def complaint(self, made: Tensor, ranges: float) -> str:
         """Why ``made`` is none of these; "" if it may be."""
+        if (narrow := made.to(self.first.dtype)).to(made.dtype).equal(made):
+            made = narrow  # what cannot travel between ranks comes in a wider dtype
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
-        if not torch.isfinite(made).all() and torch.isfinite(self.first).all():
+        if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
             return "has numbers that are not finite, in a plain construction it has none"
         wrong = self.alike & ~_same(made, self.first).all(1)
         if wrong.any() and (self.alike.all() or self.others < CHANCE):
             where = "" if self.alike.all() else f" in {int(wrong.sum())} of {len(wrong)} rows"
             return f"is not what {len(self.figures)} plain constructions make alike{where}"
-        if self.alike.all() or not torch.isfinite(self.first).all():
+        if self.alike.all() or not torch.isfinite(_wide(self.first)).all():
             return ""
-        found = figures(made)
+        found = figures(_wide(made))
         for i, name in enumerate(FIGURES):
             lo, hi = min(f[i] for f in self.figures), max(f[i] for f in self.figures)
             least = _least(i, self.first, self.figures)
@@ -126,10 +128,17 @@ def _rows(t: Tensor) -> int:
     return len(t) if t.dim() > 1 else 1
 
 
+def _wide(t: Tensor) -> Tensor:
+    """Numbers of eight bits have no arithmetic of their own."""
+    return t.float() if t.is_floating_point() and t.itemsize == 1 else t
+
+
 def _same(a: Tensor, b: Tensor) -> Tensor:
     """Which numbers are equal up to a few roundings, a row a line; what has no rows is one."""
+    eps = torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+    a, b = _wide(a), _wide(b)
     same = a == b
     if a.is_floating_point():
-        same |= (a - b).abs() <= ROUNDINGS * torch.finfo(a.dtype).eps * b.abs()
+        same |= (a - b).abs() <= ROUNDINGS * eps * b.abs()
         same |= a.isnan() & b.isnan()
     return same.reshape(_rows(a), a.numel() // max(_rows(a), 1))
