@@ -62,6 +62,7 @@ class Capture(TorchFunctionMode):
         self.before = {id(v) for m in root.modules() for v in vars(m).values()}
         self.places = {name: id(t) for name, t in _tensors(root)}
         whole = [m for m in root.modules() if id(m) in leaves]
+        self.training = {leaves[id(m)]: [x.training for x in m.modules()] for m in whole}
         self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in whole}
 
     def carry_out(self, kind: str, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool]:
@@ -124,6 +125,8 @@ class Capture(TorchFunctionMode):
 
     def _as_built(self, path: str, module: Any) -> None:
         """A call with other weights than a module's own would run with its own on its stage."""
+        if [m.training for m in module.modules()] != self.training[path]:
+            raise self.refuse(f"it calls {path} in another mode (train, eval) than it is in, which no stage would see")
         now = dict(_tensors(module))
         for name, built in self.built[path].items():
             t = now.get(name)
