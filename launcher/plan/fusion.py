@@ -115,7 +115,8 @@ def _groups(
     homes: dict[str, list[Placed]] = {}
     for unit in inner_first:
         inside = [p for p in left.values() if any(covers(unit, owner(n)) for n in p.names if n in stage.params)]
-        if inside and _runs(stage, unit) and _alone(unit, inside, stage, graph):
+        called = not graph.order or (unit, True) in graph.order  # not only its forward, which runs no hook
+        if inside and called and _runs(stage, unit) and _alone(unit, inside, stage, graph):
             homes[unit] = [left.pop(p.name) for p in inside]
     rows: list[Row] = [((u,), homes[u]) for u in (inner_first if limits.each else pieces) if u in homes]
     rows += [(("",), list(left.values()))] if left else []
