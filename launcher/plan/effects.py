@@ -88,7 +88,6 @@ def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
-    yield from _overtaken(at, graph)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
             text = f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
@@ -220,17 +219,6 @@ def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
         text = f"{listed(found)}: its forward changes its input in place, which cannot be where its weights are sharded"
         yield Problem(KEY, f"{text}; let it make a new tensor (inplace=False, x = x + y), or shard nothing",
                       "parallel.hsdp=null")  # fmt: skip
-
-
-def _overtaken(at: Layout, graph: Graph) -> Iterator[Problem]:
-    """Two stages of one rank hand over the very memory, and FSDP2 gives the second a view of it."""
-    for s, row in enumerate(at.boundaries):
-        if at.sharded and s + 1 < len(at.stages) and at.sizes.places[s] == at.sizes.places[s + 1]:
-            written = frozenset[int]().union(*(graph[n].writes for n in at.stages[s + 1].nodes))
-            for c in (c for c in row if graph[c.name].lies & written):
-                text = f"{c.name} goes from stage {s} to stage {s + 1} of the same rank, which changes it in place"
-                yield Problem(KEY, f"{text}; make it a new tensor there (x = x + y), or shard nothing",
-                              "parallel.hsdp=null")  # fmt: skip
 
 
 def _twins(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:

@@ -61,7 +61,7 @@ class Starts(Net):
     """Is built otherwise when the launcher builds it."""
 
     def extra(self) -> None:
-        if any("launcher" in frame.filename for frame in traceback.extract_stack()):
+        if any("launcher/parallel" in frame.filename for frame in traceback.extract_stack()):
             torch.nn.init.normal_(self.a[0].weight)
 
 
