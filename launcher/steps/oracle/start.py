@@ -26,6 +26,9 @@ FIGURES = ("standard deviation", "largest number", "mean", "share of zeros")
 Figures = tuple[float, ...]
 Numbers = Mapping[str, Tensor]
 
+TRAVEL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Floating dtypes that ranks hand each other as they are."""
+
 
 @dataclass
 class Seen:
@@ -45,8 +48,8 @@ class Seen:
 
     def complaint(self, made: Tensor, ranges: float) -> str:
         """Why ``made`` is none of these; "" if it may be."""
-        if (narrow := made.to(self.first.dtype)).to(made.dtype).equal(made):
-            made = narrow  # what cannot travel between ranks comes in a wider dtype
+        if self.first.dtype not in TRAVEL and (narrow := made.to(self.first.dtype)).to(made.dtype).equal(made):
+            made = narrow  # it has come from the ranks in a wider dtype
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
         if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
