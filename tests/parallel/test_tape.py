@@ -214,7 +214,8 @@ def wide(stages: int, layers: int):
 @pytest.mark.parametrize("stages", [1, 2])
 def test_deferred_init_of_384_mb_over_4_ranks_never_holds_much_more_than_a_share(stages):
     # of an interpreter of its own: what the tests before have left in this one moves while it is measured
-    work = f"from tests.parallel.test_tape import *; print(on_ranks(4, rank_memory, wide({stages}, 2), wide({stages}, 24)))"
+    call = f"on_ranks(4, rank_memory, wide({stages}, 2), wide({stages}, 24))"
+    work = f"from tests.parallel.test_tape import *; print({call})"
     said = subprocess.run([sys.executable, "-c", work], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for peak, held in ast.literal_eval(said):
         assert held == 96  # without building the pieces of the test twice
