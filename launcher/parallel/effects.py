@@ -43,6 +43,10 @@ class Effects(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.running = running
         self.sparse: dict[str, None] = {}
+        self.reads: dict[str, None] = {}
+        self.foreign: dict[tuple[int, ...], None] = {}
+        self._ids: dict[int, str] = {}
+        self._made: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
@@ -51,6 +55,7 @@ class Effects(TorchDispatchMode):
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
         for t in given:
+            self._make(t)
             self._add(t, frozenset({DATA}))
         for path, module in model.named_modules():
             self.learn(path, module)
@@ -68,12 +73,17 @@ class Effects(TorchDispatchMode):
             self._also.setdefault(name, {})[full] = None
             self._names[_key(t)] = name
             self._places.append((module, attr, t.detach(), name, path))
+            self._make(t)
             if attr in module._buffers:
+                self._ids[id(t)] = full
                 self._add(t, frozenset({name}))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._read((*args, *kwargs.values()))
         out = func(*args, **kwargs)
+        for t in _tensors((out,)):
+            self._make(t)
         packet, written, sparse = _told(func)
         if packet in STATISTICS:
             self._statistics(args, out)
@@ -98,6 +108,19 @@ class Effects(TorchDispatchMode):
             self._add(t, labels)
         for t in _tensors(args[3:5] if training else ()):
             self._write(t, labels, said=False)
+
+    def _make(self, t: Tensor) -> None:
+        if t.layout is torch.strided:
+            self._made[_key(t)] = weakref.ref(t.untyped_storage())
+
+    def _read(self, given: Any) -> None:
+        for t in _tensors(given):
+            if name := self._ids.get(id(t)):
+                self.reads[name] = None
+            if t.is_meta and t.layout is torch.strided:
+                made = self._made.get(_key(t))
+                if made is None or made() is not t.untyped_storage():
+                    self.foreign[tuple(t.shape)] = None
 
     def _of(self, tensors: Iterable[Tensor]) -> Labels:
         out = NONE

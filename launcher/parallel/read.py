@@ -150,8 +150,12 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
         "steers": watch.steers,
         "effects": Effects(
-            watch.effects.changes(output, meter.kept), tuple(dict.fromkeys(watch.taken)), tuple(watch.effects.sparse)
-        ),
+            watch.effects.changes(output, meter.kept),
+            tuple(dict.fromkeys(watch.taken)),
+            tuple(watch.effects.sparse),
+            tuple(watch.effects.reads),
+            tuple(watch.effects.foreign),
+        ),  # fmt: skip
     }
 
 

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.parallel.effects import Effects
+from launcher.parallel.references import forget
 from launcher.plan.facts import Inner
 from launcher.plan.naming import owner
 from launcher.plan.stages import covers
@@ -239,6 +240,7 @@ def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
 ) -> Iterator[Watch]:
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
+    forget()
     watch = Watch(model, units, saved, given)
     for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
