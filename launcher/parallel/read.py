@@ -155,7 +155,7 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
             tuple(watch.effects.sparse),
             tuple(watch.effects.reads),
             tuple(watch.effects.foreign),
-        ),  # fmt: skip
+        ),
     }
 
 

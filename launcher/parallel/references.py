@@ -1,4 +1,4 @@
-"""Finds what refers to a model's tensors past its modules, which still refers to the old ones when they are replaced."""
+"""Finds what refers to a model's tensors past its modules, and would not see them replaced."""
 
 from __future__ import annotations
 
