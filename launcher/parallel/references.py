@@ -7,6 +7,7 @@ import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -68,6 +69,7 @@ def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
         if id(some) in seen or isinstance(some, OPAQUE) or some is None:
             continue
         seen.add(id(some))
+        _CACHES.add(some)
         if isinstance(some, Tensor):
             yield some
         elif isinstance(some, nn.Module):
@@ -220,20 +222,40 @@ def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
         del Tensor.__getattr__  # type: ignore[attr-defined]
 
 
-def forget(anew: bool = False) -> None:
-    """Empty the caches of functions (``lru_cache``) that hold tensors without numbers: of a run without memory.
+@dataclass
+class _Caches:
+    """Of the functions in this process, and how often each had been filled when last looked at."""
 
-    ``anew`` looks for caches that were not there the last time.
-    """
-    if anew:
-        _CACHES[:] = [weakref.ref(some) for some in gc.get_objects() if type(some) is _lru_cache_wrapper]
-    for cache in _CACHES:
+    modules: int = 0
+    filled: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
+
+    def add(self, some: Any) -> None:
+        if type(some) is _lru_cache_wrapper and (some.__module__ or "").partition(".")[0] not in ("torch", "launcher"):
+            self.filled.setdefault(id(some), (weakref.ref(some), 0))
+
+    def look(self) -> None:
+        """Imports bring new ones; those that an object makes for itself are found with it."""
+        if self.modules != len(sys.modules):
+            self.modules = len(sys.modules)
+            for some in gc.get_objects():
+                self.add(some)
+
+
+_CACHES = _Caches()
+
+
+def forget() -> None:
+    """Empty the caches of functions (``lru_cache``) that hold tensors without numbers: of a run without memory."""
+    _CACHES.look()
+    for key, (cache, before) in list(_CACHES.filled.items()):
         some = cache()
-        if some is not None and some.cache_info().currsize and any(map(_numberless, inside(some))):
-            some.cache_clear()
-
-
-_CACHES: list[weakref.ref[Any]] = []
+        if some is None:
+            del _CACHES.filled[key]
+        elif (now := some.cache_info().misses) != before:
+            if any(map(_numberless, inside(some))):
+                some.cache_clear()
+                now = 0
+            _CACHES.filled[key] = cache, now
 
 
 def _numberless(some: Any) -> bool:
@@ -252,7 +274,7 @@ def leaving(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        forget(anew=True)
+        forget()
     if new := [at for key, (at, _) in left(model).items() if key not in before]:
         text = f"the forward keeps tensors in {new[0]}, where ranks would find those of the plan, without numbers"
         raise RequestError((Problem("model", f"{text}; make them buffers, or compute them each time"),))

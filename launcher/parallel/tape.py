@@ -78,7 +78,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
         tape.why = tape.why or f"cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())}"
     Tape.past[:-3] = []
     Tape.past.append(tape)
-    forget(anew=True)
+    forget()
     if tape.why:
         with seeded(seed), _plain_device():
             model = build()
