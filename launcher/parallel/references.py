@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import _lru_cache_wrapper, partial
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,8 @@ def _parts(some: Any) -> list[Any]:
         return [v for k, v in vars(some).items() if k not in OWN or k in ("_modules", *HOOKS)]
     if isinstance(some, MethodType):
         return [some.__self__, some.__func__]
+    if isinstance(some, BuiltinMethodType | MethodWrapperType):
+        return [some.__self__]
     if isinstance(some, partial):
         return [some.func, some.args, some.keywords]
     if isinstance(some, weakref.ref):

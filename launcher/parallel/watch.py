@@ -252,3 +252,4 @@ def watching(
             yield watch
     finally:
         watch.over = True
+        forget()
