@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -59,6 +59,16 @@ class Effects(TorchDispatchMode):
             self._add(t, frozenset({DATA}))
         for path, module in model.named_modules():
             self.learn(path, module)
+
+    def mark(self) -> Callable[[], None]:
+        """What makes it forget all that it sees from now on."""
+        seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
+        sparse, reads, foreign = dict(self.sparse), dict(self.reads), dict(self.foreign)
+
+        def back() -> None:
+            self._seen, self.sparse, self.reads, self.foreign = seen, sparse, reads, foreign
+
+        return back
 
     def learn(self, path: str, module: nn.Module) -> None:
         """The tensors of ``module``, which may be a copy of the one in the model."""

@@ -83,9 +83,11 @@ class Watch(TorchFunctionMode):
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
         scopes, calls, runs, order = dict(self.scopes), Counter(self.calls), list(self.runs), list(self.order)
+        effects = self.effects.mark()
 
         def back() -> None:
             self.scopes, self.calls, self.runs, self.order = scopes, calls, runs, order
+            effects()
 
         return back
 
