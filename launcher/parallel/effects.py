@@ -55,7 +55,7 @@ class Effects(TorchDispatchMode):
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
         for t in given:
-            self._make(t)
+            self.make(t)
             self._add(t, frozenset({DATA}))
         for path, module in model.named_modules():
             self.learn(path, module)
@@ -83,7 +83,7 @@ class Effects(TorchDispatchMode):
             self._also.setdefault(name, {})[full] = None
             self._names[_key(t)] = name
             self._places.append((module, attr, t.detach(), name, path))
-            self._make(t)
+            self.make(t)
             if attr in module._buffers:
                 self._ids[id(t)] = full
                 self._add(t, frozenset({name}))
@@ -93,7 +93,7 @@ class Effects(TorchDispatchMode):
         self._read((*args, *kwargs.values()))
         out = func(*args, **kwargs)
         for t in _tensors((out,)):
-            self._make(t)
+            self.make(t)
         packet, written, sparse = _told(func)
         if packet in STATISTICS:
             self._statistics(args, out)
@@ -119,7 +119,8 @@ class Effects(TorchDispatchMode):
         for t in _tensors(args[3:5] if training else ()):
             self._write(t, labels, said=False)
 
-    def _make(self, t: Tensor) -> None:
+    def make(self, t: Tensor) -> None:
+        """``t`` is no foreign tensor."""
         if t.layout is torch.strided:
             self._made[_key(t)] = weakref.ref(t.untyped_storage())
 

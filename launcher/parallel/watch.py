@@ -33,6 +33,11 @@ SIZES = frozenset({
 })  # fmt: skip
 """Operators whose result is a number for Python, or has a shape that hangs on the numbers."""
 
+NUMBERS = frozenset({
+    torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
+})  # fmt: skip
+"""What makes a tensor of numbers: on the meta device without an operation."""
+
 GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 """What takes gradients."""
 
@@ -152,6 +157,12 @@ class Watch(TorchFunctionMode):
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
+        if (
+            func in NUMBERS
+            and isinstance(out, torch.Tensor)
+            and not isinstance(args[0] if args else None, torch.Tensor)
+        ):
+            self.effects.make(out)
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
             for value in (*args, *(kwargs or {}).values()):
                 for t in value if isinstance(value, tuple | list) else (value,):

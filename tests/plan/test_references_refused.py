@@ -155,6 +155,7 @@ def test_it_is_refused_with_the_place(name, settings, text, layout):
         ("Marked", {"reads": False}),
         ("Cached", {}),
         ("Cached", {"early": True}),
+        ("Made", {}),
         ("Normed", {}),
         ("Recurrent", {}),
         ("Tied", {}),
