@@ -157,11 +157,7 @@ class Watch(TorchFunctionMode):
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
-        if (
-            func in NUMBERS
-            and isinstance(out, torch.Tensor)
-            and not isinstance(args[0] if args else None, torch.Tensor)
-        ):
+        if func in NUMBERS and all(out is not a for a in args):
             self.effects.make(out)
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
             for value in (*args, *(kwargs or {}).values()):
