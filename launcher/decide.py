@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -104,11 +104,15 @@ def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
 
 @dataclass(frozen=True)
 class _Model:
-    """A model without memory; ``lost``: why its weights cannot be made without the whole of it."""
+    """A model without memory; ``lost``: why its weights cannot be made without the whole of it.
+
+    ``marks``: Python attributes that its tensors had, with the names of those.
+    """
 
     module: nn.Module
     skeleton: Skeleton
     lost: str
+    marks: dict[str, tuple[str, ...]]
 
 
 def _read(job: Job) -> _Model:
@@ -123,8 +127,9 @@ def _read(job: Job) -> _Model:
 
             refuse(problems(build, model, tape))
         known = read.skeleton(model)
+    known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse(tuple(effects.unfit(known)))
-    return _Model(model, known, tape.why if job.parallel.deferred_init else "")
+    return _Model(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
 
 
 def _tried(job: Job, skeleton: Skeleton) -> Traits | None:
@@ -150,12 +155,14 @@ def _planned(
     """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
     from launcher.parallel import read
     from launcher.parallel.narrow import narrow
+    from launcher.parallel.references import leaving, unmarked
 
-    with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
+    with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])), unmarked(model.marks):
         specs = inputs(job, asked.sizes.micro_batch)
         if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
             narrow(model.module, compute)
-        flow, graph, pieces = _followed(job, asked, model.skeleton, model.module, whole, specs)
+        with leaving(model.module):
+            flow, graph, pieces = _followed(job, asked, model.skeleton, model.module, whole, specs)
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
     if fallback := resolve_data(job.data)[1]:
         notes.append(Note(*fallback.split(" ", 1)))

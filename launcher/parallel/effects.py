@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -41,8 +41,12 @@ class Effects(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.running, self.paused = running, False
+        self.running = running
         self.sparse: dict[str, None] = {}
+        self.reads: dict[str, None] = {}
+        self.foreign: dict[tuple[int, ...], None] = {}
+        self._ids: dict[int, str] = {}
+        self._made: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
@@ -51,9 +55,20 @@ class Effects(TorchDispatchMode):
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
         for t in given:
+            self.make(t)
             self._add(t, frozenset({DATA}))
         for path, module in model.named_modules():
             self.learn(path, module)
+
+    def mark(self) -> Callable[[], None]:
+        """What makes it forget all that it sees from now on."""
+        seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
+        sparse, reads, foreign = dict(self.sparse), dict(self.reads), dict(self.foreign)
+
+        def back() -> None:
+            self._seen, self.sparse, self.reads, self.foreign = seen, sparse, reads, foreign
+
+        return back
 
     def learn(self, path: str, module: nn.Module) -> None:
         """The tensors of ``module``, which may be a copy of the one in the model."""
@@ -68,14 +83,17 @@ class Effects(TorchDispatchMode):
             self._also.setdefault(name, {})[full] = None
             self._names[_key(t)] = name
             self._places.append((module, attr, t.detach(), name, path))
+            self.make(t)
             if attr in module._buffers:
+                self._ids[id(t)] = full
                 self._add(t, frozenset({name}))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._read((*args, *kwargs.values()))
         out = func(*args, **kwargs)
-        if self.paused:
-            return out
+        for t in _tensors((out,)):
+            self.make(t)
         packet, written, sparse = _told(func)
         if packet in STATISTICS:
             self._statistics(args, out)
@@ -100,6 +118,20 @@ class Effects(TorchDispatchMode):
             self._add(t, labels)
         for t in _tensors(args[3:5] if training else ()):
             self._write(t, labels, said=False)
+
+    def make(self, t: Tensor) -> None:
+        """``t`` is no foreign tensor."""
+        if t.layout is torch.strided:
+            self._made[_key(t)] = weakref.ref(t.untyped_storage())
+
+    def _read(self, given: Any) -> None:
+        for t in _tensors(given):
+            if name := self._ids.get(id(t)):
+                self.reads[name] = None
+            if t.is_meta and t.layout is torch.strided:
+                made = self._made.get(_key(t))
+                if made is None or made() is not t.untyped_storage():
+                    self.foreign[tuple(t.shape)] = None
 
     def _of(self, tensors: Iterable[Tensor]) -> Labels:
         out = NONE

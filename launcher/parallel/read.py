@@ -158,6 +158,8 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
             tuple(dict.fromkeys(watch.taken)),
             tuple(watch.effects.sparse),
             meter.disagree,
+            tuple(watch.effects.reads),
+            tuple(watch.effects.foreign),
         ),
     }
 

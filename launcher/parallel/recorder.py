@@ -58,7 +58,8 @@ class Tape(TorchDispatchMode):
     """Enter it around a constructor. ``why`` it cannot be recorded, if anything: then the tape is worth nothing.
 
     ``off``: storages of tensors that the constructor itself wants on the meta device, as it does while ``asked_meta``.
-    ``past``: tapes of earlier constructions, which may have left tensors in a cache.
+    ``past``: tapes of earlier constructions, which may have left tensors in a cache. ``shared``, ``computed`` and
+    ``marks`` are what ``references`` found.
     """
 
     past: ClassVar[list[Tape]] = []
@@ -72,6 +73,9 @@ class Tape(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.log, self.seed, self.why = Log(), seed, ""
         self.off: set[int] = set()
+        self.shared: tuple[tuple[str, ...], ...] = ()
+        self.computed: tuple[str, ...] = ()
+        self.marks: dict[str, tuple[str, ...]] = {}
         self.asked_meta, self._pause = False, 0
         self._streams = Streams(seed)
         self._lent: dict[int, list[Constant]] = {}

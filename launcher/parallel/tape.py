@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.parallel.fake_device import FakeDevice
 from launcher.parallel.hooks import hooks, keep
 from launcher.parallel.recorder import Tape, remembered
+from launcher.parallel.references import computed, forget, marks, overlaps, strangers
 from launcher.parallel.replay import key, tensors
 from launcher.parallel.streams import seeded
 
@@ -69,7 +70,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     try:
         with seeded(seed), _plain_device(), tape, FakeDevice(tape), _patched(tape):
             model = build()
-        _emptied(owned(model), tape)
+        _emptied(_checked(model, tape), tape)
         tape.finish(model)
     except RequestError:
         raise
@@ -77,7 +78,21 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
         tape.why = tape.why or f"cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())}"
     Tape.past[:-3] = []
     Tape.past.append(tape)
-    return (_emptied(really(build, seed), Tape()) if tape.why else model), tape
+    forget()
+    if tape.why:
+        with seeded(seed), _plain_device():
+            model = build()
+        model = _emptied(_checked(model, tape), Tape())
+    return model, tape
+
+
+def _checked(model: nn.Module, tape: Tape) -> nn.Module:
+    """``owned``; the tape keeps what is lost when tensors are replaced."""
+    refuse(strangers(model))
+    tape.computed, tape.marks = computed(model), marks(model)
+    model = owned(model)
+    tape.shared = overlaps(model)
+    return model
 
 
 def _plain_device() -> AbstractContextManager[Any]:

@@ -203,7 +203,7 @@ def _steers(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch:
     def noise(t: torch.Tensor) -> torch.Tensor:
         return torch.randn(t.shape, generator=g).to(t.dtype) if t.is_floating_point() else t
 
-    found, watch.effects.paused = False, True
+    found = False
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for _ in range(TRIES):
             for p in real.parameters():
@@ -214,7 +214,6 @@ def _steers(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch:
             except Exception:  # it does not take any numbers: then who knows
                 found = True
             found |= watch.ran(now) != was
-    watch.effects.paused = False
     for back in undo:
         back()
     return found

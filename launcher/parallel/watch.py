@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.parallel.effects import Effects
+from launcher.parallel.references import forget
 from launcher.plan.facts import Inner
 from launcher.plan.naming import owner
 from launcher.plan.stages import covers
@@ -32,6 +33,11 @@ SIZES = frozenset({
     "unique_dim", "_unique", "_unique2",
 })  # fmt: skip
 """Operators whose result is a number for Python, or has a shape that hangs on the numbers."""
+
+NUMBERS = frozenset({
+    torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
+})  # fmt: skip
+"""What makes a tensor of numbers: on the meta device without an operation."""
 
 GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 """What takes gradients."""
@@ -92,9 +98,11 @@ class Watch(TorchFunctionMode):
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
         scopes, calls, runs, order = dict(self.scopes), Counter(self.calls), list(self.runs), list(self.order)
+        effects = self.effects.mark()
 
         def back() -> None:
             self.scopes, self.calls, self.runs, self.order = scopes, calls, runs, order
+            effects()
 
         return back
 
@@ -179,6 +187,8 @@ class Watch(TorchFunctionMode):
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))
+        if func in NUMBERS and all(out is not a for a in args):
+            self.effects.make(out)
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
             for value in (*args, *(kwargs or {}).values()):
                 for t in value if isinstance(value, tuple | list) else (value,):
@@ -285,6 +295,7 @@ def watching(
     model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
 ) -> Iterator[Watch]:
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
+    forget()
     watch = Watch(model, units, saved, given)
     for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
@@ -307,3 +318,4 @@ def watching(
     finally:
         del reentrant.apply
         watch.over = True
+        forget()

@@ -28,6 +28,13 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
     if synced := skeleton.traits.synced:
         text = f"{listed(synced)}: SyncBatchNorm averages over all processes, those of other stages and tp too"
         yield Problem(KEY, f"{text}; use BatchNorm, whose statistics are those of each rank's own micro batch")
+    for names in skeleton.traits.shared:
+        kept = [p for p in skeleton.params if p.name in names]
+        if len(kept) > 1 and any(p.trainable for p in kept):
+            text = f"{listed([p.name for p in kept])} lie in the same memory, and each would have its own on its rank"
+            yield Problem(
+                KEY, f"{text}; keep one tensor, under one name or several, and take views of it in the forward"
+            )
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
         yield Problem(KEY, f"{text}; leave requires_grad on for those that should learn")
@@ -76,6 +83,7 @@ def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
     yield from () if at.mixed else _disagree(graph)
+    yield from _references(skeleton, graph)
     for change in graph.effects.changes:
         p = placed.get(change.name)
         if why := _changed(change, p, at):
@@ -92,6 +100,32 @@ def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
         if any(t.dtype.startswith("complex") for t in c.specs):
             text = f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
+
+
+def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """What would not follow its memory, or have no gradient, or no numbers."""
+    learning = {p.name for p in skeleton.params if p.trainable}
+    changed = {n for c in graph.effects.changes for n in c.names}
+    kept = {p.name for p in skeleton.params}
+    for names in skeleton.traits.shared:
+        for name in names:
+            if of := [n for n in names if n in learning]:
+                if name not in kept and name in graph.effects.reads:
+                    text = f"{name} lies in the memory of {of[0]}, which it would no longer follow"
+                    yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
+            elif name in changed:
+                others = listed([n for n in names if n != name])
+                text = f"the forward changes {name}, in whose memory {others} lies, which would no longer follow"
+                yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
+                break
+    together = {n for names in skeleton.traits.shared for n in names}
+    for name in skeleton.traits.computed:
+        if name in graph.effects.reads and name not in together:
+            text = f"{name} was computed from weights when the model was made, and no gradient would go through it"
+            yield Problem(KEY, f"{text}; compute it in the forward")
+    for shape in graph.effects.foreign:
+        text = f"the forward uses a tensor of shape {shape} that is no parameter or buffer of the model, and that was"
+        yield Problem(KEY, f"{text} not made there: ranks would have no numbers for it; make it a buffer")
 
 
 def whole(graph: Graph, sizes: Sizes) -> frozenset[str]:

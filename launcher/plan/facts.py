@@ -56,6 +56,7 @@ class Traits:
 
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``own``: modules whose forward was
     replaced on the instance; ``synced``: SyncBatchNorm; ``twins``: the names of each module that has several.
+    ``shared``: names of tensors that lie in one another's memory; ``computed``: attributes made of weights.
     """
 
     hooked: tuple[str, ...] = ()
@@ -63,6 +64,8 @@ class Traits:
     own: tuple[str, ...] = ()
     synced: tuple[str, ...] = ()
     twins: tuple[tuple[str, ...], ...] = ()
+    shared: tuple[tuple[str, ...], ...] = ()
+    computed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,13 +176,16 @@ class Effects:
     """What a forward does besides computing.
 
     ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes that take
-    one only, as the model is without ``train.precision`` of less bits.
+    one only, as the model is without ``train.precision`` of less bits. ``reads``: buffers as the constructor left them;
+    ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made there.
     """
 
     changes: tuple[Change, ...] = ()
     inner: tuple[Inner, ...] = ()
     sparse: tuple[str, ...] = ()
     disagree: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    foreign: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

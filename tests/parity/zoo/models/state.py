@@ -293,6 +293,27 @@ class LruCache(Net):
         return self.d(self.c(h + _table(x.shape[-1])))
 
 
+class _Looked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x + _table(x.shape[-1]))
+
+
+@odd("a", "held", "c", "d")
+class LruCacheInModule(Net):
+    """A table that lru_cache keeps between calls, in a module."""
+
+    def extra(self) -> None:
+        self.held = _Looked()
+        del self.b
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.d(self.c(self.held(self.a(x))))
+
+
 @odd(*ABCD)
 class KeepsLast(Net):
     """The root keeps its last hidden value, detached, and adds its mean at the next call."""

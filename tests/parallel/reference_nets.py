@@ -1,0 +1,279 @@
+"""Modules whose tensors are referred to past them, or lie in one another's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import spectral_norm  # type: ignore[attr-defined]
+
+KEPT: dict[str, Any] = {}
+TABLES: dict[int, Tensor] = {}
+
+
+class Net(nn.Module):
+    """Two layers around one that keeps something."""
+
+    def __init__(self, middle: str, **settings: Any) -> None:
+        super().__init__()
+        self.a, self.middle, self.head = nn.Linear(6, 6), globals()[middle](**settings), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.middle(torch.tanh(self.a(x)))))
+
+
+class Odd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x)
+
+
+@dataclass
+class Holder:
+    value: Any
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def closure(w: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: x @ w
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "dict": lambda w: {"w": [w]},
+    "set": lambda w: {w},
+    "key": lambda w: {w: 1},
+    "dataclass": Holder,
+    "slots": Slotted,
+    "namespace": lambda w: SimpleNamespace(w=w),
+    "closure": closure,
+    "partial": lambda w: partial(torch.matmul, other=w),
+    "method": lambda w: w.t,
+}
+
+
+class Held(Odd):
+    """It keeps its own weight, in one way or another, and takes it from there."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.kept = WAYS[way](self.lin.weight)
+
+
+class Hooked(Odd):
+    """A forward hook closes over the weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        w = self.lin.weight
+        self.register_forward_hook(lambda m, args, out: out + w.sum())
+
+
+class Registered(Odd):
+    """A dictionary of the file has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        KEPT["w"] = self.lin.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) + KEPT["w"].sum()
+
+
+class Hidden(Odd):
+    """A module that is none of the model's."""
+
+    def __init__(self, way: str = "dict") -> None:
+        super().__init__()
+        self.kept = WAYS[way](nn.Linear(6, 6))
+
+
+class Stateless(Odd):
+    """Hidden, but it has no tensors; and a module of the model in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [nn.Tanh(), self.lin]
+
+
+class Prior(Odd):
+    """A distribution of the constructor's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prior = torch.distributions.Normal(torch.zeros(6), torch.ones(6), validate_args=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) + self.prior.mean
+
+
+class Flat(Odd):
+    """Views of one parameter that were taken when it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = nn.Parameter(torch.randn(36))
+        self.square = self.flat.view(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) @ self.square
+
+
+class Scaled(Odd):
+    """A tensor that the constructor computed from a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = self.lin.weight * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) @ self.twice
+
+
+class Twice(Odd):
+    """Two parameters of one tensor."""
+
+    def __init__(self, parts: bool = False) -> None:
+        super().__init__()
+        both = torch.randn(6, 12) if parts else torch.randn(6, 6)
+        self.p, self.q = map(nn.Parameter, both.chunk(2, 1)) if parts else (nn.Parameter(both), nn.Parameter(both))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.p + x @ self.q
+
+
+class Follows(Odd):
+    """A buffer in a weight's memory."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("same", self.lin.weight.data, persistent=persistent)
+        self.same: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) @ self.same
+
+
+class Buffers(Odd):
+    """A buffer in another's memory, which the forward changes or not."""
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__()
+        self.register_buffer("both", torch.zeros(2, 6))
+        self.both: Tensor
+        self.register_buffer("first", self.both[0])
+        self.changes = changes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.changes:
+            self.both.add_(0.1)
+        return self.lin(x) + self.first
+
+
+class Marked(Odd):
+    """A weight with an attribute."""
+
+    def __init__(self, reads: bool, buffer: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(6))
+        t = self.table if buffer else self.lin.weight
+        t.scale = 0.5  # type: ignore[attr-defined, union-attr]
+        self.reads, self.buffer = reads, buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        t = self.table if self.buffer else self.lin.weight
+        return self.lin(x) * (getattr(t, "scale", 1.0) if self.reads else 1.0)
+
+
+class Weight(nn.Parameter):
+    """A class of its own."""
+
+
+class Kind(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin.weight = Weight(torch.randn(6, 6))
+
+
+@lru_cache
+def table(n: int) -> Tensor:
+    return torch.linspace(0, 1, n)
+
+
+class Cached(Odd):
+    """A table that is made once: by the constructor too, or in the forward alone."""
+
+    def __init__(self, early: bool = False) -> None:
+        super().__init__()
+        if early:
+            self.register_buffer("early", table(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x) + table(6)
+
+
+class Global(Odd):
+    """A table in a dictionary of the file; ``early``: from the constructor."""
+
+    def __init__(self, early: bool = False) -> None:
+        super().__init__()
+        TABLES.clear()
+        if early:
+            TABLES[6] = torch.linspace(0, 1, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if 6 not in TABLES:
+            TABLES[6] = torch.linspace(0, 1, 6)
+        return self.lin(x) + TABLES[6]
+
+
+class Made(Odd):
+    """Tensors of numbers that the forward writes down."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+        return self.lin(x * row) + x.new_tensor([1.0]) * torch.as_tensor(2.0)
+
+
+class Normed(Odd):
+    """Attributes that hooks compute anew at each call, one in a weight's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = spectral_norm(nn.Linear(6, 6))
+
+
+class Recurrent(nn.Module):
+    """torch keeps a list of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rnn(x)[0]
+
+
+class Tied(Odd):
+    """One parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(6, 6)
+        self.other.weight = self.lin.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.lin(x))

@@ -1,0 +1,172 @@
+"""Tensors of a model that something else refers to: refused with the place, or planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from launcher.job.schema import Job
+from tests.parallel.reference_nets import WAYS
+from tests.parity import own
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {"pipeline": {"micro_batch_num": 3}},
+    "pp2": {"pipeline": {"stages": 2, "micro_batch_num": 3}},
+    "level3": {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}},
+}
+
+
+def net(name: str, layout: str, settings: dict[str, Any]) -> Job:
+    model = {"_target_": "tests.parallel.reference_nets.Net", "middle": name, **settings}
+    return own("reference_nets.Net", [6], stages=1, model=model, parallel=LAYOUTS[layout])
+
+
+ITSELF = (
+    "holds middle.lin.weight itself, which is another tensor once ranks have their parts of it; get it from its "
+    "module each time instead"
+)
+HIDDEN = (
+    "model: middle.kept is or holds the module Linear, which is no submodule, so that no numbers and no device can be "
+    "given to its tensors; make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
+)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    *(("Held", {"way": way}, f"model: middle.kept {ITSELF}") for way in WAYS),
+    ("Hooked", {}, f"model: a hook of middle {ITSELF}"),
+    ("Registered", {}, f"model: tests.parallel.reference_nets.KEPT {ITSELF}"),
+    ("Hidden", {}, HIDDEN),
+    ("Hidden", {"way": "slots"}, HIDDEN),
+    (
+        "Prior",
+        {},
+        (
+            "model: middle.prior keeps tensors in a Normal, where no device can be given to them; make each a buffer "
+            "with register_buffer"
+        ),
+    ),
+    (
+        "Flat",
+        {},
+        (
+            "model: middle.square lies in the memory of middle.flat, which it would no longer follow; compute it from "
+            "middle.flat in the forward"
+        ),
+    ),
+    (
+        "Scaled",
+        {},
+        (
+            "model: middle.twice was computed from weights when the model was made, and no gradient would go through "
+            "it; compute it in the forward"
+        ),
+    ),
+    (
+        "Twice",
+        {},
+        (
+            "model: middle.p, middle.q lie in the same memory, and each would have its own on its rank; keep one "
+            "tensor, under one name or several, and take views of it in the forward"
+        ),
+    ),
+    (
+        "Follows",
+        {},
+        (
+            "model: middle.lin.weight, middle.same lie in the same memory, and each would have its own on its rank; "
+            "keep one tensor, under one name or several, and take views of it in the forward"
+        ),
+    ),
+    (
+        "Follows",
+        {"persistent": False},
+        (
+            "model: middle.same lies in the memory of middle.lin.weight, which it would no longer follow; compute it "
+            "from middle.lin.weight in the forward"
+        ),
+    ),
+    (
+        "Buffers",
+        {"changes": True},
+        (
+            "model: the forward changes middle.both, in whose memory middle.first lies, which would no longer follow; "
+            "keep one tensor, and take views of it in the forward"
+        ),
+    ),
+    (
+        "Marked",
+        {"reads": True},
+        (
+            "model: the forward reads the attribute scale of middle.lin.weight, which is lost when the tensor is "
+            "placed; keep it on the module"
+        ),
+    ),
+    (
+        "Marked",
+        {"reads": True, "buffer": True},
+        (
+            "model: the forward reads the attribute scale of middle.table, which is lost when the tensor is placed; "
+            "keep it on the module"
+        ),
+    ),
+    (
+        "Kind",
+        {},
+        (
+            "model: middle.lin.weight is a Weight, a class that is lost when ranks get their parts of it; make it an "
+            "nn.Parameter"
+        ),
+    ),
+    (
+        "Global",
+        {},
+        (
+            "model: the forward keeps tensors in tests.parallel.reference_nets.TABLES, where ranks would find those "
+            "of the plan, without numbers; make them buffers, or compute them each time"
+        ),
+    ),
+    (
+        "Global",
+        {"early": True},
+        (
+            "model: the forward uses a tensor of shape (6,) that is no parameter or buffer of the model, and that was "
+            "not made there: ranks would have no numbers for it; make it a buffer"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "settings", "text"), REFUSED)
+def test_it_is_refused_with_the_place(name, settings, text, layout):
+    with pytest.raises(RequestError) as caught:
+        plan_job(net(name, layout, settings))
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Stateless", {}),
+        ("Twice", {"parts": True}),
+        ("Buffers", {"changes": False}),
+        ("Marked", {"reads": False}),
+        ("Cached", {}),
+        ("Cached", {"early": True}),
+        ("Made", {}),
+        ("Normed", {}),
+        ("Recurrent", {}),
+        ("Tied", {}),
+    ],
+)
+def test_what_does_no_harm_is_planned(name, settings, layout):
+    plan_job(net(name, layout, settings))
+
+
+def test_a_plan_leaves_nothing_without_numbers_in_a_cache():
+    from tests.parallel.reference_nets import table
+
+    plan_job(net("Cached", "pp2", {"early": True}))
+    assert not table(6).is_meta
