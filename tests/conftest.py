@@ -7,6 +7,13 @@ import shutil
 import signal
 from pathlib import Path
 
+from hypothesis import settings
+
+# The laws look at the same cases on every machine: what has passed passes. ``--hypothesis-profile=search`` draws others.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("search", max_examples=1000, deadline=None)
+settings.load_profile("same")
+
 # Forked ranks share the cores of one machine; torch reads this once, when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -22,10 +22,14 @@ def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
     exec(compile(code.src, f"<stage {index}>", "exec"), names)
     module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": names["forward"]})()
     module.training = model.training
-    targets = {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}
-    for path in sorted(targets, key=lambda p: p.count(".")):  # what is around comes before what is inside
+    for path in sorted(_named(graph), key=lambda p: p.count(".")):  # what is around comes before what is inside
         _hang(model, module, path)
     return module
+
+
+def _named(graph: fx.Graph) -> list[str]:
+    """What it names of the model, in the graph's order: each rank gathers its modules in the order they hang in."""
+    return list(dict.fromkeys(str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")))
 
 
 def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
@@ -46,7 +50,7 @@ def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
 
 def _speakable(graph: fx.Graph, code: str) -> str:
     """``self.net.in`` as ``getattr(getattr(self, 'net'), 'in')``: fx writes names that are keywords as they are."""
-    for target in {str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")}:
+    for target in _named(graph):
         parts = target.split(".")
         if any(map(iskeyword, parts)):
             spoken = reduce(lambda r, e: f"{r}.{e}" if e.isidentifier() else f'getattr({r}, "{e}")', parts, "self")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -99,6 +102,30 @@ def test_names_in_the_state_dict_do_not_change(job):
     model, found = parts(job)
     names = [n for p in found for n in p.module.state_dict()]
     assert set(names) == set(model.state_dict())
+
+
+def told(job: Job) -> str:
+    """All that a rank is to have in common with others: its plan, and what its stages name, run and gather, in order."""
+    lines = [repr(plan_job(job))]
+    for part in parts(job)[1]:
+        module = part.module
+        lines += [n for n, _ in (*module.named_modules(), *module.named_parameters(), *module.named_buffers())]
+    return "\n".join(lines)
+
+
+def test_ranks_with_other_hashes_of_strings_gather_in_the_same_order():
+    """Forked ranks have the same hashes; those that torchrun starts do not."""
+    code = "from tests.parallel.test_split import NETS, told\nprint(*map(told, NETS.values()), sep='\\n')"
+    ranks = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
+        for seed in ("1", "2")
+    ]
+    first, second = (r.stdout.splitlines() for r in ranks)
+    assert [r.stderr for r in ranks] == ["", ""]
+    assert first == second
+    assert len(first) > 10 * len(NETS)
 
 
 def test_named_modules_are_the_users_own_objects():
