@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import settings
 
-# The laws look at the same cases on every machine: what has passed passes. ``--hypothesis-profile=search`` draws others.
+# The laws look at the same cases on every machine. ``--hypothesis-profile=search`` looks at others.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("search", max_examples=1000, deadline=None)
 settings.load_profile("same")

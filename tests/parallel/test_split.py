@@ -105,7 +105,7 @@ def test_names_in_the_state_dict_do_not_change(job):
 
 
 def told(job: Job) -> str:
-    """All that a rank is to have in common with others: its plan, and what its stages name, run and gather, in order."""
+    """What a rank is to have in common with others: its plan, and what its stages hold, in order."""
     lines = [repr(plan_job(job))]
     for part in parts(job)[1]:
         module = part.module
