@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from operator import getitem
 from typing import Any
 
@@ -74,8 +75,10 @@ def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: t
     whole = {n.name: n for n in tracer.graph.nodes}
     out, env = fx.Graph(), dict[fx.Node, Any]()
     overwritten = tracer.overwritten()
-    for c in plan.boundaries[stage.index - 1] if stage.index else ():
-        flat = [out.placeholder(f"{c.name}_{i}" if c.packed else c.name) for i in range(len(c.specs))]
+    crossings = plan.boundaries[stage.index - 1] if stage.index else ()
+    given = iter([out.placeholder(f"given_{n}") for n in range(sum(len(c.specs) for c in crossings))])  # all names first
+    for c in crossings:
+        flat = list(islice(given, len(c.specs)))
         if whole[c.name] in overwritten:  # autograd lets nobody write to what it received
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
         env[whole[c.name]] = tuple(flat) if c.packed else flat[0]

@@ -73,6 +73,17 @@ class AddsInPlace(Net):
         return self.d(h)
 
 
+@odd(*ABCD)
+class AddsBesideClone(Net):
+    """``x += y`` where y is made of a clone of something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) * 1.0
+        h += self.b((h * 2).sin().clone())
+        h += self.c((h * 3).sin().clone())
+        return self.d(h)
+
+
 @sequence(*ABCD)
 class FirstPlace(Net):
     """``x[:, 0] = ...`` in the glue."""
