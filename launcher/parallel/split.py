@@ -76,7 +76,8 @@ def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: t
     out, env = fx.Graph(), dict[fx.Node, Any]()
     overwritten = tracer.overwritten()
     crossings = plan.boundaries[stage.index - 1] if stage.index else ()
-    given = iter([out.placeholder(f"given_{n}") for n in range(sum(len(c.specs) for c in crossings))])  # all names first
+    count = sum(len(c.specs) for c in crossings)
+    given = iter([out.placeholder(f"given_{n}") for n in range(count)])  # before any other node can take a name
     for c in crossings:
         flat = list(islice(given, len(c.specs)))
         if whole[c.name] in overwritten:  # autograd lets nobody write to what it received
