@@ -1,4 +1,4 @@
-"""The modes that code between modules runs in (gradients on or off, autocast), noted once and entered again."""
+"""The modes that code between modules runs in (gradients, autocast, default dtype), noted once and entered again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class Ambient:
-    """``grad``: whether autograd records; ``autocast``: the dtype of each of ``DEVICES`` that it is on for."""
+    """``grad``: whether autograd records; ``autocast``: the dtype of each of ``DEVICES`` that it is on for.
+
+    ``dtype``: that of new tensors which are given none.
+    """
 
     grad: bool
     inference: bool
     autocast: tuple[torch.dtype | None, ...]
+    dtype: torch.dtype
 
     @property
     def casts(self) -> bool:
@@ -33,13 +37,15 @@ class Ambient:
             for device, dtype in zip(DEVICES, self.autocast, strict=True):
                 if dtype is not None or torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=dtype is not None))
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(self.dtype)
             yield
 
 
 def ambient() -> Ambient:
     """The modes of this moment."""
     casts = tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES)
-    return Ambient(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts)
+    return Ambient(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype())
 
 
 @dataclass(frozen=True)

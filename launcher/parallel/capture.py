@@ -55,6 +55,8 @@ class Capture(TorchFunctionMode):
         self.calls: dict[fx.Node, tuple[nn.Module, Any, Any]] = {}
         self.base = ambient()
         self.eager = False
+        self.stream: bytes = b""
+        self.hooks: Any = None
         self.refused: Exception | None = None
         self.known: dict[int, tuple[fx.Node, Any]] = {}
         self.alive: list[Any] = []  # the id of what is freed could come back as another's
@@ -80,6 +82,14 @@ class Capture(TorchFunctionMode):
         node = self.graph.placeholder(name)
         self._learn(node, value)
 
+    def _alike(self) -> None:
+        """Seeds, random states that are put back, and hooks are no torch functions: no stage would see them."""
+        if _stream() != self.stream:
+            raise self.refuse("it seeds torch's random stream, or puts back a state of it, which no stage would see")
+        hooks = _saving()
+        if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
+            raise self.refuse("it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see")
+
     def output(self, value: Any) -> None:
         self.values[self.graph.output(self.arg(value))] = value
 
@@ -98,6 +108,7 @@ class Capture(TorchFunctionMode):
 
     def call(self, kind: str, target: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Carry out ``func(*args, **kwargs)``, and note it if it makes or changes tensors."""
+        self._alike()
         self.eager = True
         try:
             known = [self._node(t) for t in tensors((args, kwargs))]
@@ -108,7 +119,7 @@ class Capture(TorchFunctionMode):
             if kind == "call_module" or tensors(out) or wrote or acts or getattr(func, "__name__", "") == "__set__":
                 self.note(kind, target, args, kwargs, out)
         finally:
-            self.eager = False
+            self.eager, self.stream = False, _stream()
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
@@ -208,6 +219,8 @@ class Capture(TorchFunctionMode):
             return node
         if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
             return a.item()
+        if isinstance(a, torch.Generator):
+            raise self.refuse("it draws from a Generator of its own, which every stage would have its own of")
         if isinstance(a, nn.Module):
             raise self.refuse(f"it hands the module {type(a).__name__} to a function")
         if callable(a):
@@ -246,6 +259,17 @@ def _value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
         args, kwargs = (fx.node.map_arg(a, lambda n: _value(n, done)) for a in (node.args, node.kwargs))
         done[node] = torch.device("cpu") if node.target is here else node.target(*args, **kwargs)  # type: ignore[operator, arg-type]
     return done[node]
+
+
+def _stream() -> bytes:
+    """The state of torch's random stream on the CPU."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return torch.default_generator.get_state().numpy().tobytes()
+
+
+def _saving() -> Any:
+    """The hooks on what autograd saves, if any; torch's own (checkpoint, save_on_cpu) bring back the same numbers."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -349,6 +373,7 @@ def capturing(capture: Capture) -> Iterator[None]:
         for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
             patch(owner)
         with capture:
+            capture.stream, capture.hooks = _stream(), _saving()
             yield
     finally:
         for owner, plain in patched:

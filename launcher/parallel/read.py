@@ -160,6 +160,7 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
             meter.disagree,
             tuple(watch.effects.reads),
             tuple(watch.effects.foreign),
+            tuple(watch.grads),
         ),
     }
 

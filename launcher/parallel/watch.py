@@ -42,6 +42,9 @@ NUMBERS = frozenset({
 GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
 """What takes gradients."""
 
+GRAD: Any = torch.Tensor.grad
+"""The property: what a backward has left."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -60,11 +63,11 @@ class Watch(TorchFunctionMode):
 
     ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
-    ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose own
-    code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in another
-    order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself. ``overwrites``:
-    modules that change what they are given in place; ``nested``: those that run inside of themselves; ``inferred``:
-    those that run in inference mode.
+    ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose
+    own code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in
+    another order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself;
+    ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``nested``:
+    those that run inside of themselves; ``inferred``: those that run in inference mode.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Watch(TorchFunctionMode):
         self.looks: set[str] = set()
         self.over = self._real = self.steers = False
         self.taken: list[Inner] = []
+        self.grads: dict[str, None] = {}
         self._learn("", model)
         self.effects = Effects(model, given, lambda: self._running[-1])
 
@@ -184,6 +188,8 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._real and func in READS:
             self.look()
+        if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
+            self.grads[self._running[-1]] = None
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs or {}))
         out = func(*args, **(kwargs or {}))

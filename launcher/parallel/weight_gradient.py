@@ -182,6 +182,7 @@ class _Product(Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, leaf)
         ctx.across, ctx.to = call.across != turned, to
+        ctx.leaf = leaf  # hooks on what is saved may hand back another tensor, whose gradient nobody would see
         ctx.bias = None if bias is None else bias.shape
         weight = local(leaf)
         out = call.run(x, weight.t() if turned else weight, bias)
@@ -191,18 +192,18 @@ class _Product(Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
             return (None,) * 6
-        x, leaf = ctx.saved_tensors
+        x, saved = ctx.saved_tensors
         to_x = to_leaf = to_bias = None
         if ctx.needs_input_grad[0]:
-            weight = local(leaf)
+            weight = local(saved)
             to_x = grad @ (weight if ctx.across else weight.t())
         if ctx.needs_input_grad[1]:
             left, right = (grad, x) if ctx.across else (x, grad)
             queue = ctx.to.later()
             if queue is None:
-                to_leaf = _gradient(leaf, _rows(left), _rows(right))
+                to_leaf = _gradient(ctx.leaf, _rows(left), _rows(right))
             else:
-                queue.append(Product(leaf, left, right, (left._version, right._version)))
+                queue.append(Product(ctx.leaf, left, right, (left._version, right._version)))
         if ctx.needs_input_grad[2]:
             to_bias = grad.sum_to_size(ctx.bias)
         return to_x, to_leaf, to_bias, None, None, None

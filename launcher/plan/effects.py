@@ -93,6 +93,9 @@ def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
         if why := _inner(inner, at):
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
+    for module in graph.effects.grads:
+        text = f"{_where(module)} looks at a weight's .grad, of which a rank has its own part, or none yet"
+        yield Problem(KEY, f"{text}; take what it needs in the forward (torch.autograd.grad), or leave it out")
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)

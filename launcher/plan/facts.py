@@ -177,7 +177,8 @@ class Effects:
 
     ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes that take
     one only, as the model is without ``train.precision`` of less bits. ``reads``: buffers as the constructor left them;
-    ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made there.
+    ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made there. ``grads``: modules that
+    look at the gradient that a backward has left on a parameter.
     """
 
     changes: tuple[Change, ...] = ()
@@ -186,6 +187,7 @@ class Effects:
     disagree: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     foreign: tuple[tuple[int, ...], ...] = ()
+    grads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from tests.parallel.nets import NanoGPT
 
@@ -285,3 +286,45 @@ class OtherDtype(Between):
 
     def between(self, x: Tensor) -> Tensor:
         return x.float()
+
+
+class Seeds(nn.Module):
+    """The code between its layers seeds torch's stream, and puts it back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            noise = torch.randn(6).to(x.dtype)
+        return self.head(self.a(x) + noise)
+
+
+class Dice(Seeds):
+    """It draws from a generator that is seeded at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.dice.manual_seed(3)
+        return self.head(self.a(x) + torch.randn(6, generator=self.dice).to(x.dtype))
+
+
+class Packs(Seeds):
+    """It has hooks on what autograd saves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: t.float(), lambda t: t.double()):
+            return self.head(self.a(x))
+
+
+class ReadsGrad(Seeds):
+    """It divides by the norm of the gradient that is there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        grad = self.head.weight.grad
+        return self.head(self.a(x) if grad is None else self.a(x) / grad.norm())

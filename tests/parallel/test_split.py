@@ -200,6 +200,29 @@ REFUSED = {
         "it calls torch.func (vmap, grad), whose tensors are nowhere else; name a larger module there, so that this "
         "code runs inside it",
     ),
+    "glue that seeds": (
+        own("odd_nets.Seeds", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Seeds (odd_nets.py:301): "
+        "it seeds torch's random stream, or puts back a state of it, which no stage would see; name "
+        "a larger module there, so that this code runs inside it",
+    ),
+    "a generator": (
+        own("odd_nets.Dice", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Dice (odd_nets.py:314): "
+        "it draws from a Generator of its own, which every stage would have its own of; name "
+        "a larger module there, so that this code runs inside it",
+    ),
+    "hooks on what is saved": (
+        own("odd_nets.Packs", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Packs (odd_nets.py:322): "
+        "it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see; name "
+        "a larger module there, so that this code runs inside it",
+    ),
+    "gradients of before": (
+        own("odd_nets.ReadsGrad", [6], stages=1),
+        "model: the model's own forward looks at a weight's .grad, of which a rank has its own part, or none yet; take "
+        "what it needs in the forward (torch.autograd.grad), or leave it out",
+    ),
     "a cache": (
         own("odd_nets.Caching", [6], stages={"a": 0, "head": 1}),
         "parallel.pipeline.stage_config: cannot follow the code between the named modules of Caching "

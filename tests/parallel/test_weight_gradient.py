@@ -96,7 +96,7 @@ PUT_OFF = {
     "linear": 1, "same_bias": 1, "without_bias": 1, "tied_head": 2, "tied_head_transposed": 2, "matrix": 1,
     "matrix_transposed": 2, "transformers_conv1d": 1, "addmm_of_activations": 1, "columns_first": 2, "skip": 1,
     "mixed": 1, "expanded": 1, "changed_in_place": 1, "detached": 1, "gradient_inside": 1, "weight_gradient_inside": 1,
-    "matrix_permuted": 1, "matrix_of_itself": 1,
+    "matrix_permuted": 1, "matrix_of_itself": 1, "saved_by_hooks": 1,
 }  # fmt: skip
 """How many products each operation puts off; all others none."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -212,6 +213,12 @@ def gradient_inside(net: Net, x: Tensor) -> Tensor:
 def weight_gradient_inside(net: Net, x: Tensor) -> Tensor:
     y = net.linear(x).tanh().sum()
     return x @ torch.autograd.grad(y, net.linear.weight, create_graph=True)[0]
+
+
+@op
+def saved_by_hooks(net: Net, x: Tensor) -> Tensor:
+    with saved_tensors_hooks(lambda t: t.float(), lambda t: t.double()):
+        return net.linear(x)
 
 
 @op
