@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from tests.parallel.nets import NanoGPT
 
@@ -318,7 +317,7 @@ class Packs(Seeds):
     """It has hooks on what autograd saves."""
 
     def forward(self, x: Tensor) -> Tensor:
-        with saved_tensors_hooks(lambda t: t.float(), lambda t: t.double()):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.float(), lambda t: t.double()):
             return self.head(self.a(x))
 
 

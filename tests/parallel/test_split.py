@@ -202,19 +202,19 @@ REFUSED = {
     ),
     "glue that seeds": (
         own("odd_nets.Seeds", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Seeds (odd_nets.py:301): "
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Seeds (odd_nets.py:300): "
         "it seeds torch's random stream, or puts back a state of it, which no stage would see; name "
         "a larger module there, so that this code runs inside it",
     ),
     "a generator": (
         own("odd_nets.Dice", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Dice (odd_nets.py:314): "
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Dice (odd_nets.py:313): "
         "it draws from a Generator of its own, which every stage would have its own of; name "
         "a larger module there, so that this code runs inside it",
     ),
     "hooks on what is saved": (
         own("odd_nets.Packs", [6], stages={"a": 0, "head": 1}),
-        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Packs (odd_nets.py:322): "
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of Packs (odd_nets.py:321): "
         "it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see; name "
         "a larger module there, so that this code runs inside it",
     ),
