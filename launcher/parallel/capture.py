@@ -13,10 +13,10 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.parallel.ambient import Ambient, ambient
-from launcher.parallel.structure import Constant, Named, contents, here, inside, pick, remade, tensors
+from launcher.parallel.structure import Constant, Named, contents, filled, here, inside, pick, remade, tensors
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
 """What is written into a graph as it is."""
@@ -112,9 +112,12 @@ class Capture(TorchFunctionMode):
         self.eager = True
         try:
             known = [self._node(t) for t in tensors((args, kwargs))]
+            changed = filled((args, kwargs), objects=True)
             if kind == "call_module":
                 self._as_built(target, func)
             out, wrote = self.carry_out(kind, func, *_on_meta(args, kwargs))
+            if changed():
+                raise self.refuse(f"{target} changes a list or dictionary that it is given, which stages do not share")
             acts = getattr(func, "__name__", "") in ACTS or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
             if kind == "call_module" or tensors(out) or wrote or acts or getattr(func, "__name__", "") == "__set__":
                 self.note(kind, target, args, kwargs, out)
@@ -277,7 +280,9 @@ def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """What was made of ``x.device`` goes where everything is."""
+    """What was made of ``x.device`` goes where everything is; the very lists that are given are handed on."""
+    if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
+        return args, kwargs
     swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
     args, kwargs = tree_map_only(torch.device, swap, (args, dict(kwargs)))
     if kwargs.get("device") == "cpu":

@@ -152,6 +152,7 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "recomputed": watch.recomputed(),
         "nested": tuple(m for m in ("", *known.modules) if m in watch.nested),
         "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
+        "fills": tuple(m for m in ("", *known.modules) if m in watch.fills),
         "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
         "effects": Effects(
             watch.effects.changes(output, meter.kept),

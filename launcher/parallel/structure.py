@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields, is_dataclass
 from operator import getitem
 from typing import Any
@@ -55,6 +56,39 @@ def contents(a: Any) -> tuple[Any, dict[str, Any]]:
     if is_dataclass(a) and not isinstance(a, type):
         return (), {f.name: getattr(a, f.name) for f in fields(a) if f.init}
     return None, {}
+
+
+def filled(value: Any, objects: bool = False) -> Callable[[], bool]:
+    """Tells whether a list or dictionary in ``value`` has changed since; with ``objects``, or a dataclass."""
+    before = [(some, _held(some)) for some in _changeable(value, objects)]
+
+    def changed() -> bool:
+        now = ((_held(some), held) for some, held in before)
+        return any(len(a) != len(b) or any(x is not y for x, y in zip(a, b, strict=True)) for a, b in now)
+
+    return changed
+
+
+def _changeable(value: Any, objects: bool) -> Iterator[Any]:
+    if isinstance(value, tuple):
+        held: Any = value
+    elif isinstance(value, list | deque | MutableMapping) or (objects and _object(value)):
+        yield value
+        held = _held(value)
+    else:
+        return
+    for some in held:
+        yield from _changeable(some, objects)
+
+
+def _held(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return [*value, *value.values()]
+    return [*vars(value).values()] if _object(value) else [*value]
+
+
+def _object(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__")
 
 
 def pick(value: Any, path: Path) -> Any:

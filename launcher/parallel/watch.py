@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.parallel.effects import Effects
 from launcher.parallel.references import forget
+from launcher.parallel.structure import filled
 from launcher.plan.facts import Inner
 from launcher.plan.naming import owner
 from launcher.plan.stages import covers
@@ -66,8 +67,9 @@ class Watch(TorchFunctionMode):
     ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose
     own code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in
     another order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself;
-    ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``nested``:
-    those that run inside of themselves; ``inferred``: those that run in inference mode.
+    ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``fills``:
+    those that change a list or dictionary that they are given; ``nested``: those that run inside of themselves;
+    ``inferred``: those that run in inference mode.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class Watch(TorchFunctionMode):
         self._running: list[str] = [""]
         self._given: list[tuple[torch.Tensor, ...]] = [()]
         self._versions: list[list[int]] = []
+        self._filled: list[Callable[[], bool]] = []
         self.overwrites: set[str] = set()
+        self.fills: set[str] = set()
         self.nested: set[str] = set()
         self.inferred: set[str] = set()
         self._outside = _saving()
@@ -160,6 +164,7 @@ class Watch(TorchFunctionMode):
             self.inferred.add(name)
         self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
         self._versions.append([_version(t) for t in self._given[-1]])
+        self._filled.append(filled(given))
         self._running.append(name)
         self.order.append((name, True))
         self.calls[name] += 1
@@ -179,6 +184,8 @@ class Watch(TorchFunctionMode):
         given = zip(self._given.pop(), self._versions.pop(), strict=True)
         if any(t.requires_grad and _version(t) != before for t, before in given):
             self.overwrites.add(name)
+        if self._filled.pop()():
+            self.fills.add(name)
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))

@@ -256,6 +256,10 @@ def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
         text = f"{listed(found)}: its forward changes its input in place, which cannot be where its weights are sharded"
         yield Problem(KEY, f"{text}; let it make a new tensor (inplace=False, x = x + y), or shard nothing",
                       "parallel.hsdp=null")  # fmt: skip
+    if found := [m for m in graph.fills if m in gathered]:
+        text = f"{listed(found)}: its forward changes a list or dictionary that it is given, which is another one where"
+        yield Problem(KEY, f"{text} its weights are sharded; let it return what it adds, or shard nothing",
+                      "parallel.hsdp=null")  # fmt: skip
 
 
 def _twins(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:

@@ -201,7 +201,8 @@ class Graph:
     whose own code looks at data, so that what runs inside of them may differ from rank to rank. ``steers``: units
     themselves were seen to run, or not, or in another order, with other numbers. ``overwrites``: modules that change
     their inputs in place. ``recomputed``: modules around several units that one checkpoint runs again.
-    ``nested``: modules that run inside of themselves. ``inferred``: those that run in inference mode.
+    ``nested``: modules that run inside of themselves. ``inferred``: those that run in inference mode. ``fills``: those
+    that change a list or dictionary that they are given.
     """
 
     nodes: tuple[Node, ...]
@@ -217,6 +218,7 @@ class Graph:
     recomputed: tuple[str, ...] = ()
     nested: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
+    fills: tuple[str, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:
