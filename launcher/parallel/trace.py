@@ -170,6 +170,8 @@ def call(
             back()
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
         real = zeros(copied(module))
+    if watch is not None:
+        watch.copied(module, real)
     own = dict(zip(_storages(real), _storages(module), strict=True))
     if meter is not None:
         meter.own((*real.parameters(), *real.buffers()))

@@ -100,6 +100,7 @@ class Watch(TorchFunctionMode):
         self.over = self._real = self.steers = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self._paths = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
         self.effects = Effects(model, given, lambda: self._running[-1])
 
@@ -153,6 +154,12 @@ class Watch(TorchFunctionMode):
             full = f"{prefix}.{name}" if prefix else name
             if full not in self._names.setdefault(id(p), []):
                 self._names[id(p)].append(full)
+
+    def copied(self, module: nn.Module, copy: nn.Module) -> None:
+        """``copy`` runs in the place of ``module``: its parts may change before they are called, or never be called."""
+        path = self._paths[id(module)]
+        for name, part in copy.named_modules():
+            self.effects.learn(f"{path}.{name}".strip("."), part)
 
     def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
         """The module ``name`` begins to run; it may be a copy of the one in the model."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel
 
 
 class Net(nn.Module):
@@ -55,6 +56,54 @@ class Teacher(Odd):
                 for slow, fast in zip(self.slow.parameters(), self.lin.parameters(), strict=True):
                     slow.mul_(0.9).add_(fast, alpha=0.1)
         return self.lin(x) + 0.3 * self.slow(x.detach())
+
+
+class Averaged(Odd):
+    """torch's own slow copy, which asks a buffer whether it is the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = AveragedModel(self.lin).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.slow.update_parameters(self.lin)
+        return self.lin(x) + 0.3 * self.slow(x.detach())
+
+
+class Leaves(nn.Linear):
+    """It leaves a value in a list that it is given."""
+
+    def forward(self, x: Tensor, values: list[Tensor]) -> Tensor:  # type: ignore[override]
+        h = super().forward(x)
+        values.append(h.square().mean(-1, keepdim=True))
+        return h
+
+
+class Collects(Odd):
+    """It has a layer leave a value in a list that both hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Leaves(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: list[Tensor] = []
+        h = self.inner(self.lin(x), values)
+        return h * (1 + sum(values))
+
+
+class Listing(nn.Module):
+    """The model itself has its layers leave values in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = Leaves(6, 6), Leaves(6, 6), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: list[Tensor] = []
+        h = self.b(torch.tanh(self.a(x, values)), values)
+        return self.head(h) * (1 + sum(values))
 
 
 class Rows(nn.Module):

@@ -46,7 +46,7 @@ def net(
     name: str, layout: str, operators: dict[str, Any] | None = None, more: dict[str, Any] | None = None, **settings: Any
 ) -> Job:
     """A job for one of ``effect_nets``, or for a ``Net`` around one of its modules."""
-    whole_nets = ("Frozen", "Shared", "Between", "Crossing", "Turned")
+    whole_nets = ("Frozen", "Shared", "Between", "Crossing", "Turned", "Listing")
     target, middle = (name, {}) if name in whole_nets else ("Net", {"middle": name})
     parallel = LAYOUTS[layout] | ({"operators": operators} if operators else {})
     model = {"_target_": f"tests.parallel.effect_nets.{target}", **middle, **settings}
@@ -61,6 +61,9 @@ EXACT: dict[str, Job] = {
         ("Clamped", {"copied": True}, ("pp2", "zbv", "pp2 level2")),
         ("Teacher", {}, ("one", "level1", "replicas")),
         ("Teacher", {}, ("pp2", "pp2 level2")),
+        ("Averaged", {}, ("one", "level3", "replicas", "pp2 level2")),
+        ("Collects", {}, ("one", "pp2", "level3")),
+        ("Listing", {}, ("one", "replicas")),
         ("Rows", {}, ("one", "pp2", "zbv")),
         ("Centred", {}, ("one", "pp2", "interleaved")),
         ("Seen", {}, ("pp2", "replicas", "level3")),

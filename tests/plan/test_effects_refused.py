@@ -22,6 +22,15 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
+        "Listing",
+        "level3",
+        {},
+        (
+            "model: a, b: its forward changes a list or dictionary that it is given, which is another one "
+            "where its weights are sharded; let it return what it adds, or shard nothing (try: parallel.hsdp=null)"
+        ),
+    ),
+    (
         "Rows",
         "replicas",
         {},
@@ -290,6 +299,7 @@ CURED = [
     ("Decayed", "zbv", {"pipeline": PP | {"scheduler": "1f1b"}}),
     ("Penalised", "zbh1", {"pipeline": PP | {"scheduler": "1f1b"}}),
     ("Penalised", "level1", {"pipeline": PP | {"stages": 1}, "hsdp": None}),
+    ("Listing", "level3", {"hsdp": None}),
     ("Shared", "zbv level2", {"pipeline": PP | {"scheduler": "zero_bubble_v"}, "hsdp": None}),
 ]
 
