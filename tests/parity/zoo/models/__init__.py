@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 THEMES = (
     "grad_modes", "functions", "hooks", "aliases", "ties", "state", "norms", "embeddings", "parameters", "choices",
-    "values", "containers", "blocks", "features", "references", "oddities",
+    "values", "containers", "blocks", "features", "references", "names", "oddities",
 )  # fmt: skip
 NEEDS = {"theirs": "transformers"}
 
