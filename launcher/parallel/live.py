@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from launcher.parallel.alike import alike
 from launcher.parallel.buffers import Statistics, statistics
 from launcher.parallel.check import check
 from launcher.parallel.fuse import Bucketed, fuse, sums
@@ -80,6 +81,7 @@ def parallelize(
     """Turn ``model`` (on the meta device) into this rank's stages, with its numbers in place."""
     axis = spread(model, plan, meshes)
     parts = split(model, plan, meshes.coords["pp"], inputs, device)
+    alike(parts, whole)
     distribute(parts, plan, meshes)
     for part in parts:
         shard(part, plan, meshes)
