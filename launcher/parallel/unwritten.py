@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.errors import Problem
+from launcher.parallel.mode import Dispatch
 from launcher.parallel.recorder import BLANK, Constant, Tape, name_of
 from launcher.parallel.replay import Log, key, replay
 from launcher.parallel.tape import really, record
@@ -76,13 +76,8 @@ def _bytes(t: torch.Tensor) -> bytes:
     return hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest()
 
 
-class _Filled(TorchDispatchMode):
+class _Filled(Dispatch):
     """Memory that nobody wrote yet has ``fill`` in every byte."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in ``Tape``."""
-        return False
 
     def __init__(self, fill: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
