@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -56,6 +57,14 @@ class Parallel:
                     out.append((p.name if p.name not in seen else f"{p.name}@{part.stage.index}", t))
                     seen.setdefault(p.name, t)
         return out
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.plan.params)
+
+    def first_name(self, name: str) -> str:
+        """What the plan calls a parameter that ``trainable`` calls ``name``; names of modules may have an @ too."""
+        return name if name in self._names else name.rpartition("@")[0]
 
     @contextmanager
     def running(self) -> Iterator[None]:
