@@ -21,9 +21,10 @@ from launcher.parallel.local import local
 from launcher.parallel.read import dtype_of, spec
 from launcher.plan.layout import Layout
 from launcher.plan.params import Placed
+from launcher.plan.saving import STREAMS
 from launcher.runtime.session import Session
 
-RNG, RNG_CUDA = "rng.cpu", "rng.cuda"
+RNG, RNG_CUDA = STREAMS
 
 
 @dataclass(frozen=True)
