@@ -22,6 +22,7 @@ from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.reading import unlike
+from launcher.plan.saving import misnamed
 from launcher.plan.sizes import Note
 from launcher.plan.traits import Traits
 
@@ -128,7 +129,7 @@ def _read(job: Job) -> _Model:
             refuse(problems(build, model, tape))
         known = read.skeleton(model)
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
-    refuse(tuple(effects.unfit(known)))
+    refuse((*effects.unfit(known), *misnamed(known)))
     return _Model(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
 
 

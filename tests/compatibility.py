@@ -17,8 +17,8 @@ from launcher.parallel import norm
 from launcher.plan.plan import Plan
 from launcher.runtime.world import World
 from launcher.steps.pieces import gathered, pieces
-from launcher.steps.reference import Outcome
 from tests.parity import LM, alone, build, error, job, step
+from tests.parity.reference import Outcome
 from tests.ranks import on_ranks
 
 TOLERANCE = 1e-12

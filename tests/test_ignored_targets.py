@@ -21,9 +21,9 @@ from launcher.runtime.faults import RanksFailed
 from launcher.runtime.world import World
 from launcher.steps import evaluate, session
 from launcher.steps.pieces import pieces
-from launcher.steps.reference import Outcome
 from tests.parallel.sources import Holed
 from tests.parity import Step, assert_same, batch, build, job, outcome, own, place, plain
+from tests.parity.reference import Outcome
 from tests.ranks import on_ranks
 
 Holes = Callable[[Plan, Tensor], Tensor]

@@ -7,30 +7,25 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from launcher.parallel.dtypes import disagreement
 from launcher.parallel.flash import Flash
-from launcher.parallel.saved_hooks import SavedHooks, stepped_aside
+from launcher.parallel.mode import Dispatch
+from launcher.parallel.saved_hooks import SavedHooks
 from launcher.parallel.structure import tensors
 
 
-class _Flops(TorchDispatchMode):
+class _Flops(Dispatch):
     """Adds up the flops of every matrix product and convolution, as torch's own counter does, without module hooks."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Never compiled; saying so spares the import of torch._dynamo, a second of every plan."""
-        return False
-
-    def __init__(self) -> None:
+    def __init__(self, hooks: SavedHooks, keep: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
+        self.hooks, self.keep = hooks, keep
         self.total = 0
         self.written: set[int] = set()
         self.disagree: dict[str, None] = {}
         self.seen: Callable[[Any], None] | None = None
-        self.kept: Callable[[torch.Tensor], Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.seen is not None:
@@ -38,9 +33,9 @@ class _Flops(TorchDispatchMode):
         if found := disagreement(func, args):
             self.disagree[found] = None
         out = func(*args, **(kwargs or {}))
-        if self.kept is not None and stepped_aside():
+        if self.hooks.aside:
             for t in tensors((args, kwargs, out)):
-                self.kept(t)
+                self.keep(t)
         if func._schema.is_mutable:
             self._writes(func, args, kwargs or {})
         count = flop_registry.get(func._overloadpacket)
@@ -76,9 +71,8 @@ class Meter:
         self.kept: set[int] = set()
         self._seen: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
-        self._flops, self._flash = _Flops(), Flash()
-        self._flops.kept = self._keep
         self._hooks = SavedHooks(self._keep)
+        self._flops, self._flash = _Flops(self._hooks, self._keep), Flash()
         self.own(own)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -6,8 +6,9 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from launcher.parallel.mode import Dispatch
 
 KINDS = {
     "allgather_": "all_gather", "_allgather_base_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",
@@ -18,16 +19,11 @@ KINDS = {
 """c10d's operators, as the plan calls them."""
 
 
-class Collectives(TorchDispatchMode):
+class Collectives(Dispatch):
     """While entered: how many of each kind (``count``), and their bytes (``nbytes``).
 
     Bytes are those of the whole tensor: what a gather yields, what a scatter is given. Nothing is moved by counting.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Never compiled."""
-        return False
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

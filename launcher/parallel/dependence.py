@@ -26,16 +26,16 @@ def memory(tracer: Tracer) -> dict[fx.Node, Memory]:
     numbers: dict[int, int] = {}
 
     def numbered(found: Iterable[int]) -> frozenset[int]:
-        return frozenset(numbers.setdefault(at, len(numbers)) for at in sorted(found))
+        return frozenset(numbers.setdefault(at, len(numbers)) for at in found)
 
     out = {}
     for node in tracer.graph.nodes:
-        reads = set().union(*(storages(tracer.values[i]) for i in node.all_input_nodes))
+        reads = storages([tracer.values[i] for i in node.all_input_nodes])
         if node in tracer.calls:
             module = tracer.calls[node][0]
             reads |= storages([*module.parameters(), *module.buffers()])
         lies, wrote = storages(tracer.values.get(node)), tracer.writes.get(node, frozenset())
-        out[node] = Memory(numbered(reads), numbered(lies), numbered(w for w in wrote if w in reads | lies))
+        out[node] = Memory(numbered(reads), numbered(lies), numbered(at for at in reads | lies if at in wrote))
     return out
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from launcher.parallel.mode import Dispatch
 from launcher.plan.facts import Change
 
 DATA = ""
@@ -32,12 +32,8 @@ class _Seen:
     at: dict[str, None] = field(default_factory=dict)
 
 
-class Effects(TorchDispatchMode):
+class Effects(Dispatch):
     """Enter it around a forward of ``model``; ``running`` names the innermost module that runs."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

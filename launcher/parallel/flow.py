@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.errors import Problem, RequestError
@@ -24,7 +23,7 @@ from launcher.parallel import spread
 from launcher.parallel.carry import Carry, attach
 from launcher.parallel.copied import copied
 from launcher.parallel.looked import looking
-from launcher.parallel.mode import default_dtype
+from launcher.parallel.mode import Dispatch, default_dtype
 from launcher.parallel.read import NORMS, meta
 from launcher.parallel.region import Axis, bring
 from launcher.parallel.rules import UNITS, Given, Refused, State, after
@@ -91,11 +90,7 @@ class _Run:
             self.tag(t, s)
 
 
-class _Ops(TorchDispatchMode):
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
+class _Ops(Dispatch):
     def __init__(self, run: _Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.run = run

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from launcher.parallel.mode import Dispatch
 
-class Held(TorchDispatchMode):
+
+class Held(Dispatch):
     """``peak``: most bytes held at the end of any operation while entered.
 
     Counts every storage once, at its size then: FSDP2 empties and refills storages without an operation. What an
@@ -20,11 +21,6 @@ class Held(TorchDispatchMode):
     """
 
     kind = "real"
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Never compiled."""
-        return False
 
     def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

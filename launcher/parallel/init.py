@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,27 +12,52 @@ from launcher.parallel import tape as taping
 from launcher.parallel.hooks import hooks, keep
 from launcher.parallel.local import cut, local
 from launcher.parallel.read import default_dtype, dtype_of
+from launcher.parallel.recorder import Tape
 from launcher.parallel.replay import replay
 from launcher.parallel.split import Part
+from launcher.parallel.unwritten import origins
 from launcher.plan.facts import DTYPE
 from launcher.plan.plan import Plan
 
 Whole = Callable[[str], torch.Tensor]
 """The whole tensor of a first name, on the CPU."""
 
+SOME = 1000
+"""Numbers of a tensor that tell it from one that was made elsewhere in a random stream."""
 
-def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Whole]:
+
+@dataclass(frozen=True)
+class Making:
+    """Where the numbers of a model come from: ``tape`` for one tensor at a time, or ``real``, which holds all of them.
+
+    ``names``: the tensors on the meta device.
+    """
+
+    tape: Tape
+    names: Mapping[str, torch.Tensor]
+    real: Mapping[str, torch.Tensor]
+
+    def __call__(self, name: str) -> torch.Tensor:
+        if self.real:
+            return self.real[name].detach()
+        return replay(self.tape.log, self.names[name], name, self.tape.seed)
+
+    def texts(self) -> dict[str, str]:
+        """How each tensor is made, in words that are the same in every process that does the same."""
+        if self.tape.why:
+            return {n: str(t.detach().reshape(-1)[:SOME].tolist()) for n, t in self.real.items()}
+        return origins(self.names, self.tape)
+
+
+def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Making]:
     """The model on the meta device, and where its numbers come from.
 
     With deferred init one tensor at a time is made; else the model is built once, whole, from the seed.
     """
     with default_dtype(dtype_of(DTYPE[plan.precision])):
         model, tape = taping.record(build, plan.seed)
-        if plan.deferred:
-            meta = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
-            return model, lambda name: replay(tape.log, meta[name], name, plan.seed)
-        real = tensors(taping.really(build, plan.seed))
-    return model, lambda name: real[name].detach()
+        names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
+        return model, Making(tape, names, {} if plan.deferred else tensors(taping.really(build, plan.seed)))
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
 
+from launcher.parallel.alike import alike
 from launcher.parallel.buffers import Statistics, statistics
 from launcher.parallel.check import check
 from launcher.parallel.fuse import Bucketed, fuse, sums
@@ -56,6 +58,14 @@ class Parallel:
                     seen.setdefault(p.name, t)
         return out
 
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.plan.params)
+
+    def first_name(self, name: str) -> str:
+        """What the plan calls a parameter that ``trainable`` calls ``name``; names of modules may have an @ too."""
+        return name if name in self._names else name.rpartition("@")[0]
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Around every forward and backward: weights are in the dtype that the model computes in."""
@@ -80,6 +90,7 @@ def parallelize(
     """Turn ``model`` (on the meta device) into this rank's stages, with its numbers in place."""
     axis = spread(model, plan, meshes)
     parts = split(model, plan, meshes.coords["pp"], inputs, device)
+    alike(parts, whole)
     distribute(parts, plan, meshes)
     for part in parts:
         shard(part, plan, meshes)

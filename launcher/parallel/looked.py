@@ -9,23 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from launcher.parallel.mode import Dispatch
 
 READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
 """What hands the numbers out without an operation."""
 TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
-class _Given(TorchDispatchMode):
+class _Given(Dispatch):
     """Knows the tensors that come from those ``given``; numbers made of none, such as positions, are always the same.
 
     ``refuse`` is called, and raises, when one of them decides what is done.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
 
     def __init__(self, given: Iterable[Tensor], refuse: Callable[[], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Modes that hold for a while: evaluation, and the dtype of new tensors."""
+"""Modes that hold for a while: evaluation, the dtype of new tensors, and what sees every operation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Dispatch(TorchDispatchMode):
+    """Never compiled; saying so spares the import of torch._dynamo, a second of every plan."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 @contextmanager

@@ -33,7 +33,7 @@ class Own:
     def see_whole(self) -> None:
         """Those of parameters that stay whole, between the last backward of a step and their sum over ranks."""
         sharded = {p.name for p in self.model.plan.params if p.sharded}
-        found = [(n, p.grad) for n, p in self.model.trainable() if n.partition("@")[0] not in sharded]
+        found = [(n, p.grad) for n, p in self.model.trainable() if self.model.first_name(n) not in sharded]
         has = [(n, g) for n, g in found if g is not None]
         if has:
             self.see(*zip(*has, strict=True))

@@ -83,7 +83,6 @@ def _traits(model: nn.Module) -> Traits:
     return Traits(
         hooked=tuple(n for n, p in model.named_parameters() if hooks(p)),
         backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
-        own=tuple(n for n, m in modules if "forward" in vars(m)),
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
         twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
     )

@@ -11,9 +11,9 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from launcher.parallel.mode import Dispatch
 from launcher.parallel.replay import Log, NotReplayable, Op, key, replay, start, tensors
 from launcher.parallel.streams import Draw, Streams
 
@@ -54,7 +54,7 @@ class Constant:
         self.value = self.value.clone()
 
 
-class Tape(TorchDispatchMode):
+class Tape(Dispatch):
     """Enter it around a constructor. ``why`` it cannot be recorded, if anything: then the tape is worth nothing.
 
     ``off``: storages of tensors that the constructor itself wants on the meta device, as it does while ``asked_meta``.
@@ -63,11 +63,6 @@ class Tape(TorchDispatchMode):
     """
 
     past: ClassVar[list[Tape]] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in ``cost``: spares the import of torch._dynamo."""
-        return False
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

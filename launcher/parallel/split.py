@@ -16,7 +16,7 @@ from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import meta
 from launcher.parallel.stage_module import assembled
 from launcher.parallel.structure import here
-from launcher.parallel.trace import Tracer, follow
+from launcher.parallel.trace import Tracer, follow, said
 from launcher.plan.facts import TensorSpec
 from launcher.plan.params import Placed
 from launcher.plan.plan import Plan
@@ -29,12 +29,13 @@ CPU = torch.device("cpu")
 class Part:
     """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is.
 
-    ``carry`` tells its modules which piece runs, where sequences are cut.
+    ``carry`` tells its modules which piece runs, where sequences are cut. ``code``: what all stages run, a call a line.
     """
 
     stage: Stage
     module: nn.Module
     carry: Carry | None = None
+    code: tuple[str, ...] = ()
 
     def named(self, placed: tuple[Placed, ...]) -> list[tuple[Placed, str, torch.Tensor]]:
         """Each tensor of the plan that this part holds, the name it goes by here, and the tensor, once each."""
@@ -62,7 +63,9 @@ def split(
         return [Part(held[0], model)]
     running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
     tracer = follow(running, frozenset(plan.leaves), meta(inputs))
-    parts = [Part(s, _build(tracer, model, s, plan, device), Carry(plan.pieces) if plan.pieces else None) for s in held]
+    code = tuple(map(said, tracer.graph.nodes))
+    made = ((s, _build(tracer, model, s, plan, device)) for s in held)
+    parts = [Part(s, module, Carry(plan.pieces) if plan.pieces else None, code) for s, module in made]
     for part in parts:
         if part.carry is not None:
             attach(part.module, part.carry)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from functools import reduce
-from keyword import iskeyword
 from typing import Any
 
 from torch import fx, nn
@@ -16,11 +14,9 @@ class StageModule(nn.Module):
 
 def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
     """Stage ``index`` of ``model``: runs ``graph``, with the modules, parameters and buffers that it names."""
-    graph.on_generate_code(lambda _: lambda lines: [_speakable(graph, line) for line in lines])
-    code = graph.python_code("self")
-    names: dict[str, Any] = dict(code.globals)
-    exec(compile(code.src, f"<stage {index}>", "exec"), names)
-    module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": names["forward"]})()
+    code = Code(graph)
+    exec(compile(code.text, f"<stage {index}>", "exec"), code.known)
+    module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": code.known["forward"]})()
     module.training = model.training
     for path in sorted(_named(graph), key=lambda p: p.count(".")):  # what is around comes before what is inside
         _hang(model, module, path)
@@ -48,12 +44,69 @@ def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
         setattr(stage, name, value)
 
 
-def _speakable(graph: fx.Graph, code: str) -> str:
-    """``self.net.in`` as ``getattr(getattr(self, 'net'), 'in')``: fx writes names that are keywords as they are."""
-    for target in _named(graph):
-        parts = target.split(".")
-        if any(map(iskeyword, parts)):
-            spoken = reduce(lambda r, e: f"{r}.{e}" if e.isidentifier() else f'getattr({r}, "{e}")', parts, "self")
-            safe = reduce(lambda r, e: f"getattr({r}, {e!r})", parts, "self")
-            code = safe.join(re.split(rf"{re.escape(spoken)}\b", code))
-    return code
+class Code:
+    """``graph`` as the ``text`` of a function ``forward`` that finds its functions and constants in ``known``.
+
+    fx would write the names of the model into it, where ``self``, ``in`` or two spellings of one letter mean something
+    else. Here every name is ours, and what is the model's is a string.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.known: dict[str, Any] = {}
+        self._names = {node: f"v{n}" for n, node in enumerate(graph.nodes)}
+        given = [self._names[n] for n in graph.nodes if n.op == "placeholder"]
+        done = _done(graph)
+        lines = [self._line(n, done[n]) for n in graph.nodes if n.op != "placeholder"]
+        self.text = f"def forward({', '.join(['stage', *given])}):\n    " + "\n    ".join(lines) + "\n"
+
+    def _line(self, node: fx.Node, done: list[fx.Node]) -> str:
+        """One call, and the names that nobody needs any more let go of their tensors."""
+        if node.op == "output":
+            return f"return {self._said(node.args[0])}"
+        freed = "".join(f"{self._names[n]} = " for n in done)
+        return f"{self._names[node]} = {self._call(node)}" + (f"; {freed}None" if freed else "")
+
+    def _call(self, node: fx.Node) -> str:
+        if node.op == "get_attr":
+            return _reached(str(node.target))
+        args = [self._said(a) for a in node.args]
+        if node.kwargs:
+            args.append("**{" + ", ".join(f"{k!r}: {self._said(v)}" for k, v in node.kwargs.items()) + "}")
+        assert node.op in ("call_module", "call_function"), node.op
+        func = _reached(str(node.target)) if node.op == "call_module" else self._name(node.target)
+        return f"{func}({', '.join(args)})"
+
+    def _said(self, a: Any) -> str:
+        """An argument; lists and dicts are new ones in each call."""
+        if isinstance(a, fx.Node):
+            return self._names[a]
+        if isinstance(a, tuple):
+            return "(" + "".join(f"{self._said(v)}, " for v in a) + ")"
+        if isinstance(a, list):
+            return "[" + ", ".join(map(self._said, a)) + "]"
+        if isinstance(a, dict):
+            return "{" + ", ".join(f"{k!r}: {self._said(v)}" for k, v in a.items()) + "}"
+        if isinstance(a, slice):
+            return f"{self._name(slice)}({', '.join(map(self._said, (a.start, a.stop, a.step)))})"
+        return self._name(a)
+
+    def _name(self, value: Any) -> str:
+        """What ``value`` itself goes by: a function, or a constant."""
+        name = f"c{len(self.known)}"
+        self.known[name] = value
+        return name
+
+
+def _reached(path: str) -> str:
+    return reduce(lambda outer, name: f"getattr({outer}, {name!r})", path.split("."), "stage")
+
+
+def _done(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """What nobody needs any more after each node; all that is left goes when the function returns."""
+    out: dict[fx.Node, list[fx.Node]] = {n: [] for n in graph.nodes}
+    seen: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        mine = list(dict.fromkeys(n for n in (node, *node.all_input_nodes) if n not in seen))
+        seen.update(mine)
+        out[node] += mine
+    return out

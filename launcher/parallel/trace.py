@@ -64,7 +64,7 @@ class Tracer(Capture):
         out: set[fx.Node] = set()
         later: set[int] = set()
         for node in reversed(self.graph.nodes):
-            out |= {node} if later & storages(self.values.get(node)) else set()
+            out |= {node} if later & storages(self.values.get(node)).keys() else set()
             later |= self.writes.get(node, frozenset())
         return frozenset(out)
 
@@ -100,9 +100,9 @@ def origins(value: Any) -> frozenset[Any]:
     return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
 
 
-def storages(value: Any) -> set[int]:
-    """The memory behind the tensors in ``value``."""
-    return {t.untyped_storage()._cdata for t in tensors(value)}
+def storages(value: Any) -> dict[int, None]:
+    """The memory behind the tensors in ``value``, in their order."""
+    return dict.fromkeys(t.untyped_storage()._cdata for t in tensors(value))
 
 
 def _cast(func: Any, args: Any, kwargs: Any) -> Any:

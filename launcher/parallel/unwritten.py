@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from launcher.errors import Problem
+from launcher.parallel.mode import Dispatch
 from launcher.parallel.recorder import BLANK, Constant, Tape, name_of
 from launcher.parallel.replay import Log, key, replay
 from launcher.parallel.tape import really, record
@@ -76,13 +76,8 @@ def _bytes(t: torch.Tensor) -> bytes:
     return hashlib.blake2b(flat.numpy().tobytes(), digest_size=16).digest()
 
 
-class _Filled(TorchDispatchMode):
+class _Filled(Dispatch):
     """Memory that nobody wrote yet has ``fill`` in every byte."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """As in ``Tape``."""
-        return False
 
     def __init__(self, fill: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,7 +99,7 @@ def _digests(build: Build, seed: int, fill: int) -> dict[str, bytes]:
 def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
     """Names of tensors that a second construction makes in another way."""
     other, again = record(build, tape.seed)
-    first, second = (_origins(m, t) for m, t in ((model, tape), (other, again)))
+    first, second = (origins(dict(_named(m)), t) for m, t in ((model, tape), (other, again)))
     return [
         n for n in {**first, **second} if first.get(n) != second.get(n) and not _same(n, (model, tape), (other, again))
     ]
@@ -116,10 +111,10 @@ def _same(name: str, *builds: tuple[nn.Module, Tape]) -> bool:
     return len({_bytes(replay(tape.log, t, name, tape.seed)) if t is not None else b"" for t, tape in named}) == 1
 
 
-def _origins(model: nn.Module, tape: Tape) -> dict[str, str]:
+def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
     """How each tensor is made, without a trace of where in memory: by name."""
     texts = _texts(tape.log)
-    named = ((n, t, tape.log.touched.get(key(t), [])) for n, t in _named(model))
+    named = ((n, t, tape.log.touched.get(key(t), [])) for n, t in tensors.items())
     return {n: f"{tuple(t.shape)} {t.dtype} {t.stride()} {[texts[p] for p in places]}" for n, t, places in named}
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.parallel.effects import Effects
+from launcher.parallel.mode import Dispatch
 from launcher.parallel.references import forget
 from launcher.parallel.structure import filled
 from launcher.plan.facts import Inner
@@ -265,13 +265,8 @@ def _batched(t: Any) -> bool:
     return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
 
 
-class _Looking(TorchDispatchMode):
+class _Looking(Dispatch):
     """Tells ``watch`` of operators whose result Python could not know without the numbers."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Never compiled."""
-        return False
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
         for where in sorted(node.writes - (kept if node.kind == "module" else frozenset())):
             other = next(_blind(graph, at, order, node, where, where in kept), None)
             if other is not None:
-                found.append(_problem(graph, at, node, other))
+                found.append(_problem(at, node, other))
                 break
     return found
 
@@ -56,7 +56,7 @@ def _blind(
             yield n
 
 
-def _problem(graph: Graph, at: Mapping[str, int], writer: Node, other: Node) -> Problem:
+def _problem(at: Mapping[str, int], writer: Node, other: Node) -> Problem:
     text = f"{_what(writer)} on stage {at[writer.name]} changes memory in place that {_what(other)} on stage"
     text = f"{text} {at[other.name]} shares, and each stage has a copy of its own"
     return Problem(KEY, f"{text}; put both on one stage, or make a new tensor instead")

@@ -54,14 +54,13 @@ class Param:
 class Traits:
     """What a model has besides modules and tensors, by first names: whatever is lost when one of them is replaced.
 
-    ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``own``: modules whose forward was
-    replaced on the instance; ``synced``: SyncBatchNorm; ``twins``: the names of each module that has several.
-    ``shared``: names of tensors that lie in one another's memory; ``computed``: attributes made of weights.
+    ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
+    ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one another's memory;
+    ``computed``: attributes made of weights.
     """
 
     hooked: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
-    own: tuple[str, ...] = ()
     synced: tuple[str, ...] = ()
     twins: tuple[tuple[str, ...], ...] = ()
     shared: tuple[tuple[str, ...], ...] = ()

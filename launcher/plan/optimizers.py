@@ -29,7 +29,7 @@ def problems(
     yield from _draws(job, traits, sizes)
     if not traits.draws:
         yield from _cut(job, traits, trained)
-        yield from _apart(traits, trained, sizes)
+        yield from _apart(traits, trained)
         yield from _empty(traits, trained, sizes)
     yield from _unused(traits, trained, graph)
     if keeps(job) and traits.draws != "elsewhere":
@@ -89,7 +89,7 @@ def _unsharded(job: Job, axes: Sequence[str]) -> str:
     return "parallel.hsdp=null" if list(axes) == ["dp_shard"] and fixed is None else ""
 
 
-def _apart(traits: Traits, trained: Sequence[Placed], sizes: Sizes) -> Iterator[Problem]:
+def _apart(traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
     """Tensors that different ranks have, though an update of one depends on all."""
     if traits.alone:
         return

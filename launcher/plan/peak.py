@@ -122,9 +122,9 @@ class _Walk:
         elif a.kind == "B":
             yield from self._backward(a.stage, load, piece)
         elif a.kind == "W":
-            yield from self._weights(a.stage, load, one)
+            yield from self._weights(a.stage, one)
         else:
-            yield from self._inputs(a.stage, load, one)
+            yield from self._inputs(a.stage, one)
 
     def _forward(self, load: Load, one: Pass) -> Iterator[Moment]:
         for i, segment in enumerate(one.segments):
@@ -163,7 +163,7 @@ class _Walk:
         self.gathered -= self.lingering
         self.lingering = 0
 
-    def _inputs(self, stage: int, load: Load, one: Pass) -> Iterator[Moment]:
+    def _inputs(self, stage: int, one: Pass) -> Iterator[Moment]:
         """The first half of a backward: of what was saved the inputs of products stay, and their outputs' gradients."""
         yield self.now(activations=2 * one.loss)
         self.activations -= one.loss
@@ -176,7 +176,7 @@ class _Walk:
         self.activations += one.returned - one.out
         yield self.now()
 
-    def _weights(self, stage: int, load: Load, one: Pass) -> Iterator[Moment]:
+    def _weights(self, stage: int, one: Pass) -> Iterator[Moment]:
         """The second half: what has waited goes, one product after the other."""
         yield self.now()
         self.activations -= sum(s.backward.kept for s in one.segments)

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from launcher.errors import Problem
 from launcher.job.schema import Job
+from launcher.plan.facts import Skeleton
 from launcher.plan.setting import Setting, Status
+
+STREAMS = ("rng.cpu", "rng.cuda")
+"""What the random streams of a rank are called in its checkpoints."""
 
 PLACE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(.+)")
 """Where a key is: an environment variable, or a file."""
@@ -66,3 +70,16 @@ def _plain(job: Job) -> tuple[Status, str]:
     if job.checkpoint.encrypt is None:
         return "satisfied", "without checkpoint.encrypt every checkpoint is read"
     return "applied", "checkpoints that are not encrypted are read too; nothing vouches for what they hold"
+
+
+def misnamed(skeleton: Skeleton) -> list[Problem]:
+    """Tensors of the model that a checkpoint would take for optimizer state or for a random stream."""
+    learning = [p.name for p in skeleton.params if p.trainable and not p.buffer]
+    out = []
+    for name in (p.name for p in skeleton.params if p.name.startswith("optim.") or p.name in STREAMS):
+        of = next((p for p in learning if re.fullmatch(rf"optim\..+\.{re.escape(p)}", name)), None)
+        if of is not None or name in STREAMS:
+            what = f"optimizer state of {of}" if of is not None else "a random stream"
+            text = f"{name} is called what checkpoints call {what}, and one would overwrite the other"
+            out.append(Problem("model", f"{text}; give its module another name"))
+    return out

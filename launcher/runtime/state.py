@@ -21,9 +21,10 @@ from launcher.parallel.local import local
 from launcher.parallel.read import dtype_of, spec
 from launcher.plan.layout import Layout
 from launcher.plan.params import Placed
+from launcher.plan.saving import STREAMS
 from launcher.runtime.session import Session
 
-RNG, RNG_CUDA = "rng.cpu", "rng.cuda"
+RNG, RNG_CUDA = STREAMS
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def _same_copies(s: Session) -> None:
     """A second copy of a tensor on this rank gets the first one's numbers and optimizer state."""
     first = {p.name: t for p, t in s.model.named()}
     for name, t in s.model.trainable():
-        origin = first[name.split("@")[0]]
+        origin = first[s.model.first_name(name)]
         if origin is not t:
             local(t.detach()).copy_(local(origin.detach()))
             packed = pack(s.optimizer, origin, _counters(s))

@@ -24,10 +24,10 @@ from launcher.runtime.session import Session
 from launcher.runtime.world import World
 from launcher.steps import session
 from launcher.steps.pieces import Piece, error, pieces
-from launcher.steps.reference import plain
 from tests.optim import theirs
 from tests.parallel.sources import Shapes
 from tests.parity import job, whole
+from tests.parity.reference import plain
 from tests.ranks import on_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {

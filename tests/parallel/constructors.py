@@ -7,7 +7,6 @@ import functools
 import io
 import math
 import random
-import threading
 from typing import ClassVar
 
 import numpy as np
@@ -132,45 +131,6 @@ class Numpy(Made):
         self.scale = float(self.copied.detach().numpy().std())
         self.w = nn.Parameter(torch.randn(SIZE) * self.scale)
         self.register_buffer("eigen", torch.as_tensor(np.linalg.eigvalsh(np.asarray(torch.eye(4) * 2))))
-
-
-class WritesThroughNumpy(One):
-    def fill(self) -> None:
-        self.weight.data.numpy()[:] = np.arange(24 * 16, dtype=np.float32).reshape(SIZE)
-
-
-class ChangesItsArray(Made):
-    """The parameter and the array are one memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        table = np.zeros(SIZE, dtype=np.float32)
-        self.weight = nn.Parameter(torch.from_numpy(table))
-        table[:] = 5
-
-
-class CopiesThenChangesItsArray(One):
-    def fill(self) -> None:
-        table = np.ones(SIZE, dtype=np.float32)
-        self.weight.data.copy_(torch.from_numpy(table))
-        table += 1
-
-
-class AsksForItsMemory(One):
-    def fill(self) -> None:
-        nn.init.normal_(self.weight)
-        assert self.weight.data_ptr() != 0
-
-
-class HidesWhatFailed(One):
-    """A record that fails must not be taken for a constructor that failed."""
-
-    def fill(self) -> None:
-        nn.init.normal_(self.weight)
-        try:
-            self.weight.data_ptr()
-        except ValueError:
-            nn.init.zeros_(self.weight)
 
 
 class Laws(Made):
@@ -377,79 +337,8 @@ class Draws(Made):
             self.old.index_fill_(0, torch.tensor([1]), 3.0)
 
 
-class Threads(One):
-    def fill(self) -> None:
-        thread = threading.Thread(target=nn.init.ones_, args=(self.weight,))
-        thread.start()
-        thread.join()
-
-
-class Sparse(Made):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("links", torch.eye(4).to_sparse())
-
-
 EXACT = [
     SkipsOnMeta, SkipsWhatIsMeta, OnlyOnTheCpu, AsksTheDefaultDevice, Flagged, SkipInit, MetaThenEmpty, Written, Numpy,
     Laws, Seeds, OwnGenerators, OtherSources, Looks, Loads, Outside, Caches, Moves, Tied,
     Rotary, Blocks, Dtypes, Draws,
 ]  # fmt: skip
-WHOLE = {
-    Threads: "starts a thread, which cannot be followed",
-    WritesThroughNumpy: "cannot be recorded: ValueError: assignment destination is read-only",
-    ChangesItsArray: "changes an array after a tensor was made of it",
-    CopiesThenChangesItsArray: "changes an array after a tensor was made of it",
-    AsksForItsMemory: "calls Tensor.data_ptr, which needs its memory",
-    HidesWhatFailed: "calls Tensor.data_ptr, which needs its memory",
-}
-
-
-class Unwritten(Made):
-    """One weight, one buffer, one attribute that nobody wrote, and a weight of which a row is missing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.good, self.bad = nn.Parameter(torch.zeros(SIZE)), nn.Parameter(torch.empty(SIZE))
-        self.rows = nn.Parameter(torch.empty(SIZE))
-        with torch.no_grad():
-            self.rows[1:] = 2
-        self.register_buffer("cache", torch.empty(3, 4), persistent=False)
-        self.attribute = torch.empty(3) * 2
-        self.derived = nn.Parameter(torch.stack([self.bad.detach(), self.good.detach()]).sum(0))
-
-
-class UnwrittenWhole(Unwritten):
-    """The same where no tape runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.good.data_ptr()
-
-
-class OnMeta(Made):
-    """On the meta device in a plain build too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.good = nn.Parameter(torch.zeros(SIZE))
-        self.inner = nn.Linear(16, 24, bias=False, device="meta")
-
-
-class Unseeded(Made):
-    """Numbers that are new each time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.good = nn.Parameter(torch.zeros(SIZE))
-        self.w = nn.Parameter(torch.tensor(np.random.default_rng().standard_normal(3)))
-        self.g = nn.Parameter(torch.empty(SIZE))
-        generator = torch.Generator()
-        generator.seed()
-        nn.init.normal_(self.g, generator=generator)
-
-
-class UnseededWhole(Unseeded):
-    def __init__(self) -> None:
-        super().__init__()
-        self.good.data_ptr()

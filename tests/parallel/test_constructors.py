@@ -14,7 +14,7 @@ from launcher.errors import RequestError
 from launcher.parallel import tape
 from launcher.parallel.replay import replay
 from launcher.parallel.unwritten import problems
-from tests.parallel import constructors
+from tests.parallel import constructors, unrecorded
 
 BLANK = "is memory that nobody wrote: the constructor makes it with torch.empty, or the like, and leaves it so"
 LOOSE = "has other numbers each time the constructor runs, although torch, random and numpy are seeded"
@@ -96,10 +96,10 @@ def test_equal_seeds_make_equal_layers():
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-@pytest.mark.parametrize("maker", constructors.WHOLE, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("maker", unrecorded.WHOLE, ids=lambda m: m.__name__)
 def test_what_cannot_be_recorded_is_built_whole_and_says_why(maker, seed):
     model, recorded = tape.record(maker, seed)
-    assert recorded.why == constructors.WHOLE[maker]
+    assert recorded.why == unrecorded.WHOLE[maker]
     assert not problems(maker, model, recorded)
     assert tape.unknown(model, recorded) == list(tensors(model))
     want, real = tensors(plain(maker, seed)), tensors(tape.really(maker, seed))
@@ -125,7 +125,7 @@ def test_the_default_device_outside_does_not_count(default):
     assert torch.equal(replay(recorded.log, model.weight, "weight", 5), want["weight"])
 
 
-@pytest.mark.parametrize("maker", [constructors.Unwritten, constructors.UnwrittenWhole])
+@pytest.mark.parametrize("maker", [unrecorded.Unwritten, unrecorded.UnwrittenWhole])
 def test_memory_that_nobody_wrote_is_named_and_refused(maker):
     found = problems(maker, *tape.record(maker, 0))
     names = ["bad", "rows", "derived", "cache", "attribute"]
@@ -133,12 +133,12 @@ def test_memory_that_nobody_wrote_is_named_and_refused(maker):
 
 
 def test_a_weight_on_the_meta_device_is_named_and_refused():
-    found = problems(constructors.OnMeta, *tape.record(constructors.OnMeta, 0))
+    found = problems(unrecorded.OnMeta, *tape.record(unrecorded.OnMeta, 0))
     text = "model: inner.weight is on the meta device, where it has no numbers; initialise it in the constructor"
     assert list(map(str, found)) == [text]
 
 
-@pytest.mark.parametrize("maker", [constructors.Unseeded, constructors.UnseededWhole])
+@pytest.mark.parametrize("maker", [unrecorded.Unseeded, unrecorded.UnseededWhole])
 def test_numbers_that_no_seed_decides_are_named_and_refused(maker):
     found = problems(maker, *tape.record(maker, 0))
     cure = "seed what they come from, or keep nothing between two constructions"
@@ -147,5 +147,5 @@ def test_numbers_that_no_seed_decides_are_named_and_refused(maker):
 
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
-        tape.record(constructors.Sparse)
+        tape.record(unrecorded.Sparse)
     assert str(error.value) == "model: links is sparse_coo; only dense tensors can be laid out: keep its parts"

@@ -17,8 +17,8 @@ from launcher.parallel import init, norm
 from launcher.plan.plan import Plan
 from launcher.runtime.world import World
 from launcher.steps.pieces import Piece, error, pieces
-from launcher.steps.reference import plain
 from tests.parity import batch, build, own, step, whole
+from tests.parity.reference import plain
 from tests.ranks import on_ranks
 
 

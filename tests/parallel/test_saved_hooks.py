@@ -49,3 +49,14 @@ def test_hooks_of_the_users_own_are_refused_as_torch_does():
         slope(torch.ones(4, 8))
     assert torch._C._autograd._saved_tensors_hooks_is_enabled()
     slope(torch.ones(4, 8))
+
+
+def test_of_two_that_count_at_once_both_step_aside_and_come_back():
+    x = torch.ones(4, 8, requires_grad=True)
+    with Meter(()) as outer, Meter(()) as inner:
+        found = curve(x)
+        since = outer.saved, inner.saved
+        x.tanh()
+    assert torch.equal(found, curve(x))
+    assert (outer.saved > since[0]) or (inner.saved > since[1])
+    assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None

@@ -23,7 +23,7 @@ from launcher.runtime.pipeline import Pipeline
 from launcher.runtime.world import World
 from launcher.steps.pieces import Piece, error, pieces
 from launcher.steps.pieces import whole as joined
-from launcher.steps.reference import Outcome, accumulate, plain
+from tests.parity.reference import Outcome, accumulate, plain
 from tests.ranks import on_ranks
 
 LM = {"name": "lm", "vocab_size": 64, "dim": 16, "layers": 4, "heads": 2}

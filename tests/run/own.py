@@ -84,3 +84,17 @@ class Dropped(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.head(self.drop(self.embed(tokens)))
         return out
+
+
+class Addressed(nn.Module):
+    """Its layers have names with an @ in them."""
+
+    def __init__(self, vocab: int, dim: int) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocab, dim), nn.Linear(dim, vocab, bias=False)
+        self.by = nn.ModuleDict({"a@b": nn.Linear(dim, dim), "@": nn.Linear(dim, dim)})
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.by["@"](self.by["a@b"](self.embed(tokens)))))
+        return out

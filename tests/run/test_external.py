@@ -101,6 +101,20 @@ def test_it_is_named_although_torchrun_ends_rank_0_while_that_tells(tmp_path):
     assert {k: status(tmp_path / "run")[k] for k in ("status", "error")} == {"status": "failed", "error": line}
 
 
+def test_a_model_that_goes_by_the_order_of_a_set_is_told_before_it_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    words = ["parallel.pipeline.stages=1", "parallel.pipeline.stage_config=auto", "train.steps=2"]
+    model = "model={_target_: tests.run.sets.Unsorted, vocab: 64, dim: 16}"
+    kept = [w for w in FRAGILE[1:] if "stage_config" not in w]
+    done = torchrun(2, model, *kept, *words, f"run_dir={tmp_path}/run")
+    text = (
+        "in the constructor something goes by what differs between processes, as the order of a set of strings does; "
+    )
+    assert done.returncode == 1
+    assert text + "sort it there, or start all ranks with the same PYTHONHASHSEED" in status(tmp_path / "run")["error"]
+    assert not (tmp_path / "run/metrics.jsonl").exists() or losses(tmp_path / "run") == []
+
+
 def test_torchruns_own_restart_goes_on_in_the_same_folder(tmp_path):
     done = torchrun(2, *FRAGILE, f"runs={tmp_path}/runs", "train.steps=2", restarts=1)
     assert done.returncode == 0, done.stderr

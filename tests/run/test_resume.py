@@ -246,6 +246,15 @@ def test_unused_parameters_and_dropout_go_on_to_the_same_bits(tmp_path, layout):
     assert losses(tmp_path / "run") == losses(tmp_path / "at once")
 
 
+def test_names_with_an_at_sign_go_on_to_the_same_bits(tmp_path):
+    own = ["model={_target_: tests.run.own.Addressed, vocab: 64, dim: 16}", "security.allow=[tests]"]
+    more = [*TINY[2:], *own, *shape(shard=2), "schedule=constant", "parallel.local_norm.print=true"]
+    for folder, n in (("run", 2), ("run", 4), ("at once", 4)):
+        assert main([*more, f"run_dir={tmp_path / folder}", f"train.steps={n}"]) == 0
+    assert tensors(tmp_path / "run", 4) == tensors(tmp_path / "at once", 4)
+    assert losses(tmp_path / "run") == losses(tmp_path / "at once")
+
+
 TP = ("operators=sequence", "parallel.grid.tp=2", "launch.nproc=4", "train.precision=fp64", "checkpoint.every=2")
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 THEMES = (
     "grad_modes", "functions", "hooks", "aliases", "ties", "state", "norms", "embeddings", "parameters", "choices",
-    "values", "containers", "blocks", "features", "references", "oddities", "uses", "flows",
+    "values", "containers", "blocks", "features", "references", "oddities", "uses", "flows", "names",
 )  # fmt: skip
 NEEDS = {"theirs": "transformers"}
 

@@ -16,9 +16,6 @@ from launcher.parallel.read import default_dtype, dtype_of
 from launcher.plan.facts import DTYPE, IGNORED
 from launcher.plan.plan import Plan
 
-Samples = tuple[tuple[Tensor, ...], Tensor]
-"""Inputs and targets."""
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -46,26 +43,12 @@ def plain(job: Job, plan: Plan) -> nn.Module:
     return model
 
 
-def accumulate(
-    model: Callable[..., Tensor],
-    xs: tuple[Tensor, ...],
-    y: Tensor,
-    parts: int,
-    scale: float = 1.0,
-    counted: int | None = None,
-) -> float:
-    """Mean loss of the batch, and ``scale`` times its gradients, in ``parts`` equal micro batches one by one.
-
-    Of a part of a batch, of whose targets so many are ``counted``, its share.
-    """
-    counted = _counted(y) if counted is None else counted
+def accumulate(model: Callable[..., Tensor], xs: tuple[Tensor, ...], y: Tensor, parts: int) -> float:
+    """Mean loss of the batch, and its gradients, in ``parts`` equal micro batches one by one."""
+    counted = int((y != IGNORED).sum())
     total = 0.0
     for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
         loss = cross_entropy(model(*x), t, reduction="sum") / counted
-        (loss * scale).backward()
+        loss.backward()
         total += loss.item()
     return total
-
-
-def _counted(y: Tensor) -> int:
-    return int((y != IGNORED).sum())
