@@ -16,7 +16,7 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import effects, naming, optimizers
+from launcher.plan import effects, naming, optimizers, targets
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
@@ -94,7 +94,16 @@ def plan_job(job: Job) -> Plan:
             job, asked, _read(job), coarse, traits, [_unopened(coarse or (), fine or (), error.problems[0])]
         )
     fits(job, made)
+    refuse(_mismatched(job, made))
     return made
+
+
+def _mismatched(job: Job, made: Plan) -> list[Problem]:
+    """Targets that are not those of what the model returns."""
+    from launcher.data.spec import target_spec
+
+    target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
+    return list(targets.problems(made, target, own=isinstance(job.model, Target)))
 
 
 def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,6 +26,22 @@ COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
 
 IGNORED = -100
 """A target that counts for nothing, as in torch."""
+
+
+def class_dims(output: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    """The dims that an output may have its classes on, for targets of this shape; best first, none where it fits not.
+
+    >>> class_dims((8, 10), (8,)), class_dims((8, 16, 100), (8, 16)), class_dims((8, 4, 6, 5), (8, 6, 5))
+    ((1,), (2,), (1,))
+
+    A square could be read both ways:
+
+    >>> class_dims((8, 5, 5), (8, 5)), class_dims((8, 16, 100), (8,))
+    ((2, 1), ())
+    """
+    last = len(output) - 1
+    dims = (last,) if last <= 1 else (last, 1)
+    return tuple(d for d in dims if d > 0 and (*output[:d], *output[d + 1 :]) == tuple(target))
 
 
 @dataclass(frozen=True)

@@ -273,11 +273,11 @@ def _as_asked(config: dict[str, int], called: list[str], glued: set[str], skelet
 
 def _output(graph: Graph) -> list[Problem]:
     last = graph.nodes[-1]
-    if last.out is not None:
+    if last.out is not None and not last.packed:
         return []
-    return [
-        Problem("model", "its forward returns something that is no tensor or tuple of tensors, which no loss can take")
-    ]
+    what = "something that is no tensor" if last.out is None else f"a tuple of {many(len(last.out), 'tensor')}"
+    cure = "return the logits alone, those of a dict or an object by their name, as in out.logits"
+    return [Problem("model", f"its forward returns {what}, and the loss takes one tensor; {cure}")]
 
 
 FLOPS_A_BYTE = 16
