@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from launcher.errors import RunError
 from launcher.parallel.live import Parallel
 from launcher.parallel.mode import evaluating
 from launcher.parallel.read import dtype_of
@@ -113,6 +114,10 @@ class Pipeline:
         size, micros = self.model.plan.sizes.micro_batch, self.model.plan.sizes.micros
         sizes = {len(t) for t in (*(inputs if self.first else ()), *([] if targets is None else [targets]))}
         assert sizes <= {size * micros}, f"{sizes} samples, planned {size * micros}: torch would not notice"
+        for got, planned in zip(inputs, self.model.plan.inputs, strict=True) if self.first else ():
+            if got.shape[1:] != planned.shape[1:]:
+                text = f"the data returned inputs of shape {tuple(got.shape[1:])} a sample where {planned.shape[1:]}"
+                raise RunError(f"{text} was planned, that of the first one; all samples must have one shape")
         self.raw, self.outputs, self.targets = [], [], []
         if targets is not None:
             self.targets = _cut(targets, size, pieces)
