@@ -162,7 +162,8 @@ class Change:
     """A parameter or buffer, under all its ``names``, that a forward changes while the modules ``at`` run.
 
     ``by_data``: into something that depends on the inputs or on random numbers. ``read``: the output depends on what it
-    was before. ``kept``: it is changed where it lies, and a backward needs what was there.
+    was before. ``kept``: it is changed where it lies, and a backward needs what was there. ``once``: to change it twice
+    is to change it once, as with an embedding's ``max_norm``.
     """
 
     names: tuple[str, ...]
@@ -170,6 +171,7 @@ class Change:
     read: bool
     kept: bool
     at: tuple[str, ...]
+    once: bool = False
 
     @property
     def name(self) -> str:
@@ -194,7 +196,8 @@ class Effects:
 
     ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes that take
     one only, as the model is without ``train.precision`` of less bits. ``reads``: buffers as the constructor left them;
-    ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made there.
+    ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made there. ``evaluated``: what a
+    forward in evaluation mode changes; ``mixed``: the modules that then normalize over the samples of their batch.
     """
 
     changes: tuple[Change, ...] = ()
@@ -203,6 +206,8 @@ class Effects:
     disagree: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     foreign: tuple[tuple[int, ...], ...] = ()
+    evaluated: tuple[Change, ...] = ()
+    mixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

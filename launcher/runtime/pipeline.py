@@ -11,6 +11,7 @@ from launcher.errors import RunError
 from launcher.parallel.live import Parallel
 from launcher.parallel.mode import evaluating
 from launcher.parallel.read import dtype_of
+from launcher.parallel.untouched import untouched
 from launcher.plan.facts import IGNORED, TensorSpec
 from launcher.plan.pieces import shortened
 from launcher.plan.plan import Plan
@@ -96,9 +97,13 @@ class Pipeline:
     def _forward(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool
     ) -> None:
-        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the micro batches, in order."""
+        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the micro batches, in order.
+
+        Nothing of it stays, as ``launcher.plan.evaluation`` has it.
+        """
         self.keep = keep
-        with evaluating(p.module for p in self.model.parts):
+        modules = [p.module for p in self.model.parts]
+        with untouched(modules, self.model.plan.restored), evaluating(modules):
             self._run(self._evaluate, inputs, targets, valid)
         if self.model.plan.output_broadcast:
             self.outputs = broadcast(self.outputs, self.model)
