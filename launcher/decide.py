@@ -16,7 +16,7 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import effects, evaluation, naming, optimizers, targets
+from launcher.plan import effects, naming, optimizers, samples
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
@@ -103,12 +103,12 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
-    found = list(targets.problems(made, target, own=isinstance(job.model, Target)))
+    found = list(samples.problems(made, target, own=isinstance(job.model, Target)))
     if made.mixed and isinstance(job.data, Target):  # of ours only the files know how many samples they hold
         from launcher.data.open import open_data
 
         held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
-        found += [p for p in [evaluation.uneven(job, made, held)] if p]
+        found += [p for p in [samples.uneven(job, made, held)] if p]
     return found
 
 

@@ -10,7 +10,6 @@ itself depends on, from one forward to the next, would make the loss hang on the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from launcher.errors import Problem
 from launcher.job.schema import Job
@@ -18,9 +17,6 @@ from launcher.job.steps import Evaluate, Export
 from launcher.plan.facts import Graph, Skeleton
 from launcher.plan.sizes import Note
 from launcher.plan.words import listed
-
-if TYPE_CHECKING:
-    from launcher.plan.plan import Plan
 
 
 def asked(job: Job) -> tuple[str, ...]:
@@ -59,16 +55,3 @@ def notes(job: Job, graph: Graph) -> list[Note]:
     them = "it is" if len(names) == 1 else "they are"
     text = f"a forward in evaluation mode changes {listed(names)}: {them} put back after each evaluation"
     return [Note("model", text)]
-
-
-def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
-    """Padding would change what modules normalize by, when the last of so many held-out samples fill no micro batch."""
-    size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
-    limits = [s.batches for s in job.steps.values() if isinstance(s, Evaluate)]
-    if "train.eval_every" in asked(job):
-        limits.append(job.train.eval_batches)
-    if not plan.mixed or all(min(held_out, held_out if n is None else n * whole) % size == 0 for n in limits):
-        return None
-    text = f"{listed(plan.mixed)} in evaluation mode too normalizes over the samples of a micro batch, and the last"
-    text += f" of {held_out} held-out samples would share theirs with padding"
-    return Problem("model", f"{text}; let it track running statistics, or hold out a multiple of {size} samples")

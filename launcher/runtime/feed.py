@@ -15,7 +15,7 @@ from torch import Tensor
 from launcher.errors import RunError
 from launcher.plan.plan import Plan
 from launcher.plan.reading import Hand
-from launcher.plan.targets import classes
+from launcher.plan.samples import classes
 from launcher.runtime.classes import check
 from launcher.runtime.hand import deal
 

@@ -1,12 +1,16 @@
-"""Whether the targets of a data set are those of a model's output: where its classes are, and how many."""
+"""Whether the samples of a data set are those that a model can be trained and evaluated on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate
+from launcher.plan.evaluation import asked
 from launcher.plan.facts import TensorSpec, class_dims
 from launcher.plan.plan import Plan
+from launcher.plan.words import listed
 
 NUMBERS = ("int64", "uint8")
 """Dtypes of class numbers, as torch's cross entropy takes them."""
@@ -59,3 +63,16 @@ def _not_last(plan: Plan, dim: int) -> Iterator[Problem]:
 
 def _said(t: TensorSpec) -> str:
     return f"{t.dtype} ({', '.join(map(str, t.shape))}{',' * (len(t.shape) == 1)})"
+
+
+def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
+    """Padding would change what modules normalize by, when the last of so many held-out samples fill no micro batch."""
+    size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
+    limits = [s.batches for s in job.steps.values() if isinstance(s, Evaluate)]
+    if "train.eval_every" in asked(job):
+        limits.append(job.train.eval_batches)
+    if not plan.mixed or all(min(held_out, held_out if n is None else n * whole) % size == 0 for n in limits):
+        return None
+    text = f"{listed(plan.mixed)} in evaluation mode too normalizes over the samples of a micro batch, and the last"
+    text += f" of {held_out} held-out samples would share theirs with padding"
+    return Problem("model", f"{text}; let it track running statistics, or hold out a multiple of {size} samples")
