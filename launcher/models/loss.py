@@ -39,8 +39,8 @@ def cross_entropy(
         raise RunError(f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}")
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     if dims[0] != output.dim() - 1:
-        return F.cross_entropy(wide, target, ignore_index=IGNORED, reduction=reduction)
-    flat, target = wide.flatten(0, -2), target.flatten()
+        return F.cross_entropy(wide, target.long(), ignore_index=IGNORED, reduction=reduction)
+    flat, target = wide.flatten(0, -2), target.flatten().long()
     if parts is None:
         return F.cross_entropy(flat, target, ignore_index=IGNORED, reduction=reduction)
     loss: Tensor = _OverParts.apply(flat, target, parts)  # type: ignore[no-untyped-call]

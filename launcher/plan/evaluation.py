@@ -14,29 +14,33 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export
-from launcher.plan.facts import Graph, Skeleton
+from launcher.plan.facts import Change, Graph, Skeleton
 from launcher.plan.sizes import Note
 from launcher.plan.words import listed
 
 
 def asked(job: Job) -> tuple[str, ...]:
     """Who evaluates."""
-    names = [
-        n for n, s in job.steps.items()
-        if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check) or s.kind == "certify"
-    ]  # fmt: skip
+    names = [n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)]
     trains = any(s.kind == "train" for s in job.steps.values())
     return (*(["train.eval_every"] if job.train.eval_every is not None and trains else []), *names)
 
 
-def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
-    """What an evaluation cannot undo, or what its loss would depend on; none where nobody evaluates."""
-    who = asked(job)
+def unsteady(skeleton: Skeleton, graph: Graph) -> tuple[str, ...]:
+    """Of what a forward in evaluation mode changes that on which the next forward's output depends."""
+    return tuple(c.name for c in _unsteady(skeleton, graph))
+
+
+def _unsteady(skeleton: Skeleton, graph: Graph) -> Iterator[Change]:
     weights = {p.name for p in skeleton.params if not p.buffer}
-    for c in graph.effects.evaluated if who else ():
-        if c.once or not (c.read or weights & {*c.names}):
-            continue
-        kind, end = ("parameter", "") if weights & {*c.names} else ("buffer", ", which its output depends on")
+    return (c for c in graph.effects.evaluated if not c.once and (c.read or weights & {*c.names}))
+
+
+def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """What the loss of an evaluation would depend on besides the weights; none where nobody evaluates."""
+    who = asked(job)
+    for c in _unsteady(skeleton, graph) if who else ():
+        kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
         text = f"in evaluation mode the forward changes the {kind} {c.name}{end}: the loss of {' and '.join(who)} would"
         text += " depend on how held-out samples are cut into batches"
         yield Problem("model", f"{text}; change it only while self.training, or evaluate nothing")
@@ -47,11 +51,14 @@ def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
             yield Problem(f"steps.{name}", f"{text} and one process would take other ones together", cure)
 
 
-def notes(job: Job, graph: Graph) -> list[Note]:
-    """What is put back."""
-    names = [c.name for c in graph.effects.evaluated] if asked(job) else []
-    if not names:
-        return []
-    them = "it is" if len(names) == 1 else "they are"
-    text = f"a forward in evaluation mode changes {listed(names)}: {them} put back after each evaluation"
-    return [Note("model", text)]
+def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+    """What is put back, and what is not evaluated."""
+    out, drifting = [], unsteady(skeleton, graph)
+    if drifting and any(s.kind == "certify" for s in job.steps.values()):
+        text = f"a forward in evaluation mode changes {listed(drifting)}: the certificate leaves the validation out"
+        out.append(Note("model", text))
+    if (names := [c.name for c in graph.effects.evaluated]) and asked(job):
+        them = "it is" if len(names) == 1 else "they are"
+        text = f"a forward in evaluation mode changes {listed(names)}: {them} put back after each evaluation"
+        out.append(Note("model", text))
+    return out

@@ -59,8 +59,8 @@ class Plan:
     ``output`` is what a rank has of the model's output.
     ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
     ``optimizer``: of a class of the user's own, what it was seen to do.
-    ``restored``: parameters and buffers that a forward in evaluation mode changes, under all their names; ``mixed``:
-    modules that then normalize over the samples of a micro batch.
+    ``restored``: parameters and buffers that a forward in evaluation mode changes, under all their names; ``unsteady``:
+    those of them that its output depends on; ``mixed``: modules that then normalize over the samples of a micro batch.
     """
 
     name: str
@@ -99,6 +99,7 @@ class Plan:
     loss_repeats: int
     optimizer: Traits | None
     restored: tuple[str, ...]
+    unsteady: tuple[str, ...]
     mixed: tuple[str, ...]
 
     def held(self, pp: int) -> tuple[Stage, ...]:
@@ -195,9 +196,10 @@ def plan(
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
-        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, graph, deferred, kept)),
+        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, skeleton, graph, deferred, kept)),
         optimizer=traits,
         restored=tuple(n for c in graph.effects.evaluated for n in c.names),
+        unsteady=evaluation.unsteady(skeleton, graph),
         mixed=graph.effects.mixed,
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
@@ -221,8 +223,9 @@ def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setti
 
 
 def _late(
-    job: Job, sz: Sizes, params: tuple[Placed, ...], graph: Graph, deferred: Note | None, changed: frozenset[str]
-) -> list[Note]:
+    job: Job, sz: Sizes, params: tuple[Placed, ...], skeleton: Skeleton, graph: Graph, deferred: Note | None,
+    changed: frozenset[str],
+) -> list[Note]:  # fmt: skip
     """What the finished plan has to say."""
     why = [*([deferred] if deferred else []), *effects.notes(params, sz, changed)]
     sharded = _sharding_notes(params, sz, job.parallel.hsdp)
@@ -230,7 +233,7 @@ def _late(
         *why,
         *sharded,
         *looking(graph, params),
-        *evaluation.notes(job, graph),
+        *evaluation.notes(job, skeleton, graph),
         *fit.idle(job, sz.steps),
         *reduced.notes(job, sz),
     ]

@@ -191,14 +191,17 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
 
 
 def _validate(live: Session, judge: Judge | None) -> None:
-    """On held-out samples that do not fill their last batch; nor a micro batch, where padding may not matter."""
+    """On held-out samples that do not fill their last batch; nor a micro batch, where padding may not matter.
+
+    Not of a model whose output depends on what an evaluation before it has changed: no two ways to cut it agree.
+    """
     feed, sizes = live.feed, live.plan.sizes
 
     def some(samples: Samples) -> Samples:
         held = held_out(samples, sizes.global_batch)
         return First(samples, len(held) - len(held) % sizes.micro_batch) if live.plan.mixed else held
 
-    if len(some(feed.val)):
+    if len(some(feed.val)) and not live.plan.unsteady:
         live.feed = replace(feed, val=some(feed.val))
         loss = loop.validate(live, None)
         live.feed = feed
