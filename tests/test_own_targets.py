@@ -180,3 +180,34 @@ def test_bytes_are_class_numbers_as_in_torch(tmp_path):
     want = F.cross_entropy(plain(j, plan)(data.x), data.y.long()).item()
     for _, loss, _ in on_ranks(plan.sizes.grid.size, rank_trains, j, plan, tmp_path):
         assert abs(loss - want) <= 1e-12
+
+
+LATER = {
+    "another number of targets": (
+        {"later": 1},
+        "step 1: the data was asked for 8 training samples and returned 9, in a tensor of shape (9, 6, 5); "
+        "return one for each index, in their order",
+    ),
+    "inputs of another shape": (
+        {"shape": [3, 6, 4], "target": [6, 4]},
+        "the data returned inputs of shape (3, 6, 4) a sample where (3, 6, 5) was planned, that of the first one; "
+        "all samples must have one shape",
+    ),
+    "targets of another shape": (
+        {"target": [5, 6]},
+        "targets of shape (4, 5, 6) do not fit an output of shape (4, 4, 6, 5)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_samples_that_turn_out_otherwise_end_the_run_with_what_was_planned(case, tmp_path):
+    """What the plan was shown are the first samples only."""
+    changes, text = LATER[case]
+    layout = {"pipeline": {"stages": 2, "micro_batch_num": 2}}
+    planned, found = (images("pp2", 4, **more) for more in ({}, changes))
+    planned, found = (j.model_copy(update={"parallel": job(parallel=layout).parallel}) for j in (planned, found))
+    plan = plan_job(planned)
+    with pytest.raises(RanksFailed) as failed:
+        on_ranks(2, rank_steps, found, plan, tmp_path)
+    assert (failed.value.fault.told, failed.value.fault.message) == (True, text)

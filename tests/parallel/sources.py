@@ -59,13 +59,17 @@ class Holed(Source):
 
 
 class Labelled(Source):
-    """Floats of ``shape``, with targets below ``classes`` of the shape ``target``; ``wrong``: that of sample 5."""
+    """Floats of ``shape``, with targets below ``classes`` of the shape ``target``; ``wrong``: that of sample 5.
+
+    ``more`` targets than were asked for; ``later``: only where those of a batch are.
+    """
 
     def __init__(
         self, shape: list[int], target: list[int], classes: int, split: str, samples: int = 24, held_out: int = 13,
-        dtype: str = "int64", more: int = 0, wrong: int | None = None, holes: float = 0.0, other: str | None = None,
+        dtype: str = "int64", more: int = 0, later: int = 0, wrong: int | None = None, holes: float = 0.0,
+        other: str | None = None,
     ) -> None:  # fmt: skip
-        self.n, self.shape, self.more = samples if split == "train" else held_out, shape, more
+        self.n, self.shape, self.more, self.later = samples if split == "train" else held_out, shape, more, later
         g = torch.Generator().manual_seed(1 if split == "train" else 2)
         self.x = torch.randn((self.n, *shape), generator=g, dtype=torch.float64)
         y = torch.randint(0, classes, (self.n, *target), generator=g)
@@ -81,4 +85,5 @@ class Labelled(Source):
         return (self.x[torch.from_numpy(indices)],)
 
     def targets(self, indices: Indices) -> Tensor:
-        return torch.cat([self.y[torch.from_numpy(indices)], self.y[: self.more]])
+        more = self.more + (self.later if len(indices) > 2 else 0)
+        return torch.cat([self.y[torch.from_numpy(indices)], self.y[:more]])
