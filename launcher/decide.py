@@ -16,7 +16,7 @@ from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import effects, naming, optimizers
+from launcher.plan import effects, naming, optimizers, samples
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.operators import Flow, resolve, splits, uncalled
 from launcher.plan.pieces import Pieces, grain
@@ -95,7 +95,22 @@ def plan_job(job: Job) -> Plan:
             job, asked, _read(job), coarse, traits, [_unopened(coarse or (), fine or (), error.problems[0])]
         )
     fits(job, made)
+    refuse(_mismatched(job, made))
     return made
+
+
+def _mismatched(job: Job, made: Plan) -> list[Problem]:
+    """Targets that are not those of what the model returns, and samples that cannot be evaluated as they are."""
+    from launcher.data.spec import target_spec
+
+    target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
+    found = list(samples.problems(made, target, own=isinstance(job.model, Target)))
+    if made.mixed and isinstance(job.data, Target):  # of ours only the files know how many samples they hold
+        from launcher.data.open import open_data
+
+        held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
+        found += [p for p in [samples.uneven(job, made, held)] if p]
+    return found
 
 
 def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:

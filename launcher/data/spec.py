@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from launcher.data.resolve import resolve
+from launcher.errors import Problem, RequestError
 from launcher.job.models import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
 from launcher.plan.facts import TensorSpec
+
+if TYPE_CHECKING:
+    from launcher.data.source import Source
 
 
 def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:
@@ -43,14 +49,40 @@ def classes(settings: Data) -> int | None:
 
 
 def _sampled(settings: Target, batch: int, allow: tuple[str, ...]) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
-    import numpy as np
-
     from launcher.data.open import open_data
 
-    source = open_data(settings, seed=0, allow=allow).train
-    first = np.zeros(1, np.int64)
-    *inputs, target = (
-        TensorSpec((batch, *t.shape[1:]), str(t.dtype).removeprefix("torch."))
-        for t in (*source.inputs(first), source.targets(first))
-    )
-    return tuple(inputs), target
+    opened = open_data(settings, seed=0, allow=allow)
+    inputs, target = _first(opened.train, settings.target, batch)
+    if len(opened.val) and (held := _first(opened.val, settings.target, batch)) != (inputs, target):
+        text = f"{settings.target}: samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"
+        raise RequestError((Problem("data", f"{text}; the model is planned for one kind of samples"),))
+    return inputs, target
+
+
+SOME = 2
+"""Samples that a class of the user's own is asked for, to see which dim is that of samples."""
+
+
+def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
+    """What it yields for its first samples, as if they were ``batch``. Raises ``RequestError``."""
+    import numpy as np
+    from torch import Tensor
+
+    n = min(SOME, max(1, len(source)))
+    inputs, target = source.inputs(np.arange(n)), source.targets(np.arange(n))
+    if not isinstance(inputs, tuple | list):
+        text = f"inputs() returns {type(inputs).__name__}; return a tuple, of one tensor for each input of the model"
+        raise RequestError((Problem("data", f"{name}: {text}"),))
+    for what, t in (*(("inputs", t) for t in inputs), ("targets", target)):
+        if not isinstance(t, Tensor):
+            text = f"{what}() returns {type(t).__name__} where a tensor was expected"
+            raise RequestError((Problem("data", f"{name}: {text}"),))
+        if t.shape[:1] != (n,):
+            text = f"{what}() of {n} indices returns a tensor of shape {tuple(t.shape)}; dim 0 is that of the samples"
+            raise RequestError((Problem("data", f"{name}: {text}: return one for each index, in their order"),))
+    specs = [TensorSpec((batch, *t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in (*inputs, target)]
+    return tuple(specs[:-1]), specs[-1]
+
+
+def _said(inputs: tuple[TensorSpec, ...], target: TensorSpec) -> str:
+    return " -> ".join((", ".join(f"{t.dtype} {t.shape[1:]}" for t in inputs), f"{target.dtype} {target.shape[1:]}"))

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
-from launcher.plan.facts import IGNORED
+from launcher.errors import RunError
+from launcher.plan.facts import IGNORED, class_dims
 
 
 class Parts(Protocol):
@@ -26,13 +27,20 @@ class Parts(Protocol):
 def cross_entropy(
     output: Tensor, target: Tensor, parts: Parts | None = None, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
-    """Mean or sum over all positions that count, in nats: logits (..., classes) against class numbers (...).
+    """Mean or sum over all positions that count, in nats: logits (samples, ..., classes) against class numbers
+    (samples, ...), or as torch has it (samples, classes, ...); where both fit, the first.
 
     Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has this
     rank's classes only, and every rank gets the whole loss. Where nothing counts, the sum and its gradients are zero.
+    Raises ``RunError`` for targets of another shape.
     """
-    wide = torch.promote_types(output.dtype, torch.float32)
-    flat, target = output.flatten(0, -2).to(wide), target.flatten()
+    dims = class_dims(output.shape, target.shape)
+    if not dims or (parts is not None and dims[0] != output.dim() - 1):
+        raise RunError(f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}")
+    wide = output.to(torch.promote_types(output.dtype, torch.float32))
+    if dims[0] != output.dim() - 1:
+        return F.cross_entropy(wide, target.long(), ignore_index=IGNORED, reduction=reduction)
+    flat, target = wide.flatten(0, -2), target.flatten().long()
     if parts is None:
         return F.cross_entropy(flat, target, ignore_index=IGNORED, reduction=reduction)
     loss: Tensor = _OverParts.apply(flat, target, parts)  # type: ignore[no-untyped-call]

@@ -23,12 +23,20 @@ STATISTICS = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_batch
 """They change the running mean and variance, their arguments 3 and 4, without saying so."""
 
 
+ONCE = "embedding_renorm_"
+"""To do it twice is to do it once."""
+
+
 @dataclass
 class _Seen:
-    """What happened to one tensor. ``said``: an operation told autograd, or went around it, but not BatchNorm's."""
+    """What happened to one tensor. ``said``: an operation told autograd, or went around it, but not BatchNorm's.
+
+    ``once``: nothing else than ``ONCE``.
+    """
 
     labels: Labels = NONE
     said: bool = False
+    once: bool = True
     at: dict[str, None] = field(default_factory=dict)
 
 
@@ -41,6 +49,7 @@ class Effects(Dispatch):
         self.sparse: dict[str, None] = {}
         self.reads: dict[str, None] = {}
         self.foreign: dict[tuple[int, ...], None] = {}
+        self.mixed: dict[str, None] = {}
         self._ids: dict[int, str] = {}
         self._made: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
@@ -59,10 +68,10 @@ class Effects(Dispatch):
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
         seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
-        sparse, reads, foreign = dict(self.sparse), dict(self.reads), dict(self.foreign)
+        sparse, reads, foreign, mixed = dict(self.sparse), dict(self.reads), dict(self.foreign), dict(self.mixed)
 
         def back() -> None:
-            self._seen, self.sparse, self.reads, self.foreign = seen, sparse, reads, foreign
+            self._seen, self.sparse, self.reads, self.foreign, self.mixed = seen, sparse, reads, foreign, mixed
 
         return back
 
@@ -102,13 +111,15 @@ class Effects(Dispatch):
                 self._add(t, labels)
         for at, name in written:
             for t in _tensors((args[at] if at < len(args) else kwargs.get(name),)):
-                self._write(t, labels, said=True)
+                self._write(t, labels, said=True, once=packet == ONCE)
         if sparse is not None and (args[sparse] if sparse < len(args) else kwargs.get("sparse")):
             self.sparse[self._names.get(_key(args[0]), self.running())] = None
         return out
 
     def _statistics(self, args: Any, out: Any) -> None:
         training = args[5] if isinstance(args[5], bool) else True
+        if training and len(args[0]) > 1:  # instance norm has its samples among the channels
+            self.mixed[self.running()] = None
         labels = self._of(_tensors(args[: 3 if training else 5]))
         for t in _tensors((out,)):
             self._add(t, labels)
@@ -141,12 +152,13 @@ class Effects(Dispatch):
         if t.layout is torch.strided:
             self._labels[_key(t)] = weakref.ref(t.untyped_storage()), labels | self._of((t,))
 
-    def _write(self, t: Tensor, labels: Labels, said: bool) -> None:
+    def _write(self, t: Tensor, labels: Labels, said: bool, once: bool = False) -> None:
         self._add(t, labels)
         if (name := self._names.get(_key(t))) is not None:
             seen = self._seen.setdefault(name, _Seen())
             seen.labels |= labels
             seen.said |= said
+            seen.once &= once
             seen.at[self.running()] = None
 
     def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
@@ -156,11 +168,12 @@ class Effects(Dispatch):
             if isinstance(now, Tensor) and now.layout is torch.strided and _key(now) != _key(t):
                 seen = self._seen.setdefault(name, _Seen())
                 seen.labels |= self._of((now,))
+                seen.once = False
                 seen.at[path] = None
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
         return tuple(
-            Change(tuple(self._also[n]), DATA in s.labels, n in reached, s.said and n in needed, tuple(s.at))
+            Change(tuple(self._also[n]), DATA in s.labels, n in reached, s.said and n in needed, tuple(s.at), s.once)
             for n, s in self._seen.items()
         )
 

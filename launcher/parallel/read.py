@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from launcher.parallel.cost import Meter
 from launcher.parallel.dependence import memory, trained
 from launcher.parallel.hooks import hooks
 from launcher.parallel.mode import default_dtype as default_dtype
+from launcher.parallel.mode import evaluating
 from launcher.parallel.structure import Named
 from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, said, trace
 from launcher.parallel.watch import Watch, watching
@@ -112,8 +114,7 @@ def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
-    (end,) = tracer.graph.find_nodes(op="output")
-    out, watched, scales = [], _watched(tracer.watch, known, tracer.values[end], tracer.meter), Scales()
+    out, watched, scales = [], _watched(tracer.watch, known, _returned(tracer), tracer.meter), Scales()
     spaces = memory(tracer)
     gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
@@ -131,7 +132,18 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
             n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
             at.reads, at.lies, at.writes, gradients[n], said(n),
         ))  # fmt: skip
-    return Graph(tuple(out), **watched)
+    other = tracer.evaluation
+    return _evaluated(Graph(tuple(out), **watched), _effects(other.watch, _returned(other), other.meter))
+
+
+def _returned(tracer: Tracer) -> Any:
+    (end,) = tracer.graph.find_nodes(op="output")
+    return tracer.values[end]
+
+
+def _evaluated(graph: Graph, other: Effects) -> Graph:
+    """``graph``, with what a forward in evaluation mode was seen to do."""
+    return replace(graph, effects=replace(graph.effects, evaluated=other.changes, mixed=other.mixed))
 
 
 def _loaded(known: Skeleton) -> tuple[str, ...]:
@@ -153,16 +165,21 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
         "fills": tuple(m for m in ("", *known.modules) if m in watch.fills),
         "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
-        "effects": Effects(
-            watch.effects.changes(output, meter.kept),
-            tuple(dict.fromkeys(watch.taken)),
-            tuple(watch.effects.sparse),
-            meter.disagree,
-            tuple(watch.effects.reads),
-            tuple(watch.effects.foreign),
-            tuple(watch.grads),
-        ),
+        "effects": _effects(watch, output, meter),
     }
+
+
+def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
+    return Effects(
+        watch.effects.changes(output, meter.kept),
+        tuple(dict.fromkeys(watch.taken)),
+        tuple(watch.effects.sparse),
+        meter.disagree,
+        tuple(watch.effects.reads),
+        tuple(watch.effects.foreign),
+        tuple(watch.grads),
+        mixed=tuple(watch.effects.mixed),
+    )
 
 
 def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
@@ -180,11 +197,22 @@ def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
-    """The model as a single node, for one stage: any Python goes.
+    """The model as a single node, for one stage: any Python goes."""
+    known = skeleton(model)
+    made = _whole(model, known, inputs)
+    with evaluating([model]):
+        try:
+            other = _whole(model, known, inputs).effects
+        except RequestError:  # it is not made for that; who asks for it will hear from it
+            other = Effects()
+    return _evaluated(made, other)
+
+
+def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> Graph:
+    """In the mode that ``model`` is in.
 
     One that looks at data is traced, for code may look only where it runs, or else run on zeros in memory, all of it.
     """
-    known = skeleton(model)
     try:
         return _single(model, known, inputs, lambda model, xs, meter, watch: model(*xs))
     except RequestError as error:
@@ -194,8 +222,7 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
         traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known))
     except RequestError:
         return _single(model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch))
-    (end,) = traced.graph.find_nodes(op="output")
-    return _node(known, inputs, traced.values[end], traced.meter, traced.watch)
+    return _node(known, inputs, _returned(traced), traced.meter, traced.watch)
 
 
 def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]) -> Graph:

@@ -37,9 +37,11 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
+    ``evaluation``: the same in evaluation mode.
     """
 
     watch: Watch
+    evaluation: Tracer
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
         super().__init__(root, {id(m): n for n, m in reversed([*root.named_modules()]) if n in leaves})
@@ -259,7 +261,7 @@ def trace(
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     with evaluating([model]):
-        other = _follow(model, leaves, inputs)
+        tracer.evaluation = other = _follow(model, leaves, inputs)
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
     if text := same(tracer.graph, other.graph):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,6 +26,22 @@ COMPUTE = DTYPE | {"bf16": "bfloat16", "fp16": "float16"}
 
 IGNORED = -100
 """A target that counts for nothing, as in torch."""
+
+
+def class_dims(output: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
+    """The dims that an output may have its classes on, for targets of this shape; best first, none where it fits not.
+
+    >>> class_dims((8, 10), (8,)), class_dims((8, 16, 100), (8, 16)), class_dims((8, 4, 6, 5), (8, 6, 5))
+    ((1,), (2,), (1,))
+
+    A square could be read both ways:
+
+    >>> class_dims((8, 5, 5), (8, 5)), class_dims((8, 16, 100), (8,))
+    ((2, 1), ())
+    """
+    last = len(output) - 1
+    dims = (last,) if last <= 1 else (last, 1)
+    return tuple(d for d in dims if d > 0 and (*output[:d], *output[d + 1 :]) == tuple(target))
 
 
 @dataclass(frozen=True)
@@ -144,7 +161,8 @@ class Change:
     """A parameter or buffer, under all its ``names``, that a forward changes while the modules ``at`` run.
 
     ``by_data``: into something that depends on the inputs or on random numbers. ``read``: the output depends on what it
-    was before. ``kept``: it is changed where it lies, and a backward needs what was there.
+    was before. ``kept``: it is changed where it lies, and a backward needs what was there. ``once``: to change it twice
+    is to change it once, as with an embedding's ``max_norm``.
     """
 
     names: tuple[str, ...]
@@ -152,6 +170,7 @@ class Change:
     read: bool
     kept: bool
     at: tuple[str, ...]
+    once: bool = False
 
     @property
     def name(self) -> str:
@@ -177,7 +196,8 @@ class Effects:
     ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes that take
     one only, as the model is without ``train.precision`` of less bits. ``reads``: buffers as the constructor left them;
     ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made there. ``grads``: modules that
-    look at the gradient that a backward has left on a parameter.
+    look at the gradient that a backward has left on a parameter. ``evaluated``: what a forward in evaluation mode
+    changes; ``mixed``: the modules that then normalize over the samples of their batch.
     """
 
     changes: tuple[Change, ...] = ()
@@ -187,6 +207,8 @@ class Effects:
     reads: tuple[str, ...] = ()
     foreign: tuple[tuple[int, ...], ...] = ()
     grads: tuple[str, ...] = ()
+    evaluated: tuple[Change, ...] = ()
+    mixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
 from launcher.plan import (
     effects,
+    evaluation,
     fit,
     legal,
     naming,
@@ -58,6 +59,8 @@ class Plan:
     ``output`` is what a rank has of the model's output.
     ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
     ``optimizer``: of a class of the user's own, what it was seen to do.
+    ``restored``: parameters and buffers that a forward in evaluation mode changes, under all their names; ``unsteady``:
+    those of them that its output depends on; ``mixed``: modules that then normalize over the samples of a micro batch.
     """
 
     name: str
@@ -95,6 +98,9 @@ class Plan:
     reading: Reading
     loss_repeats: int
     optimizer: Traits | None
+    restored: tuple[str, ...]
+    unsteady: tuple[str, ...]
+    mixed: tuple[str, ...]
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
@@ -190,8 +196,11 @@ def plan(
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
-        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, graph, deferred, kept)),
+        notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, skeleton, graph, deferred, kept)),
         optimizer=traits,
+        restored=tuple(n for c in graph.effects.evaluated for n in c.names),
+        unsteady=evaluation.unsteady(skeleton, graph),
+        mixed=graph.effects.mixed,
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
@@ -205,6 +214,7 @@ def _misled(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph, trai
     yield from transport.problems(job, at.params)
     yield from effects.refused(at, skeleton, graph)
     yield from optimizers.problems(job, traits, at.params, at.sizes, graph)
+    yield from evaluation.problems(job, skeleton, graph)
 
 
 def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setting, ...]:
@@ -213,12 +223,20 @@ def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setti
 
 
 def _late(
-    job: Job, sz: Sizes, params: tuple[Placed, ...], graph: Graph, deferred: Note | None, changed: frozenset[str]
-) -> list[Note]:
+    job: Job, sz: Sizes, params: tuple[Placed, ...], skeleton: Skeleton, graph: Graph, deferred: Note | None,
+    changed: frozenset[str],
+) -> list[Note]:  # fmt: skip
     """What the finished plan has to say."""
     why = [*([deferred] if deferred else []), *effects.notes(params, sz, changed)]
     sharded = _sharding_notes(params, sz, job.parallel.hsdp)
-    return [*why, *sharded, *looking(graph, params), *fit.idle(job, sz.steps), *reduced.notes(job, sz)]
+    return [
+        *why,
+        *sharded,
+        *looking(graph, params),
+        *evaluation.notes(job, skeleton, graph),
+        *fit.idle(job, sz.steps),
+        *reduced.notes(job, sz),
+    ]
 
 
 def _cut(
@@ -273,11 +291,11 @@ def _as_asked(config: dict[str, int], called: list[str], glued: set[str], skelet
 
 def _output(graph: Graph) -> list[Problem]:
     last = graph.nodes[-1]
-    if last.out is not None:
+    if last.out is not None and not last.packed:
         return []
-    return [
-        Problem("model", "its forward returns something that is no tensor or tuple of tensors, which no loss can take")
-    ]
+    what = "something that is no tensor" if last.out is None else f"a tuple of {many(len(last.out), 'tensor')}"
+    cure = "return the logits alone, those of a dict or an object by their name, as in out.logits"
+    return [Problem("model", f"its forward returns {what}, and the loss takes one tensor; {cure}")]
 
 
 FLOPS_A_BYTE = 16

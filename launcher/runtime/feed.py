@@ -12,8 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from launcher.errors import RunError
 from launcher.plan.plan import Plan
 from launcher.plan.reading import Hand
+from launcher.plan.samples import classes
+from launcher.runtime.classes import check
 from launcher.runtime.hand import deal
 
 Indices = npt.NDArray[np.int64]
@@ -62,7 +65,7 @@ class Feed:
         """This rank's samples of optimizer step ``step`` (0-based)."""
         n = len(self.train) if self.limit is None else min(self.limit, len(self.train))
         indices = self.order(step, self.plan.sizes.global_batch, n)
-        return self._read(self.train, indices, self.plan.sizes.local_batch)
+        return self._read(self.train, indices, self.plan.sizes.local_batch, f"step {step + 1}")
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
         """Every held-out sample once, in order, in batches of the training shape; the last is padded by repetition."""
@@ -71,23 +74,31 @@ class Feed:
         for b in range(count):
             indices = np.arange(b * size, (b + 1) * size)
             valid = int((indices[self._mine] < n).sum())
-            yield self._read(self.val, np.minimum(indices, n - 1), valid)
+            yield self._read(self.val, np.minimum(indices, n - 1), valid, "validation")
 
     @property
     def _mine(self) -> slice:
         n = self.plan.sizes.local_batch
         return slice(self.part * n, (self.part + 1) * n)
 
-    def _read(self, source: Samples, indices: Indices, valid: int) -> Batch:
+    def _read(self, source: Samples, indices: Indices, valid: int, where: str) -> Batch:
         """``indices`` are the global batch's; a part of them is read, and of that a slice kept."""
         sizes = self.plan.sizes
         size = sizes.global_batch // self.plan.reading.parts
         start = self._mine.start // size * size
         read, keep = indices[start : start + size], slice(self._mine.start - start, self._mine.stop - start)
+        split = "training" if source is self.train else "held-out"
         for_inputs, for_targets = self._hands
-        inputs = deal(for_inputs, lambda: tuple(t[keep] for t in source.inputs(read)))
-        targets = deal(for_targets, lambda: (source.targets(read)[keep],))
+        inputs = deal(for_inputs, lambda: tuple(_each(t, read, where, split)[keep] for t in source.inputs(read)))
+        targets = deal(for_targets, lambda: (self._targets(source, read, where, split)[keep],))
         return Batch(tuple(map(self._move, inputs)), self._move(*targets) if targets else None, valid)
+
+    def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
+        """Checked by who reads them, still on the CPU: nobody has to wait for a GPU to know."""
+        targets = _each(source.targets(read), read, where, split)
+        if (n := classes(self.plan, targets.shape)) is not None:
+            check(targets, read, n, where, split)
+        return targets
 
     @cached_property
     def _hands(self) -> tuple[Hand, Hand]:
@@ -95,3 +106,11 @@ class Feed:
 
     def _move(self, t: Tensor) -> Tensor:
         return t.to(self.device, self.floating if t.is_floating_point() else t.dtype)
+
+
+def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:
+    """``t`` itself, one for each index. Raises ``RunError``."""
+    if len(t) != len(read):
+        text = f"{where}: the data was asked for {len(read)} {split} samples and returned {len(t)}"
+        raise RunError(f"{text}, in a tensor of shape {tuple(t.shape)}; return one for each index, in their order")
+    return t

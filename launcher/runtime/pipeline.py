@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
+from launcher.errors import RunError
 from launcher.parallel.live import Parallel
 from launcher.parallel.mode import evaluating
 from launcher.parallel.read import dtype_of
+from launcher.parallel.untouched import untouched
 from launcher.plan.facts import IGNORED, TensorSpec
 from launcher.plan.pieces import shortened
 from launcher.plan.plan import Plan
@@ -95,9 +97,13 @@ class Pipeline:
     def _forward(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool
     ) -> None:
-        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the micro batches, in order."""
+        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the micro batches, in order.
+
+        Nothing of it stays, as ``launcher.plan.evaluation`` has it.
+        """
         self.keep = keep
-        with evaluating(p.module for p in self.model.parts):
+        modules = [p.module for p in self.model.parts]
+        with untouched(modules, self.model.plan.restored), evaluating(modules):
             self._run(self._evaluate, inputs, targets, valid)
         if self.model.plan.output_broadcast:
             self.outputs = broadcast(self.outputs, self.model)
@@ -113,6 +119,10 @@ class Pipeline:
         size, micros = self.model.plan.sizes.micro_batch, self.model.plan.sizes.micros
         sizes = {len(t) for t in (*(inputs if self.first else ()), *([] if targets is None else [targets]))}
         assert sizes <= {size * micros}, f"{sizes} samples, planned {size * micros}: torch would not notice"
+        for got, planned in zip(inputs, self.model.plan.inputs, strict=True) if self.first else ():
+            if got.shape[1:] != planned.shape[1:]:
+                text = f"the data returned inputs of shape {tuple(got.shape[1:])} a sample where {planned.shape[1:]}"
+                raise RunError(f"{text} was planned, that of the first one; all samples must have one shape")
         self.raw, self.outputs, self.targets = [], [], []
         if targets is not None:
             self.targets = _cut(targets, size, pieces)

@@ -25,7 +25,7 @@ from launcher.runtime.world import World
 from launcher.steps import session, train
 from launcher.steps.certificate import Certificate, as_json, verdict
 from launcher.steps.judge import Judge
-from launcher.steps.oracle.samples import Narrow, Samples, held_out
+from launcher.steps.oracle.samples import First, Narrow, Samples, held_out
 from launcher.steps.pieces import Piece, gathered, pieces
 
 FILE = "certificate.json"
@@ -191,13 +191,17 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
 
 
 def _validate(live: Session, judge: Judge | None) -> None:
-    """On held-out samples that do not fill their last batch."""
-    feed, batch = live.feed, live.plan.sizes.global_batch
+    """On held-out samples that do not fill their last batch; nor a micro batch, where padding may not matter.
+
+    Not of a model whose output depends on what an evaluation before it has changed: no two ways to cut it agree.
+    """
+    feed, sizes = live.feed, live.plan.sizes
 
     def some(samples: Samples) -> Samples:
-        return held_out(samples, batch)
+        held = held_out(samples, sizes.global_batch)
+        return First(samples, len(held) - len(held) % sizes.micro_batch) if live.plan.mixed else held
 
-    if len(some(feed.val)):
+    if len(some(feed.val)) and not live.plan.unsteady:
         live.feed = replace(feed, val=some(feed.val))
         loss = loop.validate(live, None)
         live.feed = feed

@@ -10,8 +10,9 @@ from launcher.job.steps import Evaluate
 from launcher.models.loss import cross_entropy
 from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import dtype_of
-from launcher.plan.facts import COMPUTE, IGNORED
+from launcher.plan.facts import COMPUTE, IGNORED, class_dims
 from launcher.runtime import loop
+from launcher.runtime.classes import check
 from launcher.runtime.session import Session
 
 
@@ -42,6 +43,9 @@ def alone(model: torch.nn.Module, job: Job, batches: int | None) -> float:
         indices = torch.arange(start, min(start + piece, n)).numpy()
         xs = tuple(x.to(dtype) if x.is_floating_point() else x for x in val.inputs(indices))
         y = val.targets(indices)
-        total += cross_entropy(model(*xs).double(), y, reduction="sum")  # as the run does
+        output = model(*xs)
+        if dims := class_dims(output.shape, y.shape):
+            check(y, indices, output.shape[dims[0]], "validation", "held-out")
+        total += cross_entropy(output.double(), y, reduction="sum")  # as the run does
         counted += int((y != IGNORED).sum())
     return float(total / counted)

@@ -22,6 +22,7 @@ from launcher.parallel import init, mesh, norm
 from launcher.parallel.live import Parallel, parallelize
 from launcher.parallel.own import watch
 from launcher.parallel.read import dtype_of
+from launcher.plan import samples
 from launcher.plan.plan import Plan
 from launcher.plan.saving import Trust, trust
 from launcher.runtime.feed import Feed
@@ -42,6 +43,8 @@ def build(world: World, job: Job, plan: Plan, folder: Path, data: Dataset | None
     model = parallelize(meta, plan, meshes, specs, whole, device)
     pipeline = Pipeline(model, specs, cross_entropy, device)
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
+    if uneven := samples.uneven(job, plan, len(data.val)):
+        raise RunError(str(uneven))
     feed = Feed(
         data.train, data.val, partial(batch_indices, job.seed), plan, world.rank,
         device, dtype_of(plan.dtypes.compute), job.debug.overfit,

@@ -290,7 +290,7 @@ class Views(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(4, 4), nn.Linear(6, 3)
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(4, 4), nn.Linear(6, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.a(x).transpose(1, 2)

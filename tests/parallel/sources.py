@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,10 +13,13 @@ from launcher.data.source import Source
 
 
 class Shapes(Source):
-    """One input a shape: ``[3, 8, 8]`` are floats, ``["int64", 8]`` tokens below 8. Targets are class 0 or 1."""
+    """One input a shape: ``[3, 8, 8]`` are floats, ``["int64", 8]`` tokens below 8.
 
-    def __init__(self, shapes: list[list[Any]], split: str, samples: int = 32) -> None:
-        self.shapes, self.split, self.samples = shapes, split, samples
+    Targets are class 0 or 1, at each of so many positions: ``[]`` one a sample.
+    """
+
+    def __init__(self, shapes: list[list[Any]], split: str, samples: int = 32, target: Sequence[int] = ()) -> None:
+        self.shapes, self.split, self.samples, self.target = shapes, split, samples, tuple(target)
 
     def __len__(self) -> int:
         return self.samples
@@ -24,7 +28,8 @@ class Shapes(Source):
         return tuple(torch.stack([self._one(s, int(i)) for i in indices]) for s in self.shapes)
 
     def targets(self, indices: Indices) -> Tensor:
-        return torch.from_numpy(indices % 2)
+        y = torch.from_numpy(indices % 2)
+        return y.view(-1, *(1 for _ in self.target)).expand(-1, *self.target).contiguous()
 
     def _one(self, shape: list[Any], index: int) -> Tensor:
         g = torch.Generator().manual_seed(index)
@@ -51,3 +56,34 @@ class Holed(Source):
 
     def targets(self, indices: Indices) -> Tensor:
         return self.following[torch.from_numpy(indices)]
+
+
+class Labelled(Source):
+    """Floats of ``shape``, with targets below ``classes`` of the shape ``target``; ``wrong``: that of sample 5.
+
+    ``more`` targets than were asked for; ``later``: only where those of a batch are.
+    """
+
+    def __init__(
+        self, shape: list[int], target: list[int], classes: int, split: str, samples: int = 24, held_out: int = 13,
+        dtype: str = "int64", more: int = 0, later: int = 0, wrong: int | None = None, holes: float = 0.0,
+        other: str | None = None,
+    ) -> None:  # fmt: skip
+        self.n, self.shape, self.more, self.later = samples if split == "train" else held_out, shape, more, later
+        g = torch.Generator().manual_seed(1 if split == "train" else 2)
+        self.x = torch.randn((self.n, *shape), generator=g, dtype=torch.float64)
+        y = torch.randint(0, classes, (self.n, *target), generator=g)
+        y[torch.rand(y.shape, generator=g) < holes] = -100
+        if wrong is not None:
+            y[5].view(-1)[-1] = wrong
+        self.y = y.to(getattr(torch, other if other is not None and split == "val" else dtype))
+
+    def __len__(self) -> int:
+        return self.n
+
+    def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
+        return (self.x[torch.from_numpy(indices)],)
+
+    def targets(self, indices: Indices) -> Tensor:
+        more = self.more + (self.later if len(indices) > 2 else 0)
+        return torch.cat([self.y[torch.from_numpy(indices)], self.y[:more]])

@@ -57,13 +57,26 @@ def own(net: str, *shapes: list[Any], stages: Mapping[str, Any] | int, **changes
     """
     count = stages if isinstance(stages, int) else max(flatten(stages).values()) + 1
     pipeline: dict[str, Any] = {"stages": count} | ({} if isinstance(stages, int) else {"stage_config": dict(stages)})
+    model = changes.get("model", {"_target_": f"tests.parallel.{net}"})
+    data = {"_target_": "tests.parallel.sources.Shapes", "shapes": [list(s) for s in shapes]}
     return job(**{
-        "model": {"_target_": f"tests.parallel.{net}"},
-        "data": {"_target_": "tests.parallel.sources.Shapes", "shapes": [list(s) for s in shapes]},
+        "model": model,
+        "data": data | {"target": _positions(model, data["shapes"])},
         "security__allow": ("tests",),
         "train__batch_size": 12,
         "parallel": {"pipeline": pipeline},
     } | changes)  # fmt: skip
+
+
+def _positions(model: dict[str, Any], shapes: Any) -> list[int]:
+    """The shape of the targets of one sample, of a ``model`` whose logits end in its classes; none where it looks."""
+    try:
+        with torch.device("meta"), torch.no_grad():
+            made = builder(job(model=dict(model), security__allow=("tests",)))()
+            xs = [torch.empty(1, *s[1:], dtype=torch.int64) if s[0] == "int64" else torch.empty(1, *s) for s in shapes]
+            return list(made(*xs).shape[1:-1])
+    except Exception:
+        return []
 
 
 def batch(j: Job, plan: Plan) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -148,7 +148,8 @@ def test_an_output_that_no_loss_can_take_is_refused() -> None:
     with pytest.raises(RequestError) as caught:
         planned(job(), AB, glue)
     assert str(caught.value) == (
-        "model: its forward returns something that is no tensor or tuple of tensors, which no loss can take"
+        "model: its forward returns something that is no tensor, and the loss takes one tensor; "
+        "return the logits alone, those of a dict or an object by their name, as in out.logits"
     )
 
 

@@ -43,6 +43,8 @@ def counted(target: Tensor) -> int:
 def summed(output: Tensor, target: Tensor) -> Tensor:
     """The loss of all positions that count, added up; half-precision logits are widened first."""
     logits = output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+    if target.shape != logits.shape[:-1]:  # as of images: classes come before the positions
+        return F.cross_entropy(logits, target.long(), ignore_index=IGNORED, reduction="sum")
     flat = logits.reshape(-1, logits.shape[-1])
     return F.cross_entropy(flat, target.reshape(-1), ignore_index=IGNORED, reduction="sum")
 
