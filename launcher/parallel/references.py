@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
@@ -26,7 +25,7 @@ OWN = frozenset(vars(nn.Module()))
 LIBRARIES = ("torch", "transformers", "launcher", "builtins")
 OPAQUE = (type, ModuleType, str, bytes, int, float, complex, np.ndarray, np.generic, torch.dtype, torch.device)
 """What holds no tensors of a model."""
-PYTHONS = os.__file__.removesuffix("os.py")
+PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
 def strangers(model: nn.Module) -> list[Problem]:
