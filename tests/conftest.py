@@ -7,6 +7,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # The laws look at the same cases on every machine. ``--hypothesis-profile=search`` looks at others.
@@ -30,3 +31,22 @@ if SHM.is_dir() and os.access(SHM, os.W_OK) and shutil.disk_usage(SHM).free > RO
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Doctests are for the package: helpers beside the tests are theirs to import, and some are scripts."""
     return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
+
+
+# They take longest. Two workers, a file each at a time, are done together only when none of these begins last.
+LONG = (
+    "test_compatibility", "test_parity", "test_readme", "test_resume", "test_killed", "test_external", "test_traffic",
+    "test_ignored_targets", "test_parity_tp", "test_experts", "test_theirs", "test_zoo", "test_split", "test_recipes",
+    "test_split_backward", "test_held", "test_certify", "test_precision", "test_tape", "test_tie",
+    "test_certify_says_no", "test_judge", "test_real_sweep", "test_golden_plans",
+)  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files go to workers in the order below, not those with the most tests first."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {name: n for n, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))

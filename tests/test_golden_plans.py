@@ -50,10 +50,10 @@ def test_the_same_process_plans_the_same_twice() -> None:
     assert (text(first), as_json(first)) == (text(second), as_json(second))
 
 
-@pytest.mark.parametrize("hash_seed", ["1", "4242"])
-def test_another_process_with_other_hashes_plans_the_same(hash_seed: str, tmp_path: Path) -> None:
+def test_another_process_with_other_hashes_plans_the_same(tmp_path: Path) -> None:
+    """This process has hashes of its own, too."""
     code = "from tests.test_golden_plans import RECIPES, planned\nprint(*map(planned, RECIPES), sep='', end='')"
-    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
     golden = "".join((PLANS / f"{recipe}.txt").read_text() for recipe in RECIPES)
     assert (done.stdout, done.stderr) == (golden, ""), AGAIN

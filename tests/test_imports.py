@@ -95,6 +95,7 @@ class Import:
     where: str
 
 
+@cache
 def files() -> dict[str, Path]:
     paths = sorted((ROOT / "launcher").rglob("*.py"))
     return {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in paths}

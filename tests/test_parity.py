@@ -63,8 +63,10 @@ ELSEWHERE = ("gpipe", "1f1b", "interleaved", "looped", *SPLIT)
 CELLS = [
     (s, d, tied, precision)
     for s, d, tied, precision in product(SCHEDULES, DATA, (True, False), ("fp64", "fp32"))
-    if not (s in SPLIT and "level3" in d) and (precision == "fp32" or s not in ELSEWHERE or d == "replicate2")
+    if not (s in SPLIT and "level3" in d)
+    and (tied or d == "plain" if precision == "fp32" else s not in ELSEWHERE or d == "replicate2")
 ]
+"""In fp32, where only rounding is another, a model without a tie has the plain layout of each schedule."""
 
 
 @cache
@@ -92,9 +94,11 @@ PIECES: dict[str, dict[str, Any]] = {
 
 
 PIECE_CELLS = [
-    *product(PIECES, ("plain", "shard2_level3"), (True, False)),
+    *product(PIECES, ("plain", "shard2_level3"), (True,)),
     *product(("seqpipe",), ("replicate2", "shard2_level1", "shard2_level2"), (True,)),
+    ("seqpipe", "plain", False),
 ]
+"""Of pieces of unequal lengths; equal ones without a tie are in the compatibility matrix."""
 
 
 @cache
@@ -168,16 +172,23 @@ ODD: dict[str, tuple[int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+ODD_IN_FP32 = (
+    "4 stages, 6 micro batches", "dualpipe_v, 3 stages, 7 micro batches",
+    "zero_bubble_v, replicate 2 x shard 2, level2, threshold", "threshold between small and large", "shard 4",
+    "interleaved, replicate 2 x shard 2, level3, threshold",
+)  # fmt: skip
+ODD_CELLS = [*product(ODD, ("fp64",)), *product(ODD_IN_FP32, ("fp32",))]
+
+
 @cache
 def odd() -> dict[Any, Run]:
     return together({
-        (name, p): job(parallel=parallel, train={"steps": 1, "batch_size": samples, "precision": p})
-        for (name, (samples, parallel)), p in product(ODD.items(), ("fp64", "fp32"))
+        (name, p): job(parallel=ODD[name][1], train={"steps": 1, "batch_size": ODD[name][0], "precision": p})
+        for name, p in ODD_CELLS
     })  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(("name", "precision"), ODD_CELLS)
 def test_odd_layouts_equal_one_process(name, precision):
     odd()[name, precision].assert_same()
 

@@ -106,10 +106,18 @@ def _plain_kind(module: nn.Module) -> str:
     return "elementwise" if isinstance(module, ELEMENTWISE) else ""
 
 
-def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
-    """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``."""
+def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], again: bool = True) -> Graph:
+    """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
+
+    Not ``again``: of a model that is known to do the same each time.
+    """
     known = skeleton(model)
-    return facts(trace(model, leaves, meta(inputs), _loaded(known)), known)
+    return facts((trace if again else follow)(model, leaves, meta(inputs), _loaded(known)), known)
+
+
+def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
+    """Those of one forward; ``model`` is known to do the same each time."""
+    return sum(flops for _, flops in follow(model, leaves, meta(inputs)).costs.values())
 
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:

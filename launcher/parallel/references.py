@@ -25,6 +25,7 @@ OWN = frozenset(vars(nn.Module()))
 LIBRARIES = ("torch", "transformers", "launcher", "builtins")
 OPAQUE = (type, ModuleType, str, bytes, int, float, complex, np.ndarray, np.generic, torch.dtype, torch.device)
 """What holds no tensors of a model."""
+PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 
 def strangers(model: nn.Module) -> list[Problem]:
@@ -228,19 +229,33 @@ def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
 class _Caches:
     """Of the functions in this process, and how often each had been filled when last looked at."""
 
-    modules: int = 0
+    modules: dict[str, ModuleType] = field(default_factory=dict)
     filled: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
 
     def add(self, some: Any) -> None:
-        if type(some) is _lru_cache_wrapper and (some.__module__ or "").partition(".")[0] not in ("torch", "launcher"):
+        if type(some) is _lru_cache_wrapper and not _bare(some.__module__ or ""):
             self.filled.setdefault(id(some), (weakref.ref(some), 0))
 
     def look(self) -> None:
-        """Imports bring new ones; those that an object makes for itself are found with it."""
-        if self.modules != len(sys.modules):
-            self.modules = len(sys.modules)
-            for some in gc.get_objects():
+        """Imports bring new ones; those that an object makes for itself are found with it.
+
+        They are asked for by their class: a walk over all objects would count a reference to each, and so copy the
+        memory that a forked rank shares with its parent.
+        """
+        new = {name: module for name, module in list(sys.modules.items()) if self.modules.get(name) is not module}
+        self.modules |= new
+        if not all(map(_bare, new)):
+            for some in gc.get_referrers(_lru_cache_wrapper):
                 self.add(some)
+
+
+def _bare(module: str) -> bool:
+    """Whether the caches of its functions hold no tensors that a forward has made."""
+    top = module.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return top in ("torch", "launcher", "sympy")
+    file = getattr(sys.modules.get(top), "__file__", None)  # a user's own may have the name of one of Python's
+    return file is None or file.startswith(PYTHONS)
 
 
 _CACHES = _Caches()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,8 +61,9 @@ def cut(
     if split == "equal":
         return tuple(n * step for n in equal(parts, count))
     half, rest = parts // 2, parts - parts // 2
-    halves = _traced(model, leaves, specs, (half * step, rest * step))
-    first, second = (sum(n.flops for n in g.nodes) for g in halves)
+    lengths = (half * step, rest * step)
+    model, carry = _carrying(model, lengths)
+    first, second = (read.flops(model, leaves, some) for some in _each(specs, lengths, carry))
     quadratic = max(0.0, (second / rest - first / half) / rest)
     linear = max(first / half - quadratic * half, 0.0) or 1.0
     return tuple(n * step for n in balanced(parts, count, linear, quadratic))
@@ -79,15 +80,27 @@ def _traced(
     model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
 ) -> tuple[Graph, ...]:
     """The graph of each piece, as it runs after those before it."""
-    model, carry = copied(model), Carry(lengths)
-    attach(model, carry)
+    model, carry = _carrying(model, lengths)
     out = []
-    for piece, length in enumerate(lengths):
-        with carry.running(0, piece):
-            traced = read.graph(model, leaves, [shortened(s, length, sum(lengths)) for s in specs])
+    for piece, some in enumerate(_each(specs, lengths, carry)):
+        traced = read.graph(model, leaves, some, again=False)  # whole sequences were tried in all ways
         left = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
         out.append(replace(traced, nodes=tuple(_leaving(n, left) for n in traced.nodes)))
     return tuple(out)
+
+
+def _carrying(model: nn.Module, lengths: Sequence[int]) -> tuple[nn.Module, Carry]:
+    """A copy whose modules carry over what later pieces need."""
+    model, carry = copied(model), Carry(lengths)
+    attach(model, carry)
+    return model, carry
+
+
+def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> Iterator[list[TensorSpec]]:
+    """The inputs of each piece, while that runs."""
+    for piece, length in enumerate(lengths):
+        with carry.running(0, piece):
+            yield [shortened(s, length, sum(lengths)) for s in specs]
 
 
 def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -55,6 +56,7 @@ def fork(task: Task, rank: int, started: list[Child]) -> Child:
     pid = os.fork()
     if pid == 0:
         code = 1
+        gc.freeze()  # what it shares with its parent is not searched for garbage: that would copy all of it
         try:
             for fd in (read, *(fd for child in started for fd in (child.pidfd, child.inbox.fd))):
                 os.close(fd)

@@ -16,7 +16,7 @@ from launcher.runtime.world import World
 from tests.parity import build, job, step
 from tests.ranks import on_ranks
 
-MODEL = {"name": "lm", "vocab_size": 256, "dim": 128, "layers": 6, "heads": 4}
+MODEL = {"name": "lm", "vocab_size": 256, "dim": 128, "layers": 4, "heads": 4}
 TOKENS = {"name": "random_tokens", "vocab_size": 256, "seq_len": 64}
 LEVELS = ("unsharded", "level1", "level2", "level3")
 PIPELINES: dict[str, dict[str, Any]] = {
