@@ -18,9 +18,9 @@ from launcher.plan.plan import Plan
 from launcher.runtime import loop
 from launcher.runtime.world import World
 from launcher.steps import session
-from launcher.steps.reference import plain
 from tests.parallel.sources import Labelled
 from tests.parity import job
+from tests.parity.reference import plain
 from tests.ranks import on_ranks
 
 SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
