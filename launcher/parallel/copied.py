@@ -15,13 +15,17 @@ HOOKS = (
 )  # fmt: skip
 
 
+HOLDERS = (FunctionType, MethodType, partial, list, tuple)
+"""Attributes that are, or hold, functions."""
+
+
 def copied(model: M) -> M:
     """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the original's."""
     memo: dict[int, Any] = {}
     out = copy.deepcopy(model, memo)
     for module in out.modules():
         own = vars(module)
-        own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, FunctionType | MethodType | partial)})
+        own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, HOLDERS)})
         for hooks in (own[name] for name in HOOKS):
             hooks.update({k: _on_copy(v, memo) for k, v in hooks.items()})
     return out

@@ -37,6 +37,10 @@ def strangers(model: nn.Module) -> list[Problem]:
         if type(p) is not nn.Parameter and not nn.parameter.is_lazy(p):
             text = f"{name} is a {type(p).__name__}, a class that is lost when ranks get their parts of it"
             out[name] = Problem("model", f"{text}; make it an nn.Parameter")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            text = f"{name or 'the model'} is TorchScript, whose weights are not Python's to replace by ranks' parts"
+            return [Problem("model", f"{text}; build it from the module that it was made of")]
     for at, value in _kept(model):
         for found in inside(value, known):
             if id(found) in mine:
@@ -102,7 +106,7 @@ def _parts(some: Any) -> list[Any]:
     if isinstance(some, FunctionType):
         cells = [c.cell_contents for c in some.__closure__ or () if _full(c)]
         return [*cells, some.__defaults__, some.__kwdefaults__, vars(some)]
-    if type(some).__module__.startswith(("torch._", "torch.fx", "torch.utils")):
+    if type(some).__module__.startswith(("torch._", "torch.fx", "torch.utils", "torch.nn.utils")):
         return []
     slots = [getattr(some, s, None) for k in type(some).__mro__ for s in _slots(k)]
     return [*getattr(some, "__dict__", {}).values(), *slots]

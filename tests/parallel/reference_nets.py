@@ -8,9 +8,11 @@ from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
+import warnings
+
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import spectral_norm  # type: ignore[attr-defined]
+from torch.nn.utils import prune, spectral_norm  # type: ignore[attr-defined]
 
 KEPT: dict[str, Any] = {}
 TABLES: dict[int, Tensor] = {}
@@ -277,3 +279,27 @@ class Tied(Odd):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.other(self.lin(x))
+
+
+class Scripted(nn.Module):
+    """A layer that TorchScript has compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is on its way out, and people use it
+            self.lin = torch.jit.script(nn.Linear(6, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x)
+
+
+class Pruned(Odd):
+    """torch's pruning, by a hook that keeps a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        prune.custom_from_mask(self.lin, "weight", torch.eye(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lin(x)

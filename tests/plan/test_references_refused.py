@@ -47,6 +47,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         ),
     ),
     (
+        "Scripted",
+        {},
+        (
+            "model: middle.lin is TorchScript, whose weights are not Python's to replace by ranks' parts; build it "
+            "from the module that it was made of"
+        ),
+    ),
+    (
         "Flat",
         {},
         (
@@ -158,6 +166,7 @@ def test_it_is_refused_with_the_place(name, settings, text, layout):
         ("Made", {}),
         ("Normed", {}),
         ("Recurrent", {}),
+        ("Pruned", {}),
         ("Tied", {}),
     ],
 )
