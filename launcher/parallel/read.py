@@ -140,8 +140,8 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
             n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
             at.reads, at.lies, at.writes, gradients[n], said(n),
         ))  # fmt: skip
-    other = tracer.evaluation
-    return _evaluated(Graph(tuple(out), **watched), _effects(other.watch, _returned(other), other.meter))
+    graph, other = Graph(tuple(out), **watched), tracer.evaluation
+    return graph if other is None else _evaluated(graph, _effects(other.watch, _returned(other), other.meter))
 
 
 def _returned(tracer: Tracer) -> Any:

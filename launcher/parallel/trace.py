@@ -37,11 +37,11 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode.
+    ``evaluation``: the same in evaluation mode, where it was followed too.
     """
 
     watch: Watch
-    evaluation: Tracer
+    evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
         super().__init__(root, {id(m): n for n, m in reversed([*root.named_modules()]) if n in leaves})
