@@ -15,7 +15,7 @@ HOOKS = (
 )  # fmt: skip
 
 
-HOLDERS = (FunctionType, MethodType, partial, list, tuple)
+HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
 """Attributes that are, or hold, functions."""
 
 
@@ -43,6 +43,9 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
         return partial(_on_copy(value.func, memo), *_each(value.args, memo), **_named(value.keywords, memo))
     if isinstance(value, FunctionType):
         return _function(value, memo)
+    if type(value) is dict:
+        named = _named(value, memo)
+        return value if all(named[k] is v for k, v in value.items()) else named
     if type(value) in (tuple, list):
         each = _each(value, memo)
         return value if all(a is b for a, b in zip(each, value, strict=True)) else type(value)(each)

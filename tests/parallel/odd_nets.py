@@ -242,7 +242,7 @@ class Between(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.steps = [lambda x: self.a(x)]
+        self.steps = {lambda x: self.a(x)}
 
     def between(self, x: Tensor) -> Tensor:
         return x
@@ -253,7 +253,7 @@ class Between(nn.Module):
 
 class Closure(Between):
     def between(self, x: Tensor) -> Tensor:
-        return self.steps[0](x)
+        return next(iter(self.steps))(x)
 
 
 class Mapped(Between):

@@ -54,11 +54,13 @@ def test_a_forward_of_its_own_runs_the_weights_of_the_copy(wrapped):
 def test_functions_in_a_list_run_the_weights_of_the_copy():
     model = nn.Sequential(nn.Linear(3, 3))
     model.steps = [lambda x: model[0](x), lambda x: x + model[0].weight.sum()]
+    model.named = {"last": lambda x: model[0](x)}
     twin = copied(model)
     with torch.no_grad():
         for p in twin.parameters():
             p.zero_()
     assert [step(torch.ones(1, 3)).abs().max().item() for step in twin.steps] == [0, 1]
+    assert twin.named["last"](torch.ones(1, 3)).abs().max() == 0
 
 
 def test_functions_that_hold_nothing_of_the_model_stay_what_they_are():
