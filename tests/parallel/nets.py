@@ -310,19 +310,6 @@ class InPlace(nn.Module):
         return self.head(self.act2(self.b(self.act(self.a(x)))))
 
 
-class InPlaceBesideClone(nn.Module):
-    """What one stage gets, the next overwrites, beside a clone of something else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.a(x) * 1.0
-        h += self.b((h * 2).sin().clone())
-        return self.head(h)
-
-
 class FrozenFirst(nn.Module):
     """Nothing on the first stage learns."""
 

@@ -327,3 +327,16 @@ class ReadsGrad(Seeds):
     def forward(self, x: Tensor) -> Tensor:
         grad = self.head.weight.grad
         return self.head(self.a(x) if grad is None else self.a(x) / grad.norm())
+
+
+class InPlaceBesideClone(nn.Module):
+    """What one stage gets, the next overwrites, beside a clone of something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x) * 1.0
+        h += self.b((h * 2).sin().clone())
+        return self.head(h)

@@ -52,7 +52,7 @@ NETS = {
     "a stage overwrites what it gets": own("nets.InPlace", [6], stages={
         "a": 0, "act": 1, "b": 1, "act2": 2, "head": 2,
     }),
-    "a stage overwrites what it gets, beside a clone": own("nets.InPlaceBesideClone", [6], stages={
+    "a stage overwrites what it gets, beside a clone": own("odd_nets.InPlaceBesideClone", [6], stages={
         "a": 0, "b": 1, "head": 1,
     }),
     "frozen first stage": own("nets.FrozenFirst", TOKENS, stages={"embed": 0, "a": 0, "b": 1, "head": 2}),
