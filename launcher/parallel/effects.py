@@ -75,6 +75,11 @@ class Effects(Dispatch):
 
         return back
 
+    @property
+    def changed(self) -> int:
+        """How many tensors have been."""
+        return len(self._seen)
+
     def learn(self, path: str, module: nn.Module) -> None:
         """The tensors of ``module``, which may be a copy of the one in the model."""
         if id(module) in self._known:

@@ -24,10 +24,11 @@ from launcher.parallel.carry import Carry, attach
 from launcher.parallel.copied import copied
 from launcher.parallel.looked import looking
 from launcher.parallel.mode import Dispatch, default_dtype
+from launcher.parallel.on_zeros import looks, zeros
 from launcher.parallel.read import NORMS, meta
 from launcher.parallel.region import Axis, bring
 from launcher.parallel.rules import UNITS, Given, Refused, State, after
-from launcher.parallel.trace import RUNNING, looks, refusing, zeros
+from launcher.parallel.trace import RUNNING, refusing
 from launcher.plan.facts import TensorSpec
 from launcher.plan.operators import KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
 from launcher.plan.pieces import shortened

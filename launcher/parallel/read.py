@@ -17,8 +17,9 @@ from launcher.parallel.dependence import memory, trained
 from launcher.parallel.hooks import hooks
 from launcher.parallel.mode import default_dtype as default_dtype
 from launcher.parallel.mode import evaluating
+from launcher.parallel.on_zeros import call, looks
 from launcher.parallel.structure import Named
-from launcher.parallel.trace import RUNNING, Tracer, call, follow, looks, refusing, said, trace
+from launcher.parallel.trace import RUNNING, Tracer, follow, refusing, said, trace
 from launcher.parallel.watch import Watch, watching
 from launcher.parallel.weigh import Scales, product
 from launcher.plan.facts import Backward, Effects, Graph, Node, Param, Segment, Skeleton, TensorSpec, Traits

@@ -16,7 +16,8 @@ from launcher.parallel import read
 from launcher.parallel.carry import Carry, Kept, Pieced, attach
 from launcher.parallel.copied import copied
 from launcher.parallel.mode import default_dtype
-from launcher.parallel.trace import RUNNING, call, refusing
+from launcher.parallel.on_zeros import call
+from launcher.parallel.trace import RUNNING, refusing
 from launcher.plan.facts import Graph, Node, TensorSpec
 from launcher.plan.pieces import Pieces, balanced, equal, shortened
 from launcher.plan.stages import covers

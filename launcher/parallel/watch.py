@@ -104,14 +104,14 @@ class Watch(TorchFunctionMode):
         self._learn("", model)
         self.effects = Effects(model, given, lambda: self._running[-1])
 
-    def mark(self) -> Callable[[], None]:
-        """What makes it forget all that it sees from now on."""
+    def mark(self, effects: bool = True) -> Callable[[], None]:
+        """What makes it forget all that it sees from now on, or all but ``effects``."""
         scopes, calls, runs, order = dict(self.scopes), Counter(self.calls), list(self.runs), list(self.order)
-        effects = self.effects.mark()
+        forget_effects = self.effects.mark() if effects else lambda: None
 
         def back() -> None:
             self.scopes, self.calls, self.runs, self.order = scopes, calls, runs, order
-            effects()
+            forget_effects()
 
         return back
 

@@ -11,6 +11,10 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.optim.swa_utils import AveragedModel
 
+from tests.parallel.filling_nets import Collects, Listing
+
+__all__ = ["Collects", "Listing"]
+
 
 class Net(nn.Module):
     """Three layers around a middle that does something odd."""
@@ -71,39 +75,23 @@ class Averaged(Odd):
         return self.lin(x) + 0.3 * self.slow(x.detach())
 
 
-class Leaves(nn.Linear):
-    """It leaves a value in a list that it is given."""
-
-    def forward(self, x: Tensor, values: list[Tensor]) -> Tensor:  # type: ignore[override]
-        h = super().forward(x)
-        values.append(h.square().mean(-1, keepdim=True))
-        return h
-
-
-class Collects(Odd):
-    """It has a layer leave a value in a list that both hold."""
+class Second(Odd):
+    """From its second forward on it follows its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Leaves(6, 6)
+        self.slow = copy.deepcopy(self.lin).requires_grad_(False)
+        self.register_buffer("ran", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        values: list[Tensor] = []
-        h = self.inner(self.lin(x), values)
-        return h * (1 + sum(values))
-
-
-class Listing(nn.Module):
-    """The model itself has its layers leave values in a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.head = Leaves(6, 6), Leaves(6, 6), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        values: list[Tensor] = []
-        h = self.b(torch.tanh(self.a(x, values)), values)
-        return self.head(h) * (1 + sum(values))
+        if self.training:
+            with torch.no_grad():
+                if self.ran == 0:
+                    self.slow.bias.copy_(self.lin.bias)
+                else:
+                    self.slow.bias.mul_(0.9).add_(x.mean(0), alpha=0.1)
+            self.ran += 1
+        return self.lin(x) + 0.3 * self.slow(x.detach())
 
 
 class Rows(nn.Module):

@@ -62,6 +62,7 @@ EXACT: dict[str, Job] = {
         ("Teacher", {}, ("one", "level1", "replicas")),
         ("Teacher", {}, ("pp2", "pp2 level2")),
         ("Averaged", {}, ("one", "level3", "replicas", "pp2 level2")),
+        ("Second", {}, ("one",)),
         ("Collects", {}, ("one", "pp2", "level3")),
         ("Listing", {}, ("one", "replicas")),
         ("Rows", {}, ("one", "pp2", "zbv")),

@@ -22,6 +22,15 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         ),
     ),
     (
+        "Second",
+        "replicas",
+        {},
+        (
+            "model: the forward changes the parameter middle.slow.bias, by numbers that each of 2 data-parallel ranks "
+            "has its own of, and then uses it: they would train different models; use one data-parallel rank"
+        ),
+    ),
+    (
         "Listing",
         "level3",
         {},
