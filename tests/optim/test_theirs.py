@@ -61,7 +61,12 @@ TOGETHER = ("tests.optim.theirs.GlobalNorm", "tests.optim.theirs.Prodigy")
 """They look at all tensors."""
 ROWS, NOISE = "tests.optim.theirs.RowWise", "tests.optim.theirs.Noise"
 FINE: dict[str, tuple[str, ...]] = (
-    dict.fromkeys([*ANYWHERE, *OPTIONS], tuple(LAYOUTS))
+    {
+        p: tuple(LAYOUTS)
+        if p in ("torch.optim.AdamW", "foreach") or p.startswith("tests.")
+        else ("one", "stages", "shards")
+        for p in (*ANYWHERE, *OPTIONS)
+    }
     | dict.fromkeys(WHOLE, ("one", "stages", "replicas"))
     | dict.fromkeys(TOGETHER, ("one", "replicas"))
     | {ROWS: ("one", "stages", "shards", "replicas"), NOISE: ("one",)}
