@@ -78,8 +78,8 @@ ABCD = ("a", "b", "c", "d")
 
 
 def tokens(*units: str, **options: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Of a model of eight tokens, eight at a time: logits of each."""
-    return odd(*units, **{"inputs": (("int64", 8),), "target": (8,), **options})
+    """Of a model of eight tokens, six at a time: logits of each."""
+    return odd(*units, **{"inputs": (("int64", 6),), "target": (6,), **options})
 
 
 def sequence(*units: str, **options: Any) -> Callable[[type[nn.Module]], type[nn.Module]]:

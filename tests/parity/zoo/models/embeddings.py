@@ -59,7 +59,7 @@ class RootPositions(Lm):
     """A table of places is a parameter of the root."""
 
     def extra(self) -> None:
-        self.places = nn.Parameter(torch.randn(8, D) / 5)
+        self.places = nn.Parameter(torch.randn(6, D) / 5)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.b(self.a(self.embed(x) + self.places).tanh()).tanh() + self.places[: x.shape[1]])
@@ -85,7 +85,7 @@ class Rotary(Lm):
     """Rotary angles as buffers that are not saved."""
 
     def extra(self) -> None:
-        angle = torch.outer(torch.arange(8.0), torch.tensor([1.0, 0.3, 0.1, 0.03]))
+        angle = torch.outer(torch.arange(6.0), torch.tensor([1.0, 0.3, 0.1, 0.03]))
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
         self.cos: Tensor
