@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
 # A third, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
-# A fourth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: ten minutes on 4 cores.
+# A fourth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: eleven minutes on 4 cores.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.parity.zoo import oracle, table
 from tests.parity.zoo.case import all_cases, chosen
 from tests.parity.zoo.layouts import LAYOUTS
 
+PAGE = Path(__file__).parents[3] / "docs" / "zoo.md"
 CUT, HALVED, THREE = "pp2 shard2 level3", "zero_bubble_v shard2 level2", "pp3 zero_bubble_h1"
 REPLICAS, SHARDS = "replicate2 shard2", "shard4 level2"
 SAMPLE = {
@@ -48,6 +50,14 @@ def test_the_oracle_imports_nothing_of_the_project() -> None:
 def test_the_models_import_nothing_of_the_launcher() -> None:
     for path in (Path(oracle.__file__).parent / "models").glob("*.py"):
         assert "launcher" not in path.read_text(), path
+
+
+def test_the_page_in_the_docs_has_every_model_and_nothing_that_failed() -> None:
+    page = PAGE.read_text()
+    rows = dict(re.findall(r"^\| `(\w+)`: [^|]*((?:\| [^|\n]* )+)\|$", page, re.MULTILINE))
+    assert all_cases().keys() <= rows.keys(), "make test-zoo"
+    cells = {cell.split(" ")[0] for row in rows.values() for cell in row.strip("| ").split(" | ")}
+    assert cells == {"exact", "refused"}
 
 
 def test_there_are_a_hundred_models_and_more_that_say_what_is_odd() -> None:
