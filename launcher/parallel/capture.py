@@ -71,6 +71,10 @@ class Capture(TorchFunctionMode):
         """What the call returns, and whether it has changed a tensor in place."""
         raise NotImplementedError
 
+    def overwritten(self) -> frozenset[fx.Node]:
+        """Values that something after them changes in place."""
+        raise NotImplementedError
+
     def refuse(self, text: str) -> Uncuttable:
         """The first reason stays, whatever the user's code does with the exception."""
         error = Uncuttable(text)
@@ -126,14 +130,18 @@ class Capture(TorchFunctionMode):
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
-        """The numbers of ``t`` where they hang on nothing that is given: positions, say. ``None`` for all others."""
+        """The numbers of ``t`` where they hang on nothing that is given: positions, say. ``None`` for all others.
+
+        Nor of what was made of memory that has been changed since: a view may have done it.
+        """
         self.eager = True
         try:
             if id(t) not in self.known:
                 return None
+            done: dict[fx.Node, Any] = {}
             with torch.device("cpu"), _disable_current_modes():
-                found = _worked_out(self._node(t), {})
-            return found if isinstance(found, torch.Tensor) else None
+                found = _worked_out(self._node(t), done)
+            return found if isinstance(found, torch.Tensor) and done.keys().isdisjoint(self.overwritten()) else None
         finally:
             self.eager = False
 

@@ -340,3 +340,12 @@ class InPlaceBesideClone(nn.Module):
         h = self.a(x) * 1.0
         h += self.b((h * 2).sin().clone())
         return self.head(h)
+
+
+class WrittenByView(Seeds):
+    """It looks at a tensor of its own that a view has changed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.zeros(5)
+        mask[:2].fill_(1.0)
+        return self.head(self.a(x) * (2 if mask.sum() > 1 else 1))

@@ -222,6 +222,11 @@ REFUSED = {
         "it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see; name "
         "a larger module there, so that this code runs inside it",
     ),
+    "a look at what a view has changed": (
+        own("odd_nets.WrittenByView", [6], stages={"a": 0, "head": 1}),
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of WrittenByView "
+        "(odd_nets.py:351): its Python looks at data; name a larger module there, so that this code runs inside it",
+    ),
     "gradients of before": (
         own("odd_nets.ReadsGrad", [6], stages=1),
         "model: the model's own forward looks at a weight's .grad, of which a rank has its own part, or none yet; take "
