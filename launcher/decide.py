@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -82,21 +83,39 @@ def plan_job(job: Job) -> Plan:
     job, _ = inlined(settled(job))
     if found := _unlike(job, own=True):
         raise RequestError(tuple(found))
+    with _trackless(job):
+        made = _cut(job, asked)
+    fits(job, made)
+    refuse(_mismatched(job, made))
+    return made
+
+
+def _trackless(job: Job) -> AbstractContextManager[None]:
+    """What the user's own files keep in Python is as before when the model has been built and followed."""
+    if not isinstance(job.model, Target):
+        return nullcontext()
+    from torch import nn
+
+    from launcher.job.targets import locate
+    from launcher.parallel.module_globals import files, put_back
+
+    return put_back(files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_")))
+
+
+def _cut(job: Job, asked: Asked) -> Plan:
+    """The plan, with stacks of blocks in one piece where they cannot be cut."""
     model = _read(job)
     traits = _tried(job, model.skeleton)
     fine = leaves(asked, model.skeleton)
     try:
-        made = _planned(job, asked, model, fine, traits)
+        return _planned(job, asked, model, fine, traits)
     except RequestError as error:
         coarse = leaves(asked, model.skeleton, stacks=False)
         if coarse == fine:
             raise
-        made = _planned(
+        return _planned(
             job, asked, _read(job), coarse, traits, [_unopened(coarse or (), fine or (), error.problems[0])]
         )
-    fits(job, made)
-    refuse(_mismatched(job, made))
-    return made
 
 
 def _mismatched(job: Job, made: Plan) -> list[Problem]:

@@ -10,24 +10,43 @@ from typing import Any, TypeVar
 from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
-HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
+OURS = frozenset(vars(nn.Module()))
+"""Attributes that torch has made."""
 
 HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
 """Attributes that are, or hold, functions."""
 
 
 def copied(model: M) -> M:
-    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the original's."""
+    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the original's.
+
+    What cannot be copied, as locks, open files and generators, both have.
+    """
     memo: dict[int, Any] = {}
-    out = copy.deepcopy(model, memo)
+    try:
+        out = copy.deepcopy(model, memo)
+    except Exception:  # whatever the user's object says of it
+        memo = _single(model)
+        out = copy.deepcopy(model, memo)
     for module in out.modules():
         own = vars(module)
         own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, HOLDERS)})
         for hooks in (own[name] for name in HOOKS):
             hooks.update({k: _on_copy(v, memo) for k, v in hooks.items()})
+    return out
+
+
+def _single(model: nn.Module) -> dict[int, Any]:
+    """The attributes that cannot be copied, as deepcopy's memory of what it has copied."""
+    out: dict[int, Any] = {}
+    for module in model.modules():
+        for value in [v for k, v in vars(module).items() if k not in OURS]:
+            try:
+                copy.deepcopy(value, dict(out) | {id(m): m for m in model.modules()})
+            except Exception:
+                out[id(value)] = value
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -91,7 +91,10 @@ def call(
         own |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         since, before = (len(watch.order), watch.effects.changed) if watch is not None else (0, 0)
-        with watch.looking() if watch is not None else nullcontext():
+        with ExitStack() as seen:
+            if watch is not None:
+                seen.enter_context(watch.counting(module, real))
+                seen.enter_context(watch.looking())
             out = real(*args, **kwargs)
         if watch is not None and watch.effects.changed > before:
             _again(real, args, kwargs, meter, watch)

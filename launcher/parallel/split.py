@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from launcher.parallel.ambient import Under
 from launcher.parallel.carry import Carry, attach
+from launcher.parallel.module_globals import files, put_back
 from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import meta
 from launcher.parallel.stage_module import assembled
@@ -62,7 +63,8 @@ def split(
     if plan.leaves is None:
         return [Part(held[0], model)]
     running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
-    tracer = follow(running, frozenset(plan.leaves), meta(inputs))
+    with put_back(files(*map(type, model.modules()))):
+        tracer = follow(running, frozenset(plan.leaves), meta(inputs))
     code = tuple(map(said, tracer.graph.nodes))
     made = ((s, _build(tracer, model, s, plan, device)) for s in held)
     parts = [Part(s, module, Carry(plan.pieces) if plan.pieces else None, code) for s, module in made]

@@ -17,12 +17,16 @@ from launcher.parallel.ambient import ambient
 from launcher.parallel.capture import Capture, Uncuttable, capturing, scripted
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
+from launcher.parallel.lost_state import counters
 from launcher.parallel.mode import default_dtype, evaluating
+from launcher.parallel.module_globals import files, variables
 from launcher.parallel.on_zeros import call, cast, looks
 from launcher.parallel.place import of_error
+from launcher.parallel.python_state import changed, held, reading
 from launcher.parallel.structure import tensors
 from launcher.parallel.watch import Watch, watching
 from launcher.plan.effects import DTYPES
+from launcher.plan.stages import covers
 
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever the weights' is: that of torch."""
@@ -95,6 +99,12 @@ class Tracer(Capture):
         if not self.eager and torch._C._current_graph_task_id() == -1:
             raise self.refuse(f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it")
 
+    def read(self, name: str) -> None:
+        """Refuse to look, from outside, at what a leaf counts in Python: the number of this forward would stay."""
+        leaf = next(u for u in self.leaves.values() if covers(u, name))
+        if not covers(leaf, self.watch.running):
+            raise self.refuse(f"it reads {name}, which {leaf} changes as it runs")
+
 
 def origins(value: Any) -> frozenset[Any]:
     """What gradients of the tensors in ``value`` arrive at: their functions, or themselves where they are leaves."""
@@ -112,20 +122,22 @@ def trace(
 ) -> Tracer:
     """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
     model = copied(model)  # a forward may count or cache
-    drawn, before = _drawn(), _attributes(model, leaves)
+    drawn, before, modules = _drawn(), held(model), files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units)
-    if changed := [name for name, was in before.items() if not _equal(was, _attributes(model, leaves).get(name))]:
-        text = f"the forward changes {changed[0]}, which is on no stage: no other stage and no later step would see it"
-        raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
+    counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
-    if text := same(tracer.graph, _follow(model, leaves, inputs).graph):
+    once = variables(modules)
+    if text := same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph):
         text = f"the code between the named modules differs from one forward to the next ({text})"
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
+    if moved := changed(once, variables(modules)):
+        text = f"the forward changes {moved[0][0]} with every call, which each process has its own of"
+        raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     with evaluating([model]):
-        tracer.evaluation = other = _follow(model, leaves, inputs)
+        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted)
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
     if text := same(tracer.graph, other.graph):
@@ -140,36 +152,6 @@ def _drawn() -> tuple[Any, ...]:
     return random.getstate(), kind, bytes(np.asarray(keys)), *rest
 
 
-OURS = frozenset(vars(nn.Module()))
-
-
-def _attributes(model: nn.Module, leaves: frozenset[str]) -> dict[str, Any]:
-    """What the modules around the leaves keep in Python, and their buffers, by path; containers are copied."""
-    out: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        if not any(path == leaf or path.startswith(leaf + ".") for leaf in leaves):
-            mine = {k: v for k, v in vars(module).items() if k not in OURS} | module._buffers
-            out |= {f"{path}.{k}".lstrip("."): _shallow(v) for k, v in mine.items()}
-    return out
-
-
-def _shallow(value: Any) -> Any:
-    return type(value)(value) if type(value) in (list, dict, set) else value
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """As far as a forward can tell: the same object, or the same plain value."""
-    if a is b:
-        return True
-    if type(a) is not type(b) or isinstance(a, torch.Tensor):
-        return False
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
-    return bool(a == b) if isinstance(a, bool | int | float | complex | str | bytes | set | frozenset) else False
-
-
 def follow(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
@@ -178,9 +160,13 @@ def follow(
 
 
 def _follow(
-    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+    model: nn.Module,
+    leaves: frozenset[str],
+    inputs: Sequence[torch.Tensor],
+    units: Sequence[str] = (),
+    counted: Sequence[str] = (),
 ) -> Tracer:
-    """The same, of a model that may count or cache while it runs."""
+    """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
     meter = Meter((*model.parameters(), *model.buffers()))
     tracer = Tracer(model, leaves, meter)
     xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
@@ -192,6 +178,7 @@ def _follow(
         meter,
         watching(model, units, lambda: meter.saved, xs) as tracer.watch,
         capturing(tracer),
+        reading(model, counted, tracer.read),
     ):
         meter.tell(tracer.escaped)
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):

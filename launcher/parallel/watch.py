@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.parallel.effects import Effects
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.python_state import Key, changed, held
 from launcher.parallel.references import forget
 from launcher.parallel.structure import filled
 from launcher.plan.facts import Inner
@@ -69,7 +70,7 @@ class Watch(TorchFunctionMode):
     another order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself;
     ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``fills``:
     those that change a list or dictionary that they are given; ``nested``: those that run inside of themselves;
-    ``inferred``: those that run in inference mode.
+    ``inferred``: those that run in inference mode. ``counted``: what copies of them change in Python.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Watch(TorchFunctionMode):
         self.fills: set[str] = set()
         self.nested: set[str] = set()
         self.inferred: set[str] = set()
+        self.counted: list[Key] = []
         self._outside = _saving()
         self._regions: dict[int, list[str]] = {}
         self._reentrant: list[int] = []
@@ -154,6 +156,18 @@ class Watch(TorchFunctionMode):
             full = f"{prefix}.{name}" if prefix else name
             if full not in self._names.setdefault(id(p), []):
                 self._names[id(p)].append(full)
+
+    @property
+    def running(self) -> str:
+        """The innermost module that runs."""
+        return self._running[-1]
+
+    @contextmanager
+    def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
+        """What ``copy``, which runs in the place of ``module``, changes in Python meanwhile is remembered."""
+        path, before = self._paths[id(module)], held(copy)
+        yield
+        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
 
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """``copy`` runs in the place of ``module``: its parts may change before they are called, or never be called."""
