@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
@@ -72,19 +73,50 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
+    """``f`` itself, or with cells of its own: it may count in them, or hold what has been copied."""
     memo[id(f)] = f  # it may hold itself
-    cells = [(c, _on_copy(c.cell_contents, memo) if _full(c) else None) for c in f.__closure__ or ()]
+    new = {id(c): _fresh(c.cell_contents, memo) for _, c in cells(f)}
     defaults, named = _each(f.__defaults__ or (), memo), _named(f.__kwdefaults__ or {}, memo)
-    changed = any(_full(c) and new is not c.cell_contents for c, new in cells)
+    changed = any(new[id(c)] is not c.cell_contents or _counts(c.cell_contents) for _, c in cells(f))
     changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
     changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
     if not changed:
         return f
-    inside = tuple(CellType(new) if _full(c) else c for c, new in cells)
+    inside = tuple(_cell(c, new, memo) for c in f.__closure__ or ())
     made = FunctionType(f.__code__, f.__globals__, f.__name__, tuple(defaults) or None, inside)
     made.__kwdefaults__, made.__dict__ = named or None, dict(vars(f))
     memo[id(f)] = made
     return made
+
+
+def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType:
+    """One for all functions that share ``cell``; ``memo`` keeps what it is known by alive."""
+    if id(cell) not in new:
+        return cell
+    made, _ = memo.setdefault(id(cell), (CellType(new[id(cell)]), cell))
+    return made  # type: ignore[no-any-return]
+
+
+def _fresh(value: Any, memo: dict[int, Any]) -> Any:
+    """What a function's own copy holds."""
+    made = _on_copy(value, memo)
+    if made is not value or not _counts(value):
+        return made
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # as with attributes, both have it
+        return value
+
+
+def _counts(value: Any) -> bool:
+    """Whether a function may change ``value`` that it holds, or put another in its place."""
+    return not isinstance(value, nn.Module | torch.Tensor | ModuleType | type) and not callable(value)
+
+
+def cells(f: FunctionType) -> list[tuple[str, CellType]]:
+    """What ``f`` holds of the functions around it, by name."""
+    each = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+    return [(name, cell) for name, cell in each if name != "__class__" and _full(cell)]
 
 
 def _each(values: Any, memo: dict[int, Any]) -> list[Any]:

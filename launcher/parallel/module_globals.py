@@ -1,4 +1,4 @@
-"""What a model's files keep beside it: global variables and attributes of classes."""
+"""What a model's files keep beside it: global variables, attributes of classes, closures and defaults of functions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from launcher.parallel.copied import cells
 from launcher.parallel.python_state import LIBRARIES, State, library, parts
 
 FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
@@ -68,11 +69,32 @@ def _state(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
             yield shown, owner, key, value
 
 
+def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
+    """Those that the modules and their classes define, and what decorators have wrapped."""
+    stack = [(shown, value) for shown, _, _, value in _all(names)]
+    seen = set[int]()
+    while stack:
+        shown, value = stack.pop()
+        if isinstance(value, FunctionType) and id(value) not in seen and value.__module__ in names:
+            seen.add(id(value))
+            yield shown, value
+            stack += [(shown, cell.cell_contents) for _, cell in cells(value)]
+        elif isinstance(value, property | classmethod | staticmethod | _lru_cache_wrapper):
+            inner = (getattr(value, name, None) for name in ("fget", "__func__", "__wrapped__"))
+            stack += [(shown, f) for f in inner if f is not None]
+
+
 def variables(names: Iterable[str]) -> State:
-    """The global variables and the attributes of the classes of these modules."""
+    """The global variables and the attributes of the classes of these modules, and what their functions hold."""
+    names = [*names]
     out = State()
     for shown, _, _, value in _state(names):
         out.enter(shown, value)
+    for shown, f in _functions(names):
+        for name, cell in cells(f):
+            out.enter(f"{name} of {shown}", cell.cell_contents)
+        out.enter(f"the defaults of {shown}", [f.__defaults__, f.__kwdefaults__])
+        out.enter(shown, vars(f))
     return out
 
 
@@ -84,6 +106,12 @@ def put_back(names: Iterable[str]) -> Iterator[None]:
     inside: dict[int, tuple[Any, Any]] = {}
     for _, _, value in before.values():
         _remember(value, inside)
+    closed = [(cell, cell.cell_contents) for _, f in _functions(names) for _, cell in cells(f)]
+    for value in [
+        *(v for _, v in closed),
+        *((f.__defaults__, f.__kwdefaults__, vars(f)) for _, f in _functions(names)),
+    ]:
+        _remember(value, inside)
     try:
         yield
     finally:
@@ -92,6 +120,9 @@ def put_back(names: Iterable[str]) -> Iterator[None]:
                 setattr(owner, key, value)
         for owner, key in [(o, k) for _, o, k, _ in _state(names) if (id(o), k) not in before]:
             delattr(owner, key)
+        for cell, value in closed:
+            if cell.cell_contents is not value:
+                cell.cell_contents = value
         for value, held in inside.values():
             _refill(value, held)
 

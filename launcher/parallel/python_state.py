@@ -6,10 +6,12 @@ import random
 import site
 import sys
 import sysconfig
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from launcher.parallel.copied import OURS
+from launcher.parallel.copied import OURS, cells
 
 Key = tuple[str, str]
 """The attribute, ``b.box``, and the way on from there, ``.steps[0]``."""
@@ -96,13 +98,17 @@ def changed(before: State, after: State) -> list[Key]:
 
 def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
     """What can be looked into, part by part; ``None``: it is one value."""
+    if isinstance(value, FunctionType):
+        return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
     if isinstance(value, (*PLAIN, *WHOLE, np.ndarray, np.generic)):
         return None
     if isinstance(value, list | tuple | deque | Mapping) and len(value) <= MANY:
         if isinstance(value, Mapping):
             return [(f"[{k if isinstance(k, PLAIN) else id(k)!r}]", v) for k, v in value.items()]
         return [(f"[{n}]", v) for n, v in enumerate(value)]
-    if isinstance(value, SimpleNamespace) or not library(type(value).__module__):
+    if isinstance(value, ContextVar):
+        return [(".get()", value.get(None))]
+    if isinstance(value, SimpleNamespace | threading.local) or not library(type(value).__module__):
         return [(f".{k}", v) for k, v in _own(value)]
     return None
 

@@ -199,11 +199,15 @@ def computed(model: nn.Module) -> tuple[str, ...]:
     )
 
 
+TORCHS = ("_is_buffer", "_is_param", "persistent")
+"""What torch has put on tensors: it says again what modules know of them."""
+
+
 def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Python attributes that were put on tensors, each with the names of those; they are taken off."""
+    """Python attributes that users put on tensors, each with the names of those; they are taken off."""
     out: dict[str, tuple[str, ...]] = {}
     for name, t in named(model):
-        for mark in list(vars(t)):
+        for mark in [m for m in vars(t) if m not in TORCHS]:
             out[mark] = (*out.get(mark, ()), name)
             delattr(t, mark)
     return out

@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.ambient import ambient
+from launcher.parallel.aside import Aside
 from launcher.parallel.capture import Capture, Uncuttable, capturing, scripted
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
@@ -45,6 +46,7 @@ class Tracer(Capture):
     """
 
     watch: Watch
+    aside: Aside
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -78,7 +80,10 @@ class Tracer(Capture):
         before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
         if kind == "call_module":
+            leaf = self.leaves[id(func)]
+            self._unchanged(self.aside.begin(leaf), leaf)
             out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts)
+            self.aside.end(leaf)
         elif ambient().casts:
             out = cast(func, args, kwargs)
         else:
@@ -86,6 +91,14 @@ class Tracer(Capture):
         wrote = frozenset(self.meter.written)
         self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
         return out, bool(wrote)
+
+    def _unchanged(self, at: str, leaf: str) -> None:
+        if at:
+            raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
+
+    def over(self) -> None:
+        """The forward is done."""
+        self._unchanged(*self.aside.over())
 
     def note(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().note(*args, **kwargs)
@@ -183,9 +196,11 @@ def _follow(
         reading(model, counted, tracer.read),
     ):
         meter.tell(tracer.escaped)
+        tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))
+        tracer.over()
     return tracer
 
 

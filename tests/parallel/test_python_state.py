@@ -34,8 +34,9 @@ REFUSED = {
     "CountReadByModule": READ.format("CountReadByModule"),
     "Shared": "model: the forward changes b.box, which is also head.box, in Python: another stage would not see it; "
     "give each its own, or hand on a tensor",
-    "GlobalCount": "model: the forward changes tests.parallel.python_state_nets.CALLS with every call, which each "
-    "process has its own of; keep it in a module that has a stage",
+    "GlobalCount": "parallel.pipeline.stage_config: cannot follow the code between the named modules of GlobalCount "
+    "(python_state_nets.py): it changes tests.parallel.python_state_nets.CALLS, which head would not see on its stage; "
+    "name a larger module there, so that this code runs inside it",
 }
 
 
