@@ -42,11 +42,12 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``aside`` looks whether leaves are told
+    anything past their arguments.
     """
 
     watch: Watch
-    aside: Aside
+    aside: Aside | None = None
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -80,10 +81,10 @@ class Tracer(Capture):
         before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
         if kind == "call_module":
-            leaf = self.leaves[id(func)]
-            self._unchanged(self.aside.begin(leaf), leaf)
+            self._begin(leaf := self.leaves[id(func)])
             out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts)
-            self.aside.end(leaf)
+            if self.aside is not None:
+                self.aside.end(leaf)
         elif ambient().casts:
             out = cast(func, args, kwargs)
         else:
@@ -92,13 +93,18 @@ class Tracer(Capture):
         self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
         return out, bool(wrote)
 
+    def _begin(self, leaf: str) -> None:
+        if self.aside is not None:
+            self._unchanged(self.aside.begin(leaf), leaf)
+
     def _unchanged(self, at: str, leaf: str) -> None:
         if at:
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
 
     def over(self) -> None:
         """The forward is done."""
-        self._unchanged(*self.aside.over())
+        if self.aside is not None:
+            self._unchanged(*self.aside.over())
 
     def note(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().note(*args, **kwargs)
@@ -138,7 +144,7 @@ def trace(
     """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
     model = copied(model)  # a forward may count or cache
     drawn, before, modules = _drawn(), held(model), files(*map(type, model.modules()))
-    tracer = _follow(model, leaves, inputs, units)
+    tracer = _follow(model, leaves, inputs, units, asides=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
@@ -152,7 +158,7 @@ def trace(
         text = f"the forward changes {moved[0][0]} with every call, which each process has its own of"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     with evaluating([model]):
-        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted)
+        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted, asides=True)
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
     if text := same(tracer.graph, other.graph):
@@ -180,6 +186,7 @@ def _follow(
     inputs: Sequence[torch.Tensor],
     units: Sequence[str] = (),
     counted: Sequence[str] = (),
+    asides: bool = False,
 ) -> Tracer:
     """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
     meter = Meter((*model.parameters(), *model.buffers()))
@@ -196,7 +203,8 @@ def _follow(
         reading(model, counted, tracer.read),
     ):
         meter.tell(tracer.escaped)
-        tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
+        if asides:
+            tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))
