@@ -18,6 +18,7 @@ from launcher.runtime.world import World
 from launcher.steps import drawings
 from launcher.steps.drawings import Drawings
 from launcher.steps.pieces import pieces
+from tests.parallel import python_state_nets as nets
 from tests.parity import CPU, job, own, rank_step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import SEQUENCE
@@ -93,3 +94,12 @@ def test_ranks_tell_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     drawn.add(j, plan)
     with pytest.raises(ValueError, match="no more"):
         drawn.take(j, plan)
+
+
+def test_each_is_drawn_as_if_it_were_the_first() -> None:
+    j, drawn = own("python_state_nets.ByNumber", [6], stages={"a": 0, "b": 0, "head": 1}), Drawings()
+    made = nets.Numbered.made
+    plan = plan_job(j)
+    drawn.add(j, plan, builds=2)
+    each = [drawn.take(j, plan).model for _ in range(3)]
+    assert [(m.a.number, m.b.number) for m in each] == [(made, made + 1)] * 3
