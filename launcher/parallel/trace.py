@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -42,11 +43,12 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``cut``: stages will run it.
     """
 
     watch: Watch
     aside: Aside
+    cut = True
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -82,7 +84,8 @@ class Tracer(Capture):
         if kind == "call_module":
             leaf = self.leaves[id(func)]
             self._unchanged(self.aside.begin(leaf), leaf)
-            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts)
+            told = partial(self._depends, leaf) if self.cut else None
+            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts, told=told)
             self.aside.end(leaf)
         elif ambient().casts:
             out = cast(func, args, kwargs)
@@ -93,8 +96,12 @@ class Tracer(Capture):
         return out, bool(wrote)
 
     def _unchanged(self, at: str, leaf: str) -> None:
-        if at:
+        if at and self.cut:
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
+
+    def _depends(self, leaf: str, what: str) -> None:
+        """Refuse what would be that of zeros for ever: the code around the leaves runs now, and never again."""
+        raise self.refuse(f"{leaf} returns {what} with other data; let it return a tensor of a fixed shape")
 
     def over(self) -> None:
         """The forward is done."""
@@ -166,10 +173,17 @@ def _drawn() -> tuple[Any, ...]:
 
 
 def follow(
-    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+    model: nn.Module,
+    leaves: frozenset[str],
+    inputs: Sequence[torch.Tensor],
+    units: Sequence[str] = (),
+    cut: bool = True,
 ) -> Tracer:
-    """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
-    return _follow(copied(model), leaves, inputs, units)
+    """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed.
+
+    Not ``cut``: it will run whole, so it may do with its leaves what it likes.
+    """
+    return _follow(copied(model), leaves, inputs, units, cut=cut)
 
 
 def _follow(
@@ -178,10 +192,12 @@ def _follow(
     inputs: Sequence[torch.Tensor],
     units: Sequence[str] = (),
     counted: Sequence[str] = (),
+    cut: bool = True,
 ) -> Tracer:
     """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
     meter = Meter((*model.parameters(), *model.buffers()))
     tracer = Tracer(model, leaves, meter)
+    tracer.cut = cut
     xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
     _unhooked(model, leaves)
     with (
