@@ -22,6 +22,7 @@ from launcher.steps import alone, importing
 if TYPE_CHECKING:
     from launcher.external import Others
     from launcher.runtime.world import World
+    from launcher.steps.drawings import Drawings
 
 Hear = Callable[[int, object], None]
 Work = Callable[["World"], dict[str, Any]]
@@ -55,9 +56,10 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     from launcher.checkpoint.store import latest
     from launcher.steps import ranks  # imports all that a rank needs, once: forked ranks have it then
 
+    copies = _copies(run, phase)
     work = partial(
         ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
-        before=latest(run.folder / "checkpoints"), copies=_copies(run, phase),
+        before=latest(run.folder / "checkpoints"), copies=copies, drawn=_drawn(run, phase, copies),
     )  # fmt: skip
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, work, hear)
@@ -70,6 +72,20 @@ def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
     steps = {name: run.job.steps[name] for name in phase.steps}
     found = {name: copies(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
     return {name: tuple((c, plan_job(c.job)) for c in each) for name, each in found.items()}
+
+
+def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]) -> Drawings:
+    """What ranks that are forked need not work out each for itself; others get a request, and do."""
+    from launcher.steps.certify import BUILDS
+    from launcher.steps.drawings import Drawings
+
+    drawn = Drawings()
+    if run.start.mode == "spawn" and run.start.device == "cpu":
+        for copy, plan in (both for each in copies.values() for both in each):
+            drawn.add(copy.job, plan, BUILDS)
+        if not copies.keys() >= set(phase.steps):
+            drawn.add(run.job, run.plan)
+    return drawn
 
 
 def _from(run: Run) -> Path | None:

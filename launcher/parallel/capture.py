@@ -13,9 +13,9 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.parallel.ambient import Ambient, ambient
+from launcher.parallel.pytree import tree_leaves, tree_map_only
 from launcher.parallel.structure import Constant, Named, contents, filled, here, inside, pick, remade, tensors
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)

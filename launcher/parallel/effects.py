@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.pytree import tree_leaves
 from launcher.plan.facts import Change
 
 DATA = ""

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
+from launcher.parallel.pytree import tree_map_only
 from launcher.parallel.structure import mapped, tensors
 from launcher.parallel.watch import Watch
 

@@ -228,7 +228,7 @@ def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> G
         if not looks(error.__cause__):
             raise
     try:
-        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known), cut=False)
+        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known))
     except RequestError:
         return _single(model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch))
     return _node(known, inputs, _returned(traced), traced.meter, traced.watch)

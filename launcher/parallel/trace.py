@@ -43,12 +43,12 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too. ``cut``: stages will run it.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``aside`` looks whether leaves are told
+    anything past their arguments.
     """
 
     watch: Watch
-    aside: Aside
-    cut = True
+    aside: Aside | None = None
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -82,11 +82,11 @@ class Tracer(Capture):
         before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
         if kind == "call_module":
-            leaf = self.leaves[id(func)]
-            self._unchanged(self.aside.begin(leaf), leaf)
-            told = partial(self._depends, leaf) if self.cut else None
+            self._begin(leaf := self.leaves[id(func)])
+            told = partial(self._depends, leaf) if self.aside is not None else None
             out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts, told=told)
-            self.aside.end(leaf)
+            if self.aside is not None:
+                self.aside.end(leaf)
         elif ambient().casts:
             out = cast(func, args, kwargs)
         else:
@@ -95,8 +95,12 @@ class Tracer(Capture):
         self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
         return out, bool(wrote)
 
+    def _begin(self, leaf: str) -> None:
+        if self.aside is not None:
+            self._unchanged(self.aside.begin(leaf), leaf)
+
     def _unchanged(self, at: str, leaf: str) -> None:
-        if at and self.cut:
+        if at:
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
 
     def _depends(self, leaf: str, what: str) -> None:
@@ -105,7 +109,8 @@ class Tracer(Capture):
 
     def over(self) -> None:
         """The forward is done."""
-        self._unchanged(*self.aside.over())
+        if self.aside is not None:
+            self._unchanged(*self.aside.over())
 
     def note(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().note(*args, **kwargs)
@@ -122,7 +127,9 @@ class Tracer(Capture):
     def read(self, name: str) -> None:
         """Refuse to look, from outside, at what a leaf counts in Python: the number of this forward would stay."""
         leaf = next(u for u in self.leaves.values() if covers(u, name))
-        if not covers(leaf, self.watch.running):
+        here = self.watch.running
+        ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
+        if not ours and not covers(leaf, here):
             raise self.refuse(f"it reads {name}, which {leaf} changes as it runs")
 
 
@@ -143,7 +150,7 @@ def trace(
     """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
     model = copied(model)  # a forward may count or cache
     drawn, before, modules = _drawn(), held(model), files(*map(type, model.modules()))
-    tracer = _follow(model, leaves, inputs, units)
+    tracer = _follow(model, leaves, inputs, units, asides=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
@@ -157,7 +164,7 @@ def trace(
         text = f"the forward changes {moved[0][0]} with every call, which each process has its own of"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     with evaluating([model]):
-        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted)
+        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted, asides=True)
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
     if text := same(tracer.graph, other.graph):
@@ -173,17 +180,10 @@ def _drawn() -> tuple[Any, ...]:
 
 
 def follow(
-    model: nn.Module,
-    leaves: frozenset[str],
-    inputs: Sequence[torch.Tensor],
-    units: Sequence[str] = (),
-    cut: bool = True,
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed.
-
-    Not ``cut``: it will run whole, so it may do with its leaves what it likes.
-    """
-    return _follow(copied(model), leaves, inputs, units, cut=cut)
+    """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
+    return _follow(copied(model), leaves, inputs, units)
 
 
 def _follow(
@@ -192,12 +192,11 @@ def _follow(
     inputs: Sequence[torch.Tensor],
     units: Sequence[str] = (),
     counted: Sequence[str] = (),
-    cut: bool = True,
+    asides: bool = False,
 ) -> Tracer:
     """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
     meter = Meter((*model.parameters(), *model.buffers()))
     tracer = Tracer(model, leaves, meter)
-    tracer.cut = cut
     xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
     _unhooked(model, leaves)
     with (
@@ -210,7 +209,8 @@ def _follow(
         reading(model, counted, tracer.read),
     ):
         meter.tell(tracer.escaped)
-        tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
+        if asides:
+            tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))

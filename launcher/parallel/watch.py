@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
 from launcher.parallel.effects import Effects
 from launcher.parallel.mode import Dispatch
 from launcher.parallel.python_state import Key, changed, held
+from launcher.parallel.pytree import tree_leaves
 from launcher.parallel.references import forget
 from launcher.parallel.structure import filled
 from launcher.plan.facts import Inner

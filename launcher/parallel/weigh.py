@@ -8,12 +8,13 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from launcher.parallel import meta_cache
 from launcher.parallel.copied import copied
 from launcher.parallel.flash import Flash
 from launcher.parallel.held import Held
 from launcher.parallel.mode import default_dtype
+from launcher.parallel.pytree import tree_leaves, tree_map_only
 from launcher.parallel.saved_hooks import SavedHooks
 from launcher.parallel.weight_gradient import FORMS, Call, Deferral
 from launcher.plan.facts import Backward
@@ -23,6 +24,7 @@ class _Meta(Held):
     """Counts meta tensors, but no gradients of parameters: those are planned by themselves."""
 
     kind = "meta"
+    run = staticmethod(meta_cache.run)
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__()

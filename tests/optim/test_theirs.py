@@ -28,7 +28,7 @@ from tests.optim import theirs
 from tests.parallel.sources import Shapes
 from tests.parity import job, whole
 from tests.parity.reference import plain
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
@@ -100,12 +100,12 @@ def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> d
     out = {}
     for (name, layout), (j, plan) in cells.items():
         home = folder / name / layout
-        straight = session.build(world, j, plan, home)
+        straight = session.build(world, j, plan, home, drawn=DRAWN)
         advance(straight, j, STOP)
         save.save(straight, None)
         found = [advance(straight, j, STEPS)]
         for before in dict.fromkeys((layout, "one")):
-            again = session.build(world, j, plan, home)
+            again = session.build(world, j, plan, home, drawn=DRAWN)
             state.load(again, folder / name / before / "checkpoints" / f"step-{STOP:06d}")
             assert again.step == STOP
             found.append(advance(again, j, STEPS))

@@ -175,3 +175,24 @@ class ByNumber(Net):
 
     def more(self) -> None:
         self.a, self.b = Numbered(), Numbered()
+
+
+class LooksAround(nn.Module):
+    """It looks at data and has a net in it whose copying reads what it keeps in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LSTM(6, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            return x
+        out: Tensor = self.net(x.unsqueeze(1))[0].squeeze(1)
+        return out
+
+
+class Recurrent(Net):
+    """A module with a recurrent net that looks at data."""
+
+    def more(self) -> None:
+        self.b = LooksAround()

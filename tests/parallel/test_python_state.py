@@ -47,7 +47,7 @@ def test_what_another_stage_would_not_see_is_refused(net, text):
     assert re.sub(r"\.py:\d+", ".py", str(refused.value)) == text
 
 
-@pytest.mark.parametrize("net", ["CountedAlone", "ByNumber"])
+@pytest.mark.parametrize("net", ["CountedAlone", "ByNumber", "Recurrent"])
 def test_what_only_its_module_sees_is_exact(net):
     nets.Numbered.made = 0
     job = own(f"python_state_nets.{net}", [6], stages=CUT, train__batch_size=4)
