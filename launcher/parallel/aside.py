@@ -11,6 +11,7 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.copied import HOOKS
 from launcher.parallel.module_globals import files, variables
 from launcher.parallel.python_state import State, changed, held, library
+from launcher.plan.stages import covers
 
 
 class Aside:
@@ -35,7 +36,8 @@ class Aside:
 
     def end(self, name: str) -> None:
         """It has run, and may have changed what others hold too."""
-        for other in {name}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
+        others = [m for m in self.leaves if covers(name, m) or covers(m, name)]
+        for other in {*others}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
             self.own[other] = _own(self.leaves[other])
         self.around = variables(self.files)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -64,10 +66,12 @@ def call(
     meter: Meter | None = None,
     watch: Watch | None = None,
     really: bool = False,
+    told: Callable[[str], None] | None = None,
 ) -> Any:
     """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead.
 
     Then ``meter`` and ``watch`` forget what they saw of the first try. ``really``: on zeros without trying.
+    ``told``: of what it returns, where that hangs on the numbers and Python can see it.
     """
     if not really:
         undo = [seen.mark() for seen in (meter, watch) if seen is not None]
@@ -98,8 +102,12 @@ def call(
             out = real(*args, **kwargs)
         if watch is not None and watch.effects.changed > before:
             _again(real, args, kwargs, meter, watch)
-        if watch is not None and watch.units_below():
-            watch.steers |= _steers(real, args, kwargs, meter, watch, since)
+        if watch is not None and (watch.units_below() or (told is not None and not really)):
+            was = watch.ran(since)
+            for now, other in _tried(real, args, kwargs, meter, watch):
+                watch.steers |= watch.units_below() and (other is MISSING or watch.ran(now) != was)
+                if told is not None and (what := _depends(out, other)):
+                    told(what)
     if meter is not None:
         meter.written.update([own[w] for w in meter.written if w in own])
     return _returned(out, given, made)
@@ -117,31 +125,61 @@ def _again(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: 
         back()
 
 
-TRIES = 3
+SCALES = 1.0, 1e3, 1e-3
+"""Of the numbers that a module is tried with."""
 
 
-def _steers(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch, since: int) -> bool:
-    """Whether other numbers make other units run, or in another order; tried with a few, nothing of which is kept."""
-    g, was = torch.Generator().manual_seed(0), watch.ran(since)
+def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch) -> Iterator[tuple[int, Any]]:
+    """What comes of a few other numbers, ``MISSING`` where it does not take them, and how far ``watch.order`` was.
+
+    Nothing of it is kept.
+    """
+    g = torch.Generator().manual_seed(0)
     undo = [seen.mark() for seen in (meter, watch) if seen is not None]
-
-    def noise(t: torch.Tensor) -> torch.Tensor:
-        return torch.randn(t.shape, generator=g).to(t.dtype) if t.is_floating_point() else t
-
-    found = False
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for _ in range(TRIES):
+        for scale in SCALES:
+
+            def noise(t: torch.Tensor, scale: float = scale) -> torch.Tensor:
+                return (torch.randn(t.shape, generator=g) * scale).to(t.dtype) if t.is_floating_point() else t
+
             for p in real.parameters():
                 p.copy_(noise(p))
-            now = len(watch.order)
-            try:
-                real(*mapped(args, noise), **mapped(kwargs, noise))
-            except Exception:  # it does not take any numbers: then who knows
-                found = True
-            found |= watch.ran(now) != was
+            now, out = len(watch.order), MISSING
+            with suppress(Exception):  # then who knows
+                out = real(*mapped(args, noise), **mapped(kwargs, noise))
+            yield now, out
     for back in undo:
         back()
-    return found
+
+
+MISSING = object()
+NUMBER, SHAPE = "another Python number", "tensors of another shape"
+NUMBERS = (bool, int, float, complex)
+
+
+def _depends(out: Any, other: Any) -> str:
+    """What of ``out`` hangs on numbers, if ``other`` is what came of other ones."""
+    one, two = _seen(out), _seen(other)
+    numbers = [[v for v in some if isinstance(v, NUMBERS)] for some in (one, two)]
+    if other is MISSING:
+        return NUMBER if numbers[0] else ""
+    same = [repr(v) for v in one] == [repr(v) for v in two]
+    return "" if same else NUMBER if numbers[0] != numbers[1] else SHAPE
+
+
+def _seen(value: Any) -> list[Any]:
+    """What Python can see of it: shapes and dtypes of tensors, and numbers."""
+    if isinstance(value, torch.Tensor):
+        return [(value.dtype, value.shape)]
+    if isinstance(value, NUMBERS):
+        return [value]
+    if isinstance(value, Mapping):
+        return [some for v in value.values() for some in _seen(v)]
+    if isinstance(value, list | tuple):
+        return [("of", len(value)), *(some for v in value for some in _seen(v))]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [some for f in fields(value) for some in _seen(getattr(value, f.name, None))]
+    return []
 
 
 def looks(error: BaseException | None) -> bool:

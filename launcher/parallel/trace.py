@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -82,7 +83,8 @@ class Tracer(Capture):
         self.meter.written.clear()
         if kind == "call_module":
             self._begin(leaf := self.leaves[id(func)])
-            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts)
+            told = partial(self._depends, leaf) if self.aside is not None else None
+            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts, told=told)
             if self.aside is not None:
                 self.aside.end(leaf)
         elif ambient().casts:
@@ -100,6 +102,10 @@ class Tracer(Capture):
     def _unchanged(self, at: str, leaf: str) -> None:
         if at:
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
+
+    def _depends(self, leaf: str, what: str) -> None:
+        """Refuse what would be that of zeros for ever: the code around the leaves runs now, and never again."""
+        raise self.refuse(f"{leaf} returns {what} with other data; let it return a tensor of a fixed shape")
 
     def over(self) -> None:
         """The forward is done."""
