@@ -25,7 +25,7 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
 
     Only of operations whose results are new tensors, each with memory of its own.
     """
-    if _views(func) or (key := _key(func, args, kwargs)) is None:
+    if _opaque(func) or (key := _key(func, args, kwargs)) is None:
         return func(*args, **kwargs)
     if not (specs := _known.get(key)):
         out = func(*args, **kwargs)
@@ -43,9 +43,10 @@ def _made(spec: Any) -> torch.Tensor:
 
 
 @cache
-def _views(func: Any) -> bool:
-    """Whether it says that it changes what it is given, or returns a part of it."""
-    return func._schema.is_mutable or any(r.alias_info is not None for r in func._schema.returns)
+def _opaque(func: Any) -> bool:
+    """Whether it changes what it is given, or returns a part of it; nobody knows what a user's own goes by."""
+    returned = any(r.alias_info is not None for r in func._schema.returns)
+    return returned or func._schema.is_mutable or func.namespace != "aten"
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
@@ -60,7 +61,9 @@ def _add(found: list[Any], value: Any) -> bool:
     """Whether all that ``value`` is has been added to ``found``: a tensor as its shape, a number with its type."""
     kind = type(value)
     if kind in KINDS:
-        if not value.is_meta or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        if not value.is_meta or value.layout is not torch.strided:
+            return False
+        if value.is_conj() or value.is_neg():
             return False
         found.append((value.shape, value.stride(), value.dtype, value.storage_offset()))
         return True

@@ -25,6 +25,7 @@ from tests.test_parity_tp import SEQUENCE
 
 STAGES: dict[str, Any] = {"pipeline": {"stages": 2}}
 JOBS: dict[str, Job] = {
+    "one rank": job(),
     "stages, sharded": job(parallel=STAGES | {"hsdp": {"shard_size": 2, "threshold": 0}}),
     "stages, operators": job(parallel=STAGES | {"grid": {"tp": 2}, "operators": SEQUENCE}),
     "half precision": job(parallel=STAGES, train__precision="bf16"),
@@ -72,6 +73,20 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
 
     for _ in range(2):  # an attempt that starts again is forked with it, too
         assert run_ranks(work, plan.sizes.grid.size) == [(True, [1, 2])] * plan.sizes.grid.size
+
+
+def test_what_has_been_built_from_is_not_built_from_again() -> None:
+    plan = plan_job(JOBS["one rank"])
+    used = drawings.draw(JOBS["one rank"], plan)
+
+    def work(world: World) -> str:
+        meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
+        parallelize(used, plan, meshes, CPU)
+        with pytest.raises(AssertionError) as again:
+            parallelize(used, plan, meshes, CPU)
+        return str(again.value)
+
+    assert run_ranks(work, 1) == ["it has joined before: a blueprint serves one build"]
 
 
 def test_a_step_comes_to_the_same() -> None:
