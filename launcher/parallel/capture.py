@@ -33,6 +33,8 @@ READS = frozenset({
 RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropout", "empty", "new_empty")
 
 DEVICE, META = torch.Tensor.device.__get__, torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+GRAD_FN: Any = torch.Tensor.grad_fn
+GRAD_FN = GRAD_FN.__get__
 
 
 class Uncuttable(Exception):
@@ -105,6 +107,8 @@ class Capture(TorchFunctionMode):
             return False
         if func == DEVICE:
             return torch.device("cpu")
+        if func == GRAD_FN:
+            raise self.refuse("it asks a tensor for its grad_fn, which every stage has its own of")
         if func in READS and (same := self._always(args[0])) is not None:
             with _disable_current_modes():
                 return func(same, *args[1:], **kwargs)

@@ -79,9 +79,10 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
     """``f`` itself, or with cells of its own: it may count in them, or hold what has been copied."""
     memo[id(f)] = f  # it may hold itself
-    new = {id(c): _fresh(c.cell_contents, memo) for _, c in cells(f)}
+    own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")  # ours tell whoever made them
+    new = {id(c): (_fresh if own else _on_copy)(c.cell_contents, memo) for _, c in cells(f)}
     defaults, named = _each(f.__defaults__ or (), memo), _named(f.__kwdefaults__ or {}, memo)
-    changed = any(new[id(c)] is not c.cell_contents or _counts(c.cell_contents) for _, c in cells(f))
+    changed = any(new[id(c)] is not c.cell_contents or (own and _counts(c.cell_contents)) for _, c in cells(f))
     changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
     changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
     if not changed:

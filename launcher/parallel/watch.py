@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
+from launcher.errors import Problem, RequestError
 from launcher.parallel.effects import Effects
 from launcher.parallel.mode import Dispatch
 from launcher.parallel.python_state import Key, changed, held
@@ -71,6 +73,7 @@ class Watch(TorchFunctionMode):
     ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``fills``:
     those that change a list or dictionary that they are given; ``nested``: those that run inside of themselves;
     ``inferred``: those that run in inference mode. ``counted``: what copies of them change in Python.
+    ``lazy``: those that return a generator, whose code runs when they are over.
     """
 
     def __init__(
@@ -89,7 +92,9 @@ class Watch(TorchFunctionMode):
         self.fills: set[str] = set()
         self.nested: set[str] = set()
         self.inferred: set[str] = set()
+        self.lazy: set[str] = set()
         self.counted: list[Key] = []
+        self._thread = get_ident()
         self._outside = _saving()
         self._regions: dict[int, list[str]] = {}
         self._reentrant: list[int] = []
@@ -179,6 +184,9 @@ class Watch(TorchFunctionMode):
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
+        if get_ident() != self._thread:
+            text = f"the forward runs {name} in a thread of its own, where nobody can see what it does"
+            raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
         if name in self._running[1:]:
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
@@ -198,7 +206,7 @@ class Watch(TorchFunctionMode):
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It is done."""
-        if self.over:
+        if self.over or get_ident() != self._thread:
             return
         self._running.pop()
         self.order.append((name, False))
@@ -207,6 +215,8 @@ class Watch(TorchFunctionMode):
             self.overwrites.add(name)
         if self._filled.pop()():
             self.fills.add(name)
+        if isinstance(output, Iterator | Coroutine):
+            self.lazy.add(name)
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
@@ -344,6 +354,7 @@ def watching(
     try:
         with watch, watch.effects:
             yield watch
+        watch.effects.finish()
     finally:
         del reentrant.apply
         watch.over = True
