@@ -30,7 +30,7 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 WHOLE = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
 """What is the same as long as it is the same object."""
 
-LIBRARIES = sys.stdlib_module_names - {"types", "collections"} | {"hydra", "launcher", "numpy", "omegaconf", "torch"}
+LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
 """Of a container of more than so many values each must be the same object; so deep nobody nests what counts."""
