@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -83,23 +82,25 @@ def plan_job(job: Job) -> Plan:
     job, _ = inlined(settled(job))
     if found := _unlike(job, own=True):
         raise RequestError(tuple(found))
-    with _trackless(job):
+    from launcher.parallel.module_globals import put_back
+
+    with put_back(own_files(job)):
         made = _cut(job, asked)
     fits(job, made)
     refuse(_mismatched(job, made))
     return made
 
 
-def _trackless(job: Job) -> AbstractContextManager[None]:
-    """What the user's own files keep in Python is as before when the model has been built and followed."""
+def own_files(job: Job) -> list[str]:
+    """The modules of Python that a model of the user's own is from; they may count or keep what is built of them."""
     if not isinstance(job.model, Target):
-        return nullcontext()
+        return []
     from torch import nn
 
     from launcher.job.targets import locate
-    from launcher.parallel.module_globals import files, put_back
+    from launcher.parallel.module_globals import files
 
-    return put_back(files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_")))
+    return files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
 def _cut(job: Job, asked: Asked) -> Plan:

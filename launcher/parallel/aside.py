@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from types import GeneratorType
 
@@ -28,28 +27,23 @@ class Aside:
         for name, state in self.own.items():
             for some in state.also:
                 self.holders.setdefault(some, []).append(name)
-        self.around = self._around()
+        self.around = variables(self.files)
 
     def begin(self, name: str) -> str:
         """Leaf ``name`` is about to run. What was changed since leaves ran, or ""."""
         mine = [_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))]
-        return next(iter(mine + [at for at, _ in changed(self.around, self._around())]), "")
+        return next(iter(mine + [at for at, _ in changed(self.around, variables(self.files))]), "")
 
     def end(self, name: str) -> None:
         """It has run, and may have changed what others hold too."""
         others = [m for m in self.leaves if covers(name, m) or covers(m, name)]
         for other in {*others}.union(*(self.holders.get(some, ()) for some in self.own[name].also)):
             self.own[other] = _own(self.leaves[other])
-        self.around = self._around()
+        self.around = variables(self.files)
 
     def over(self) -> tuple[str, str]:
         """The forward is done. What was changed after a leaf had run, and that leaf."""
         return next(((at, name) for name in self.leaves if (at := self.begin(name))), ("", ""))
-
-    def _around(self) -> State:
-        out = variables(self.files)
-        out.enter("os.environ", dict(os.environ))
-        return out
 
 
 HOOKED = "the hooks of"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 OURS = frozenset(vars(nn.Module()))
 """Attributes that torch has made."""
 
+EMPTY = (dict, OrderedDict, set)
+"""Most of what a module keeps is one of these with nothing in it; ``copy`` takes ten times as long for it."""
 HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
 """Attributes that are, or hold, functions."""
 
@@ -25,11 +28,12 @@ def copied(model: M) -> M:
 
     What cannot be copied, as locks, open files and generators, both have.
     """
-    memo: dict[int, Any] = {}
+    empty = {id(v): type(v)() for m in model.modules() for v in vars(m).values() if type(v) in EMPTY and not v}
+    memo: dict[int, Any] = dict(empty)
     try:
         out = copy.deepcopy(model, memo)
     except Exception:  # whatever the user's object says of it
-        memo = _single(model)
+        memo = empty | _single(model)
         out = copy.deepcopy(model, memo)
     for module in out.modules():
         own = vars(module)

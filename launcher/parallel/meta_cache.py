@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,12 +25,12 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
 
     Only of operations whose results are new tensors, each with memory of its own.
     """
-    if func._schema.is_mutable or (key := _key(func, args, kwargs)) is None:
+    if _opaque(func) or (key := _key(func, args, kwargs)) is None:
         return func(*args, **kwargs)
-    if (specs := _known.get(key)) is None:
+    if not (specs := _known.get(key)):
         out = func(*args, **kwargs)
-        if len(_known) < MOST and (specs := _fresh(out, args, kwargs)):
-            _known[key] = specs
+        if specs is None and len(_known) < MOST:
+            _known[key] = _fresh(out, args, kwargs)
         return out
     if isinstance(specs[0], torch.Size):
         return _made(specs)
@@ -39,6 +40,13 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
 def _made(spec: Any) -> torch.Tensor:
     shape, stride, dtype = spec
     return torch.empty_strided(shape, stride, dtype=dtype, device=META)
+
+
+@cache
+def _opaque(func: Any) -> bool:
+    """Whether it changes what it is given, or returns a part of it; nobody knows what a user's own goes by."""
+    returned = any(r.alias_info is not None for r in func._schema.returns)
+    return returned or func._schema.is_mutable or func.namespace != "aten"
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
@@ -53,7 +61,9 @@ def _add(found: list[Any], value: Any) -> bool:
     """Whether all that ``value`` is has been added to ``found``: a tensor as its shape, a number with its type."""
     kind = type(value)
     if kind in KINDS:
-        if not value.is_meta or value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        if not value.is_meta or value.layout is not torch.strided:
+            return False
+        if value.is_conj() or value.is_neg():
             return False
         found.append((value.shape, value.stride(), value.dtype, value.storage_offset()))
         return True
@@ -70,14 +80,14 @@ def _add(found: list[Any], value: Any) -> bool:
 
 
 def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
-    """The shapes of ``out``; ``None`` unless each of its tensors is new and alone in its memory."""
+    """The shapes of ``out``; none unless each of its tensors is new and alone in its memory."""
     made = (out,) if type(out) is torch.Tensor else out if type(out) is tuple else ()
     if not made or any(type(t) is not torch.Tensor or not t.is_meta or t.layout is not torch.strided for t in made):
-        return None
+        return ()
     given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
     mine = {t.untyped_storage()._cdata for t in made}
     if len(mine) < len(made) or mine & given or any(map(_odd, made)):
-        return None
+        return ()
     specs = tuple((t.shape, t.stride(), t.dtype) for t in made)
     return specs[0] if made[0] is out else specs
 

@@ -98,33 +98,44 @@ def variables(names: Iterable[str]) -> State:
     return out
 
 
+class Snapshot:
+    """What the variables of these modules are now, to be so again after ``restore``."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = [*names]
+        self._before = {(id(owner), key): (owner, key, value) for _, owner, key, value in _state(self.names)}
+        functions = [f for _, f in _functions(self.names)]
+        self._closed = [(cell, cell.cell_contents) for f in functions for _, cell in cells(f)]
+        self._inside: dict[int, tuple[Any, Any]] = {}
+        for value in (
+            *(v for _, _, v in self._before.values()),
+            *(v for _, v in self._closed),
+            *((f.__defaults__, f.__kwdefaults__, vars(f)) for f in functions),
+        ):
+            _remember(value, self._inside)
+
+    def restore(self) -> None:
+        """The same values under the same names, with the same contents."""
+        for owner, key, value in self._before.values():
+            if vars(owner).get(key, _state) is not value:
+                setattr(owner, key, value)
+        for owner, key in [(o, k) for _, o, k, _ in _state(self.names) if (id(o), k) not in self._before]:
+            delattr(owner, key)
+        for cell, value in self._closed:
+            if cell.cell_contents is not value:
+                cell.cell_contents = value
+        for value, held in self._inside.values():
+            _refill(value, held)
+
+
 @contextmanager
 def put_back(names: Iterable[str]) -> Iterator[None]:
     """What runs meanwhile leaves no trace in the variables of these modules."""
-    names = [*names]
-    before = {(id(owner), key): (owner, key, value) for _, owner, key, value in _state(names)}
-    inside: dict[int, tuple[Any, Any]] = {}
-    for _, _, value in before.values():
-        _remember(value, inside)
-    closed = [(cell, cell.cell_contents) for _, f in _functions(names) for _, cell in cells(f)]
-    for value in [
-        *(v for _, v in closed),
-        *((f.__defaults__, f.__kwdefaults__, vars(f)) for _, f in _functions(names)),
-    ]:
-        _remember(value, inside)
+    before = Snapshot(names)
     try:
         yield
     finally:
-        for owner, key, value in before.values():
-            if vars(owner).get(key, _state) is not value:
-                setattr(owner, key, value)
-        for owner, key in [(o, k) for _, o, k, _ in _state(names) if (id(o), k) not in before]:
-            delattr(owner, key)
-        for cell, value in closed:
-            if cell.cell_contents is not value:
-                cell.cell_contents = value
-        for value, held in inside.values():
-            _refill(value, held)
+        before.restore()
 
 
 def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:

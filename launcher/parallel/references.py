@@ -238,6 +238,7 @@ class _Caches:
     """Of the functions in this process, and how often each had been filled when last looked at."""
 
     modules: dict[str, ModuleType] = field(default_factory=dict)
+    seen: list[ModuleType] = field(default_factory=list)
     filled: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
 
     def add(self, some: Any) -> None:
@@ -250,6 +251,10 @@ class _Caches:
         They are asked for by their class: a walk over all objects would count a reference to each, and so copy the
         memory that a forked rank shares with its parent.
         """
+        now = list(sys.modules.values())
+        if now == self.seen:  # by identity: as quick as thousands of modules can be told apart
+            return
+        self.seen = now
         new = {name: module for name, module in list(sys.modules.items()) if self.modules.get(name) is not module}
         self.modules |= new
         if not all(map(_bare, new)):

@@ -32,6 +32,7 @@ class Axis:
 
     def join(self, rank: int, group: dist.ProcessGroup | None) -> None:
         """What was planned runs on ``rank`` from now on."""
+        assert self.planned, "it has joined before: a blueprint serves one build"
         self.rank, self.group, self.planned, self.last = rank, group, False, None
 
     def said(self, op: str, phase: str, x: Tensor, times: int = 1) -> None:

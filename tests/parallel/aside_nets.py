@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -119,22 +118,6 @@ class Local(Late):
 
 def _of_thread() -> float:
     return getattr(LOCAL, "factor", 1.0)
-
-
-class Environ(Late):
-    def more(self) -> None:
-        super().more()
-        self.head.read = _of_environ
-
-    def forward(self, x: Tensor) -> Tensor:
-        os.environ["ASIDE_FACTOR"] = "2"
-        out: Tensor = super().forward(x)
-        del os.environ["ASIDE_FACTOR"]
-        return out
-
-
-def _of_environ() -> float:
-    return float(os.environ.get("ASIDE_FACTOR", "1"))
 
 
 class _ByDefault(nn.Linear):

@@ -25,7 +25,6 @@ SET = {
     "Global": ("tests.parallel.aside_nets.TABLE", "a"),
     "Context": ("tests.parallel.aside_nets.FACTOR", "a"),
     "Local": ("tests.parallel.aside_nets.LOCAL", "a"),
-    "Environ": ("os.environ", "a"),
 }
 
 

@@ -16,7 +16,8 @@ from launcher.parallel.copied import copied
 from launcher.parallel.module_globals import files, put_back, variables
 from launcher.parallel.python_state import changed, held, reading
 from tests.parallel import python_state_nets as nets
-from tests.parity import assert_parity, own
+from tests.parity import TOLERANCE, alone, assert_parity, assert_same, outcome, own, rank_step
+from tests.ranks import on_ranks
 
 CUT = {"a": 0, "b": 0, "head": 1}
 LOST = "model: the forward changes {}, which is on no stage: no other stage and no later step would see it; keep it in "
@@ -47,14 +48,19 @@ def test_what_another_stage_would_not_see_is_refused(net, text):
     assert re.sub(r"\.py:\d+", ".py", str(refused.value)) == text
 
 
-@pytest.mark.parametrize("net", ["CountedAlone", "ByNumber", "Recurrent"])
+@pytest.mark.parametrize("net", ["CountedAlone", "Recurrent"])
 def test_what_only_its_module_sees_is_exact(net):
+    assert_parity(own(f"python_state_nets.{net}", [6], stages=CUT, train__batch_size=4))
+
+
+def test_what_constructors_count_starts_anew_in_each_of_them():
+    job = own("python_state_nets.ByNumber", [6], stages=CUT, train__batch_size=4)
     nets.Numbered.made = 0
-    job = own(f"python_state_nets.{net}", [6], stages=CUT, train__batch_size=4)
-    nets.Numbered.made = 0  # ``own`` has built one
-    plan_job(job)
+    plan = plan_job(job)
     assert nets.Numbered.made == 0
-    assert_parity(job)
+    ranks = on_ranks(plan.sizes.grid.size, rank_step, job, plan)
+    nets.Numbered.made = 0
+    assert_same(outcome(plan, ranks), alone(job, plan), TOLERANCE["fp64"])
 
 
 def test_a_model_that_nobody_can_copy_is_shared_where_it_has_to_be():

@@ -30,7 +30,7 @@ from tests.run.launching import (
     until,
 )  # fmt: skip
 
-LONG = 60
+LONG = 36
 EVERY = ("checkpoint.every=2", "checkpoint.keep=null")
 
 

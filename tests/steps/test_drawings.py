@@ -18,12 +18,14 @@ from launcher.runtime.world import World
 from launcher.steps import drawings
 from launcher.steps.drawings import Drawings
 from launcher.steps.pieces import pieces
+from tests.parallel import python_state_nets as nets
 from tests.parity import CPU, job, own, rank_step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import SEQUENCE
 
 STAGES: dict[str, Any] = {"pipeline": {"stages": 2}}
 JOBS: dict[str, Job] = {
+    "one rank": job(),
     "stages, sharded": job(parallel=STAGES | {"hsdp": {"shard_size": 2, "threshold": 0}}),
     "stages, operators": job(parallel=STAGES | {"grid": {"tp": 2}, "operators": SEQUENCE}),
     "half precision": job(parallel=STAGES, train__precision="bf16"),
@@ -73,6 +75,20 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
         assert run_ranks(work, plan.sizes.grid.size) == [(True, [1, 2])] * plan.sizes.grid.size
 
 
+def test_what_has_been_built_from_is_not_built_from_again() -> None:
+    plan = plan_job(JOBS["one rank"])
+    used = drawings.draw(JOBS["one rank"], plan)
+
+    def work(world: World) -> str:
+        meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
+        parallelize(used, plan, meshes, CPU)
+        with pytest.raises(AssertionError) as again:
+            parallelize(used, plan, meshes, CPU)
+        return str(again.value)
+
+    assert run_ranks(work, 1) == ["it has joined before: a blueprint serves one build"]
+
+
 def test_a_step_comes_to_the_same() -> None:
     def twice(world: World, j: Job, plan: Plan) -> bool:
         (a, b, first), (c, d, second) = (rank_step(world, j, plan) for _ in range(2))
@@ -93,3 +109,12 @@ def test_ranks_tell_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     drawn.add(j, plan)
     with pytest.raises(ValueError, match="no more"):
         drawn.take(j, plan)
+
+
+def test_each_is_drawn_as_if_it_were_the_first() -> None:
+    j, drawn = own("python_state_nets.ByNumber", [6], stages={"a": 0, "b": 0, "head": 1}), Drawings()
+    made = nets.Numbered.made
+    plan = plan_job(j)
+    drawn.add(j, plan, builds=2)
+    each = [drawn.take(j, plan).model for _ in range(3)]
+    assert [(m.a.number, m.b.number) for m in each] == [(made, made + 1)] * 3
