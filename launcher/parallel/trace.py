@@ -16,6 +16,7 @@ from torch import fx, nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.ambient import ambient
 from launcher.parallel.aside import Aside
+from launcher.parallel.backward_state import moved
 from launcher.parallel.capture import Capture, Uncuttable, capturing, scripted
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
@@ -160,9 +161,10 @@ def trace(
         text = f"the code between the named modules differs from one forward to the next ({text})"
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
-    if moved := changed(once, variables(modules)):
-        text = f"the forward changes {moved[0][0]} with every call, which each process has its own of"
+    if counts := changed(once, variables(modules)):
+        text = f"the forward changes {counts[0][0]} with every call, which each process has its own of"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
+    _steady(tracer, model, leaves, inputs)
     with evaluating([model]):
         tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted, asides=True)
     tracer.watch.looks |= other.watch.looks
@@ -171,6 +173,18 @@ def trace(
         text = f"the code between the named modules differs between training and evaluation ({text})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     return tracer
+
+
+def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
+    """Refuse a forward that reads what the backwards before it have changed."""
+    names = [n for node, call in tracer.calls.items() for n in moved(str(node.target), *call)]
+    read: dict[str, None] = {}
+    if names:
+        with reading(model, names, lambda name: read.setdefault(name)):
+            _follow(model, leaves, inputs)
+    if read:
+        text = f"the backward changes {next(iter(read))}, which the forward reads, and a pipeline runs other forwards"
+        raise RequestError((Problem("model", f"{text} before it than one process; change it in the forward"),))
 
 
 def _drawn() -> tuple[Any, ...]:

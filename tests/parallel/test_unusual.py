@@ -14,7 +14,13 @@ from tests.parity import assert_parity, own
 
 CUT = {"a": 0, "b": 0, "head": 1}
 SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
+BACKWARD = (
+    "model: the backward changes {}, which the forward reads, and a pipeline runs other forwards before it than one "
+    "process; change it in the forward"
+)
 REFUSED = {
+    "HookCounts": ({}, BACKWARD.format("b.calls")),
+    "FunctionFades": ({}, BACKWARD.format("b.factor")),
     "GradFn": (
         {},
         "parallel.pipeline.stage_config: cannot follow the code between the named modules of GradFn: it asks a tensor "
@@ -56,6 +62,6 @@ def test_what_a_layout_would_get_wrong_is_refused(net):
     assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == REFUSED[net][1]
 
 
-@pytest.mark.parametrize("net", ["Yields", "Averages", "Remembers", "GrowsAside"])
+@pytest.mark.parametrize("net", ["Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])
 def test_where_nobody_shares_it_it_is_exact(net):
     assert_parity(own(f"unusual_nets.{net}", [6], stages=CUT, train__batch_size=4), parts=2)

@@ -105,3 +105,61 @@ class Remembers(Net):
 
     def more(self) -> None:
         self.b = _Remembers()
+
+
+class _Hooked(nn.Linear):
+    """``calls`` is counted in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.calls: list[int] = []
+        self.register_full_backward_hook(lambda module, into, out: self.calls.append(1))
+
+
+class _ReadsCount(_Hooked):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / (1 + len(self.calls))
+
+
+class HookNotes(Net):
+    """A backward hook notes what nobody reads."""
+
+    def more(self) -> None:
+        self.b = _Hooked()
+
+
+class HookCounts(Net):
+    """A backward hook counts, and the next forward reads it."""
+
+    def more(self) -> None:
+        self.b = _ReadsCount()
+
+
+class _Fading(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: _Fades) -> Tensor:
+        ctx.module = module
+        return x * module.factor
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        ctx.module.factor.mul_(0.9)
+        return g, None
+
+
+class _Fades(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.register_buffer("factor", torch.ones(()))
+        self.factor: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Fading.apply(super().forward(x), self)
+        return out
+
+
+class FunctionFades(Net):
+    """A Function changes a buffer in its backward."""
+
+    def more(self) -> None:
+        self.b = _Fades()
