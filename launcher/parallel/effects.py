@@ -16,6 +16,7 @@ from launcher.parallel.mode import Dispatch
 from launcher.parallel.pytree import tree_leaves
 from launcher.plan.facts import Change
 
+ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
 DATA = ""
 """What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
 Labels = frozenset[str]
@@ -175,6 +176,9 @@ class Effects(Dispatch):
         for module, attr, name, path in self._unset:
             now = getattr(module, attr, None)
             if isinstance(now, Tensor) and DATA in (labels := self._of((now,))):
+                if attr not in module._non_persistent_buffers_set:
+                    text = f"the forward makes the buffer {name}, which was None, and checkpoints would not have it"
+                    raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
                 self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
                 self._also[name] = {name: None}
 
@@ -209,8 +213,7 @@ def _as_large(name: str, was: Tensor, now: Tensor) -> None:
     if now.shape != was.shape or now.dtype != was.dtype:
         kinds = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (was, now)]
         text = f"the forward makes the buffer {name} {kinds[1]}, and checkpoints would expect {kinds[0]}"
-        cure = "allocate all of it in the constructor, or register it with persistent=False"
-        raise RequestError((Problem("model", f"{text}; {cure}"),))
+        raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
 
 
 def _key(t: Tensor) -> int:

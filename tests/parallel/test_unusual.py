@@ -42,6 +42,11 @@ REFUSED = {
         "model: the forward makes the buffer b.seen float64 (3, 6), and checkpoints would expect float64 (0, 6); "
         "allocate all of it in the constructor, or register it with persistent=False",
     ),
+    "AveragesKept": (
+        {},
+        "model: the forward makes the buffer b.seen, which was None, and checkpoints would not have it; allocate all "
+        "of it in the constructor, or register it with persistent=False",
+    ),
     "Averages": (
         SHARDED,
         "model: the forward changes the buffer b.seen, by numbers that each of 2 data-parallel ranks has its own of, "

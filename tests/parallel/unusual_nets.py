@@ -87,7 +87,14 @@ class _Averages(_Buffers):
 
 
 class Averages(Net):
-    """A running mean in a buffer that was none."""
+    """A running mean in a buffer that was none, and is in no state dict."""
+
+    def more(self) -> None:
+        self.b = _Averages(persistent=False)
+
+
+class AveragesKept(Net):
+    """One that is."""
 
     def more(self) -> None:
         self.b = _Averages()
