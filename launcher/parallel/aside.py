@@ -31,8 +31,7 @@ class Aside:
 
     def begin(self, name: str) -> str:
         """Leaf ``name`` is about to run. What was changed since leaves ran, or ""."""
-        mine = [_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))]
-        return next(iter(mine + [at for at, _ in changed(self.around, variables(self.files))]), "")
+        return self._told(name) or self._set()
 
     def end(self, name: str) -> None:
         """It has run, and may have changed what others hold too."""
@@ -43,7 +42,16 @@ class Aside:
 
     def over(self) -> tuple[str, str]:
         """The forward is done. What was changed after a leaf had run, and that leaf."""
-        return next(((at, name) for name in self.leaves if (at := self.begin(name))), ("", ""))
+        last = self._set()
+        return next(((at, name) for name in self.leaves if (at := last or self._told(name))), ("", ""))
+
+    def _told(self, name: str) -> str:
+        """An attribute of the leaf ``name`` that is not as leaves have left it."""
+        return next((_below(name, at) for at, _ in changed(self.own[name], _own(self.leaves[name]))), "")
+
+    def _set(self) -> str:
+        """Such a variable."""
+        return next((at for at, _ in changed(self.around, variables(self.files))), "")
 
 
 HOOKED = "the hooks of"

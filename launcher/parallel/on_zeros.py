@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
@@ -104,8 +105,8 @@ def call(
             _again(real, args, kwargs, meter, watch)
         if watch is not None and (watch.units_below() or (told is not None and not really)):
             was = watch.ran(since)
-            for now, other in _tried(real, args, kwargs, meter, watch):
-                watch.steers |= watch.units_below() and (other is MISSING or watch.ran(now) != was)
+            for ran, other in _tried(real, args, kwargs, meter, watch):
+                watch.steers |= watch.units_below() and (other is MISSING or ran != was)
                 if told is not None and (what := _depends(out, other)):
                     told(what)
     if meter is not None:
@@ -129,14 +130,14 @@ SCALES = 1.0, 1e3, 1e-3
 """Of the numbers that a module is tried with."""
 
 
-def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch) -> Iterator[tuple[int, Any]]:
-    """What comes of a few other numbers, ``MISSING`` where it does not take them, and how far ``watch.order`` was.
+def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch) -> list[tuple[list[str], Any]]:
+    """Which units ran with a few other numbers, and what came of it: ``MISSING`` where it does not take them.
 
-    Nothing of it is kept.
+    Nothing of it is kept. Where no units are inside, nobody has to see what it does.
     """
-    g = torch.Generator().manual_seed(0)
+    g, found = torch.Generator().manual_seed(0), []
     undo = [seen.mark() for seen in (meter, watch) if seen is not None]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), nullcontext() if watch.units_below() else _unseen():
         for scale in SCALES:
 
             def noise(t: torch.Tensor, scale: float = scale) -> torch.Tensor:
@@ -144,12 +145,19 @@ def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: 
 
             for p in real.parameters():
                 p.copy_(noise(p))
-            now, out = len(watch.order), MISSING
+            since, out = len(watch.order), MISSING
             with suppress(Exception):  # then who knows
                 out = real(*mapped(args, noise), **mapped(kwargs, noise))
-            yield now, out
+            found.append((watch.ran(since), out))
     for back in undo:
         back()
+    return found
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 MISSING = object()
