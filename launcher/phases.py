@@ -145,8 +145,10 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
     from launcher.steps import sample, whole  # noqa: F401  imported here once
 
     work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))
-    threads = run.job.launch.threads
-    return run_ranks(work, 1, folder=run.folder, threads=threads, on_message=hear, alone=True)[0]
+    launch = run.job.launch
+    return run_ranks(
+        work, 1, timeout_s=launch.timeout_s, folder=run.folder, threads=launch.threads, on_message=hear, alone=True
+    )[0]
 
 
 def _by_itself(

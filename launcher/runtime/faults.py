@@ -114,6 +114,12 @@ def died(rank: int, attempt: int, code: int) -> Fault:
     return Fault(rank, attempt, name, f"was killed by {name}{hint}", "", time.time_ns())
 
 
+def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
+    """The fault of a rank that is waited for in vain. ``where``: what is known of what it does."""
+    text = f"hung for {timeout_s:g} s (launch.timeout_s): {where}"
+    return Fault(rank, attempt, "hung", text, "", time.time_ns())
+
+
 def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; real-time signals have no name of their own."""
     known = {s.value: s.name for s in signal.Signals}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from launcher.runtime import faults, log
+from launcher.runtime import faults, hang, log
 from launcher.runtime.channel import Outbox
 from launcher.runtime.meet import Meeting
 from launcher.runtime.world import World, connect, place
@@ -86,6 +86,7 @@ def _settle(task: Task, rank: int, box: Outbox) -> None:
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what the supervisor draws its progress bar through
     log.configure(rank, task.folder, log.Relay(partial(box.send, "log")))
     faulthandler.enable(file=2)
+    hang.answer(task.meeting.stack(rank))
     os.environ.update(_variables(rank, task.size))
 
 

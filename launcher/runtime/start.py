@@ -83,7 +83,7 @@ def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | N
         for rank in range(task.size):
             live[rank] = _start(task, rank, start, live)
         with task.meeting.hosted():
-            return watch(live, task.attempt, stop, on_message)
+            return watch(live, task, stop, on_message)
     finally:  # empty unless something went wrong here
         for child in live.values():
             child.send_signal(signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import signal
@@ -14,9 +15,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.runtime.children import Child
-from launcher.runtime.faults import Fault, died
+from launcher.runtime.faults import Fault, died, hung
+from launcher.runtime.hang import ASK, culprits, stopped
+from launcher.runtime.rank import Task
 
 GRACE_S = 1.5  # from the first failure, or from the signal, until what still runs is killed
+TICK_S = 1.0  # how often the ranks are looked at while none of them says anything
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
 OnMessage = Callable[[int, object], None]
@@ -70,21 +74,25 @@ def _note(fd: int, signum: int) -> None:
     os.write(fd, bytes([signum]))
 
 
-def watch(live: dict[int, Child], attempt: int, stop: int | None, on_message: OnMessage | None) -> Outcome:
+def watch(live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> Outcome:
     """Returns when ``live`` is empty: each child leaves it as it is reaped.
 
     After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody wants it.
+    A rank that is stopped for ``task.timeout_s`` has hung.
     """
-    return _Watch(live, attempt, stop, on_message).run()
+    return _Watch(live, task, stop, on_message).run()
 
 
 class _Watch:
-    def __init__(self, live: dict[int, Child], attempt: int, stop: int | None, on_message: OnMessage | None) -> None:
+    def __init__(self, live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> None:
         self._live = live
+        self._task = task
         self._stop = stop
         self._on_message = on_message
         self._deadline: float | None = None
-        self._out = Outcome(attempt)
+        self._out = Outcome(task.attempt)
+        self._halted: dict[int, float] = {}
+        self._looked = time.monotonic()
 
     def run(self) -> Outcome:
         with selectors.DefaultSelector() as ready:
@@ -94,24 +102,46 @@ class _Watch:
                 ready.register(child.inbox.fd, selectors.EVENT_READ, partial(self._heard, ready, child))
                 ready.register(child.pidfd, selectors.EVENT_READ, partial(self._ended, ready, child))
             while self._live:
-                for key, _ in ready.select(self._patience()):
+                for key, _ in ready.select(min(TICK_S, self._patience())):
                     key.data()
                 if self._patience() == 0:
                     self._kill()
+                self._look()
         return self._out
 
-    def _patience(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+    def _patience(self) -> float:
+        return math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _look(self) -> None:
+        """Count the seconds for which a rank is stopped: nobody may be waiting for it in a collective."""
+        seconds = time.monotonic() - self._looked
+        if seconds < TICK_S:
+            return
+        self._looked += seconds
+        for rank, child in self._live.items():
+            # no more than that, for this process may have been stopped as well
+            self._halted[rank] = self._halted.get(rank, 0.0) + min(seconds, 2 * TICK_S) if stopped(child.pid) else 0.0
+        if self._deadline is None and any(t > self._task.timeout_s for t in self._halted.values()):
+            self._deadline = time.monotonic()
 
     def _hurry(self) -> None:
         if self._deadline is None:
             self._deadline = time.monotonic() + GRACE_S
 
     def _kill(self) -> None:
+        if self._out.signum is None and all(f.echo for f in self._out.faults.values()):
+            self._accuse()
         for child in self._live.values():
             child.send_signal(signal.SIGKILL)
         self._out.stopped |= self._live.keys()
         self._deadline = None
+
+    def _accuse(self) -> None:
+        """Nobody has said why it failed: somebody has said nothing at all."""
+        pids = {rank: child.pid for rank, child in self._live.items()}
+        stack = self._task.meeting.stack
+        for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():
+            self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
     def _told(self) -> None:
         """The user asked to stop; who asks twice does not want to wait."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -107,25 +108,43 @@ def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> I
     """The default process group for the block, destroyed after it.
 
     An error leaves it as it is, for taking it down waits for peers that may wait for us: end the process then, by
-    ``os._exit``. ``timeout_s`` bounds each collective. Keys are kept apart by attempt: none reads the addresses of
-    the dead.
+    ``os._exit``. ``timeout_s`` bounds each collective of each group. Keys are kept apart by attempt: none reads the
+    addresses of the dead.
     """
     torch.set_num_threads(threads)
-    device = torch.device(world.device)
+    device, timeout = torch.device(world.device), timedelta(seconds=timeout_s)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    store.set_timeout(timeout)
     # every group is complete before anybody goes on: a rank that leaves early would break the connecting of a slow one
     os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")
-    dist.init_process_group(
-        world.backend,
-        store=PrefixStore(f"attempt{world.attempt}", store),
-        rank=world.rank,
-        world_size=world.size,
-        timeout=timedelta(seconds=timeout_s),
-        device_id=device if device.type == "cuda" else None,
-    )
-    yield
-    dist.destroy_process_group()
+    with bounded(timeout):
+        dist.init_process_group(
+            world.backend,
+            store=PrefixStore(f"attempt{world.attempt}", store),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+        )
+        yield
+        dist.destroy_process_group()
+
+
+@contextmanager
+def bounded(timeout: timedelta) -> Iterator[None]:
+    """Groups made in the block, by us, by torch or by the user's own code, take ``timeout`` if not told another.
+
+    A group does not inherit that of the world: torch gives it half an hour, and a mesh has no way to say another.
+    """
+    c10d: Any = dist.distributed_c10d
+    before = c10d.default_pg_timeout, c10d.default_pg_nccl_timeout
+    c10d.default_pg_timeout = timeout
+    c10d.default_pg_nccl_timeout = timeout if before[1] is not None else None
+    try:
+        yield
+    finally:
+        c10d.default_pg_timeout, c10d.default_pg_nccl_timeout = before
 
 
 def deterministic() -> None:
