@@ -191,7 +191,7 @@ def test_a_sweep_that_is_told_to_stop_ends_its_cell_and_starts_no_other(how, tmp
     while not (pid_file.is_file() and pid_file.read_text()):
         assert child.poll() is None
     child.send_signal(getattr(signal, how))
-    assert child.wait(30) == 1
+    assert child.wait(30) == {"SIGINT": 130, "SIGTERM": 75}[how]
     child.stdout.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)

@@ -78,11 +78,40 @@ class RanksFailed(RunError):
 
 
 class Interrupted(BaseException):
-    """The user or the system asked this process to stop; no failure. Exit with ``128 + signum``."""
+    """The user or the system asked this process to stop, and it did at once; no failure.
 
-    def __init__(self, signum: int) -> None:
+    ``insisted``: it was asked twice.
+    """
+
+    def __init__(self, signum: int, insisted: bool = False) -> None:
         super().__init__(f"stopped by {signal_name(signum)}")
         self.signum = signum
+        self.insisted = insisted
+
+    @property
+    def code(self) -> int:
+        """What to exit with."""
+        return 128 + self.signum
+
+
+class Preempted(Interrupted):
+    """Asked to stop, it stopped where nothing is lost: the same command goes on. ``saved``: the checkpoint written."""
+
+    def __init__(self, signum: int, saved: str | None = None) -> None:
+        super().__init__(signum)
+        self.saved = saved
+
+    def __str__(self) -> str:
+        where = f": saved {self.saved}, from which the same command goes on" if self.saved else ""
+        return f"preempted by {signal_name(self.signum)}{where}"
+
+    def __reduce__(self) -> tuple[type[Preempted], tuple[int, str | None]]:
+        return Preempted, (self.signum, self.saved)
+
+    @property
+    def code(self) -> int:
+        """That of Ctrl-C is known to shells; the other is ``EX_TEMPFAIL``: try again later."""
+        return 130 if self.signum == signal.SIGINT else 75
 
 
 def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fault:

@@ -15,26 +15,32 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.runtime.children import Child
-from launcher.runtime.faults import Fault, died, hung
+from launcher.runtime.faults import Fault, died, hung, signal_name
+from launcher.runtime.folder import still_there
 from launcher.runtime.hang import ASK, culprits, stopped
+from launcher.runtime.preemption import STOPS, Flag
 from launcher.runtime.rank import Task
 
+_log = logging.getLogger(__name__)
 GRACE_S = 1.5  # from the first failure, or from the signal, until what still runs is killed
 TICK_S = 1.0  # how often the ranks are looked at while none of them says anything
-STOPS = (signal.SIGINT, signal.SIGTERM)
 
 OnMessage = Callable[[int, object], None]
 
 
 @dataclass
 class Outcome:
-    """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent."""
+    """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent.
+
+    ``insisted``: the user sent a second one.
+    """
 
     attempt: int
     results: dict[int, object] = field(default_factory=dict)
     faults: dict[int, Fault] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
     signum: int | None = None
+    insisted: bool = False
 
 
 @contextmanager
@@ -93,6 +99,8 @@ class _Watch:
         self._out = Outcome(task.attempt)
         self._halted: dict[int, float] = {}
         self._looked = time.monotonic()
+        self._flag = Flag()
+        self._bare = False
 
     def run(self) -> Outcome:
         with selectors.DefaultSelector() as ready:
@@ -118,6 +126,11 @@ class _Watch:
         if seconds < TICK_S:
             return
         self._looked += seconds
+        if self._task.folder is not None:
+            still_there(self._task.folder)
+        if not self._bare and not self._task.meeting.folder.is_dir():
+            self._bare = True
+            _log.warning("%s was deleted: ranks that still have to meet there cannot", self._task.meeting.folder)
         for rank, child in self._live.items():
             # no more than that, for this process may have been stopped as well
             self._halted[rank] = self._halted.get(rank, 0.0) + min(seconds, 2 * TICK_S) if stopped(child.pid) else 0.0
@@ -129,7 +142,7 @@ class _Watch:
             self._deadline = time.monotonic() + GRACE_S
 
     def _kill(self) -> None:
-        if self._out.signum is None and all(f.echo for f in self._out.faults.values()):
+        if not self._out.insisted and all(f.echo for f in self._out.faults.values()):
             self._accuse()
         for child in self._live.values():
             child.send_signal(signal.SIGKILL)
@@ -144,16 +157,21 @@ class _Watch:
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
     def _told(self) -> None:
-        """The user asked to stop; who asks twice does not want to wait."""
+        """The user asked to stop; who asks twice does not want to wait. Ranks that poll take the time for a save."""
         assert self._stop is not None
-        asked = _unread(self._stop)
-        if self._out.signum is not None or len(asked) > 1:
+        for signum in _unread(self._stop):
+            self._flag.note(signum)
+            if self._out.signum is None:
+                self._out.signum = signum
+                for child in self._live.values():
+                    child.send_signal(signal.SIGTERM)
+                if self._task.polls:
+                    _log.warning("%s: stopping after a save; a second signal stops at once", signal_name(signum))
+                else:
+                    self._hurry()
+        if self._flag.insisted:
+            self._out.insisted = True
             self._deadline = time.monotonic()
-        if self._out.signum is None:
-            self._out.signum = asked[0]
-            for child in self._live.values():
-                child.send_signal(signal.SIGTERM)
-            self._hurry()
 
     def _heard(self, ready: selectors.BaseSelector, child: Child) -> None:
         if child.rank not in self._live:  # it ended in this very round

@@ -15,6 +15,7 @@ import pytest
 from tests.run.launching import (
     ROOT,
     TINY,
+    checkpoints,
     child,
     ended,
     losses,
@@ -133,9 +134,10 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert all(ended(pid, within_s=20) for pid in alive)
         process.wait(60)
+    last = checkpoints(folder)[-1]
     assert {k: status(folder)[k] for k in ("status", "error")} == {
-        "status": "interrupted",
-        "error": "stopped by SIGTERM",
+        "status": "preempted",
+        "error": f"preempted by SIGTERM: saved {last}, from which the same command goes on",
     }
 
 
@@ -177,17 +179,18 @@ def test_srun_with_a_wrong_request_lets_everybody_go(tmp_path):
     assert "train.steps = 0: should be at least 1" in first[1]
 
 
-def test_ranks_that_nobody_has_told_where_to_meet_say_so():
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_that_nobody_has_told_where_to_meet_say_so(rank):
     words = [sys.executable, "-m", "launcher", *TINY]
-    half = {"RANK": "1", "WORLD_SIZE": "2"}
+    half = {"RANK": rank, "WORLD_SIZE": "2"}
     done = subprocess.run(words, cwd=ROOT, env=os.environ | half, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,
         """\
 error: 1 problem in this request; nothing was started
 
-  launch.mode: RANK and WORLD_SIZE are set, but LOCAL_RANK, MASTER_ADDR or MASTER_PORT is not: who has started this?
-    try:    torchrun --nproc-per-node N -m launcher ...
+  launch.mode: RANK and WORLD_SIZE are set, but not LOCAL_RANK and MASTER_ADDR and MASTER_PORT: torchrun sets them all; \
+start the ranks with it, or unset RANK and WORLD_SIZE to have them started here
 """,
     )
 
