@@ -54,7 +54,8 @@ class Record:
         try:
             self.say(status, error=line)
         except OSError as more:  # what is to be told is why it failed
-            _log.warning("%s: the status %s could not be written: %s", self.run, status, more.strerror)
+            if self.run.is_dir():
+                _log.warning("%s: the status %s could not be written: %s", self.run, status, more.strerror)
 
     @property
     def seconds(self) -> float:

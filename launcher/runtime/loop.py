@@ -42,7 +42,7 @@ def train(s: Session, loop: Loop) -> None:
     """
     stall: dict[str, float] = {}
     look(s)
-    if due(s, loop) and s.results.get("val_step", s.step) != s.step:
+    if s.resumed and due(s, loop) and s.results.get("val_step") != s.step:
         validate(s, loop.eval_batches)
     while s.step < loop.until:
         if s.saver is not None:

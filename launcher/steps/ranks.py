@@ -54,6 +54,7 @@ def _live(
         resume = newer
     if resume is not None:
         live.results |= state.load(live, resume).get("results", {})
+        live.resumed = True
         if world.rank == 0:
             doubt = unvouched(resume, live.trust)
             live.emit({"text": f"going on from {resume.name}, after {live.step} of {plan.sizes.steps} steps{doubt}"})
