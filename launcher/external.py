@@ -20,20 +20,19 @@ from typing import Any
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
-from launcher.errors import Problem, RequestError, RunError
+from launcher.errors import Problem, RequestError, RunError, printable
 from launcher.runtime import log
 from launcher.runtime.blame import failed
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
 from launcher.runtime.outer import Place, place
 from launcher.runtime.preemption import STOPS, heard
 from launcher.runtime.rendezvous import Seconds, await_ranks, open_store, ranks_text
-from launcher.runtime.stops import stoppable
 from launcher.runtime.world import World, among, connect, never
 
 DONE, FAILED, REFUSED = 0, 1, 2
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
 LAST_WORD_S = 60.0  # of rank 0, until every other has heard it
-SHARED_S = 10.0  # until a file that one node has written is seen by the others
+SHARED_S = 8.0  # until a file that one node has written is seen by the others
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +66,7 @@ class Others:
         self._turn = 0
         self._over = False
         self._absent: list[int] = []
-        self._own.set("here0", f"{socket.gethostname()} {os.getpid()}")
+        self._own.set("here0", _whereabouts())
 
     def folder(self) -> Path | None:
         """Where the attempt before this one was at work, if the outer launcher has restarted us."""
@@ -94,7 +93,7 @@ class Others:
         with _token(root) as token:
             self._tell(Look(token))
             asked, seen = range(1, self._at.size), f"seen{self._turn - 1}."
-            late = await_ranks(self._own, seen, asked, SHARED_S + LAST_WORD_S, tell, f"look for {token}")
+            late = await_ranks(self._own, seen, asked, SHARED_S + LAST_WORD_S, tell, f"must look for {token}")
             answers = {rank: self._own.get(f"{seen}{rank}").decode() for rank in asked if rank not in late}
         blind = {rank: host for rank, host in answers.items() if host}
         if blind:
@@ -165,24 +164,30 @@ def follow(timeout_s: Seconds) -> int:
     """
     at = here()
     try:
-        with stoppable():
-            whole = open_store(at, timeout_s, tell)
+        with heard() as told:
+
+            def look() -> None:
+                if told():
+                    raise Preempted(told())
+
+            whole = open_store(at, timeout_s, tell, look)
             own = _corner(whole, at)
-            own.set(f"here{at.rank}", f"{socket.gethostname()} {os.getpid()}")
-            word = _hear(own, at)
+            own.set(f"here{at.rank}", _whereabouts())
+            word = _hear(own, at, look)
             code = word if isinstance(word, int) else _obey(word, at, whole)
             if not isinstance(word, int) and code != FAILED:
                 own.set(f"left{at.rank}", "")
             return code
     except Interrupted as stop:
-        return stop.code if stop.insisted else Preempted(stop.signum).code
+        return stop.code
 
 
-def _hear(own: Store, at: Place) -> Order | int:
-    """Rank 0's last word; looks, as often as it asks, whether its files are to be seen. Signals are heard."""
+def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
+    """Rank 0's last word; tells, as often as it asks, whether its files are to be seen."""
     for turn in count():
         end = time.monotonic() + PATIENCE_S
         while not own.check([f"word{turn}"]):
+            look()
             if time.monotonic() > end:
                 raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
             time.sleep(0.05)
@@ -195,12 +200,14 @@ def _hear(own: Store, at: Place) -> Order | int:
 
 
 def _obey(order: Order, at: Place, whole: Store) -> int:
+    console = os.dup(2)  # what this rank says goes to its log from now on
     try:
         carry_out(order, among(at), at, whole)
     except Interrupted as stop:
         return stop.code
     except RanksFailed as error:  # rank 0 is in no state to tell it
-        tell(f"error: {error}")
+        said = printable(f"error: {error}", "\n\t")
+        os.write(console, f"{said}\n".encode())
         return FAILED
     except BaseException:
         return FAILED
@@ -234,6 +241,10 @@ def _token(root: Path) -> Iterator[Path]:
                 folder.rmdir()
 
 
+def _whereabouts() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
 def here() -> Place:
     """This process among those of the outer launcher. Raises ``RequestError`` where there is none."""
     at = place()
@@ -246,6 +257,14 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
     """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
     own = _corner(whole, at)
+    first = own.get("here0").decode()  # who may take the store along
+
+    def where(rank: int) -> str:
+        try:
+            return own.get(f"here{rank}").decode() if own.check([f"here{rank}"]) else ""
+        except RuntimeError:
+            return "" if rank else first
+
     log.configure(mine.rank, order.folder)
     faulthandler.enable(file=2)
     with _told(order, mine) as told, connect(mine, whole, order.timeout_s, order.threads):
@@ -255,9 +274,9 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
             raise
         except BaseException as error:
             try:
-                raise failed(error, mine, order.folder, own, order.timeout_s) from error
+                raise failed(error, mine, order.folder, where, order.timeout_s, skip=__file__) from error
             except Interrupted:  # a signal from before we were deaf; it comes once
-                raise failed(error, mine, order.folder, own, order.timeout_s) from error
+                raise failed(error, mine, order.folder, where, order.timeout_s, skip=__file__) from error
 
 
 @contextmanager

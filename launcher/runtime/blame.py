@@ -6,10 +6,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from launcher.runtime import faults
 from launcher.runtime.faults import Fault
@@ -20,15 +18,21 @@ from launcher.runtime.world import World
 CAUSE_S = 2.0  # until the rank that failed first has written why, or every rank that it lost its peer
 
 
-def failed(error: BaseException, world: World, folder: Path, own: Store, timeout_s: float) -> BaseException:
+Where = Callable[[int], str]
+"""Host and process id of a rank, as ``host 123``; empty when that cannot be known."""
+
+
+def failed(
+    error: BaseException, world: World, folder: Path, where: Where, timeout_s: float, *, skip: str
+) -> BaseException:
     """Write down the failure; on the rank that tells it the error to raise is a ``RanksFailed``.
 
-    That is rank 0, or, when it is dead or hangs, the first that is left. ``own`` says where each rank is.
+    That is rank 0, or, when it is dead or hangs, the first that is left.
     """
     deafen()  # for good: the outer launcher ends us for what we tell now
     mine = None
     if not isinstance(error, faults.Interrupted):
-        mine = faults.raised(world.rank, world.attempt, error, __file__)
+        mine = faults.raised(world.rank, world.attempt, error, skip)
         faults.write(mine, folder)
         _tell_torchrun(error)
     if world.rank and (mine is None or not mine.echo):
@@ -37,7 +41,7 @@ def failed(error: BaseException, world: World, folder: Path, own: Store, timeout
     if world.rank and world.rank != min((f.rank for f in found), default=0):
         return error
     if mine is not None and all(f.echo for f in found):
-        found += _silent({*range(world.size)} - {f.rank for f in found}, world, own, timeout_s)
+        found += _silent({*range(world.size)} - {f.rank for f in found}, world, where, timeout_s)
     if not found:
         return error
     return faults.failed(found, folder=folder)
@@ -55,12 +59,12 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
         time.sleep(0.05)
 
 
-def _silent(ranks: Iterable[int], world: World, own: Store, timeout_s: float) -> list[Fault]:
+def _silent(ranks: Iterable[int], world: World, where: Where, timeout_s: float) -> list[Fault]:
     """The faults of ranks that have written none: those known to be dead or stopped, else all that nobody can see."""
     known: list[Fault] = []
     unseen: list[Fault] = []
     for rank in sorted(ranks):
-        host, _, pid = own.get(f"here{rank}").decode().partition(" ") if own.check([f"here{rank}"]) else ("", "", "")
+        host, _, pid = where(rank).partition(" ")
         if host == socket.gethostname() and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
         elif host == socket.gethostname() and stopped(int(pid)):

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from launcher.errors import Problem, problems
 
-_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
 
 @dataclass(frozen=True)
 class Place:
@@ -73,7 +71,7 @@ class _Reader:
         self.found.append(Problem("", f"{text}: the environment of torchrun or srun is damaged, or made by hand"))
 
     def lacks(self) -> list[str]:
-        return [name for name in _TORCHRUN if not self.env.get(name)]
+        return [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not self.env.get(name)]
 
 
 def _torchrun(read: _Reader) -> Place | None:
@@ -87,7 +85,8 @@ def _torchrun(read: _Reader) -> Place | None:
         return None
     size = read.number("WORLD_SIZE")
     if not size:
-        read.wrong("WORLD_SIZE is 0, which is no rank")
+        if not read.found:
+            read.wrong("WORLD_SIZE is 0, which is no rank")
         return None
     here = read.number("LOCAL_WORLD_SIZE", size)
     return Place(

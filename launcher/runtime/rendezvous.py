@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
@@ -21,14 +22,19 @@ Seconds = Callable[[], float]
 Say = Callable[[str], None]
 
 
-def open_store(place: Place, timeout_s: Seconds, say: Say) -> Store:
+def nothing() -> None:
+    """What to look at between two tries."""
+
+
+def open_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing) -> Store:
     """The store that all ranks share: the outer launcher's own, or one that rank 0 hosts. Nobody waits for anybody.
 
-    ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has passed without an answer.
+    ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has passed without an answer, and what
+    ``look`` raises, which is called again and again meanwhile.
     """
     if place.rank == 0 and not place.hosted:
         return _hosted(place)
-    _reach(place, timeout_s, say)
+    _reach(place, cache(timeout_s), say, look)
     try:
         return TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
     except RuntimeError as error:
@@ -51,7 +57,7 @@ def _hosted(place: Place) -> Store:
     return TCPStore("localhost", place.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
 
 
-def _reach(place: Place, timeout_s: Seconds, say: Say) -> None:
+def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None]) -> None:
     began, said = time.monotonic(), False
     where = f"{place.host}:{place.port}"
     while True:
@@ -60,6 +66,7 @@ def _reach(place: Place, timeout_s: Seconds, say: Say) -> None:
             return
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
+        look()
         waited = time.monotonic() - began
         if waited > SAY_S and not said:
             said = True

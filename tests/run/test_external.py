@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.run.launching import (
     torchrun,
     until,
 )
+from tests.run.tasks import tasks
 
 FRAGILE = (
     "model={_target_: tests.run.own.Fragile, vocab: 64, dim: 16, rank: 1}", "security.allow=[tests]",
@@ -142,24 +142,10 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
 
 
 def srun(n: int, *words: str) -> list[tuple[int, str]]:
-    """Tasks as srun starts them, told apart by their environment alone; their exit codes and what they say."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    step = {
-        "SLURM_STEP_NUM_TASKS": str(n), "SLURM_NTASKS": str(n), "SLURM_STEP_TASKS_PER_NODE": str(n),
-        "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
-        "MASTER_PORT": port,
-    }  # fmt: skip
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "launcher", *words],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=os.environ | step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-        )
-        for rank in range(n)
-    ]  # fmt: skip
-    said = [task.communicate(timeout=120)[0] for task in tasks]
-    return [(task.returncode, text) for task, text in zip(tasks, said, strict=True)]
+    """The exit codes of all tasks and what they say."""
+    with tasks(n, *words) as started:
+        said = [task.communicate(timeout=120)[0] for task in started]
+    return [(task.returncode, text) for task, text in zip(started, said, strict=True)]
 
 
 def test_srun_trains_the_same_bits(tmp_path):

@@ -1,0 +1,60 @@
+"""Temporary folders of runs that were killed go with the next run; those of the living stay."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from launcher.runtime.scratch import scratch, sweep
+
+OWNER = """
+import sys, time
+from launcher.runtime.scratch import scratch
+with scratch() as folder:
+    (folder / "store").touch()
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_it_goes_with_its_block(home):
+    with scratch() as folder:
+        (folder / "store").touch()
+        assert folder.parent == home
+    assert list(home.iterdir()) == []
+
+
+def test_what_a_killed_owner_left_goes_with_the_next_and_the_living_keep_theirs(home):
+    (home / "launcher-other").mkdir()  # of somebody else: nothing says who owns it
+    children = [
+        subprocess.Popen([sys.executable, "-c", OWNER], env={"TMPDIR": str(home)} | path(), stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    dead, lives = (child.stdout.readline().decode().strip() for child in children)
+    children[0].send_signal(signal.SIGKILL)
+    children[0].wait()
+    with scratch() as own:
+        left = {str(p) for p in home.iterdir()}
+        assert left == {lives, str(own), str(home / "launcher-other")}
+    assert [str(p) for p in sweep(home)] == []
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    assert [str(p) for p in sweep(home)] == [lives]
+    assert dead != lives
+
+
+def path() -> dict[str, str]:
+    import os
+
+    return {k: v for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH")}
