@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tests.conftest  # noqa: F401  the folder for temporary files, before torch is imported
 
-ALL = ("hang", "preempt")
+ALL = ("hang", "preempt", "agents")
 RIGHT = "right"
 
 
