@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 import traceback
@@ -67,6 +68,11 @@ class Fault:
         return (
             f"rank {self.rank}: {self.type}: {self.message}" if self.traceback else f"rank {self.rank} {self.message}"
         )
+
+    @property
+    def late(self) -> bool:
+        """Whether it has waited for a peer until its patience was at an end; who lost one says no such thing."""
+        return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
 
     @property
     def told(self) -> bool:

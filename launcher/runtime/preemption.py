@@ -75,6 +75,8 @@ def heard(forced: bool = False) -> Iterator[Flag]:
         for signum, handler in before.items():
             if signal.getsignal(signum) is hear:
                 signal.signal(signum, handler)
+        if forced:
+            signal.set_wakeup_fd(-1)
 
 
 def _force(hear: Callable[[int, FrameType | None], None]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.runtime.children import Child
-from launcher.runtime.faults import Fault, died, hung, signal_name
+from launcher.runtime.faults import Fault, died, hung, root, signal_name
 from launcher.runtime.folder import still_there
 from launcher.runtime.hang import ASK, culprits, stopped
 from launcher.runtime.preemption import STOPS, Flag
@@ -142,7 +142,8 @@ class _Watch:
             self._deadline = time.monotonic() + GRACE_S
 
     def _kill(self) -> None:
-        if not self._out.insisted and all(f.echo for f in self._out.faults.values()):
+        told = self._out.signum is not None and (self._out.insisted or not self._task.polls)
+        if not told and all(f.echo for f in self._out.faults.values()):
             self._accuse()
         for child in self._live.values():
             child.send_signal(signal.SIGKILL)
@@ -151,7 +152,8 @@ class _Watch:
 
     def _accuse(self) -> None:
         """Nobody has said why it failed: somebody has said nothing at all."""
-        pids = {rank: child.pid for rank, child in self._live.items()}
+        late = not self._out.faults or root(self._out.faults.values()).late
+        pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}
         stack = self._task.meeting.stack
         for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
