@@ -120,6 +120,10 @@ class Others:
             raise stop
         return done
 
+    def hurry(self) -> None:
+        """Wait for nobody who has not come yet."""
+        self._absent = [rank for rank in range(1, self._at.size) if not self._own.check([f"here{rank}"])]
+
     def dismiss(self, code: int) -> None:
         """Let the others go, unless they have had their order."""
         if not self._over and self._at.size > 1:
@@ -152,6 +156,7 @@ def leading(at: Place | None = None) -> Iterator[Others]:
         raise
     except Interrupted as stop:
         code = stop.code
+        others.hurry()
         raise
     finally:
         others.dismiss(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -19,7 +20,9 @@ PATIENCE_S = 60
 
 def run(times: int, chance: random.Random, folder: Path) -> Tally:
     tally = Tally()
-    for n in range(times):
+    for n in itertools.count():
+        if tally.total() - tally["over"] >= times:
+            break
         _try(tally, chance, folder / f"{n}")
     return tally
 
