@@ -83,7 +83,8 @@ class Others:
         what = "must be started with the same MASTER_ADDR and MASTER_PORT"
         self._absent = await_ranks(self._own, "here", range(1, self._at.size), timeout_s, tell, what)
         if self._absent:
-            text = f"{ranks_text(self._absent)} of {self._at.size} have not come within {timeout_s:g} s"
+            have = "has" if len(self._absent) == 1 else "have"
+            text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
             raise RunError(f"{text} (launch.timeout_s); each {what}")
 
     def share(self, root: Path, key: str) -> None:

@@ -7,7 +7,11 @@ import subprocess
 import time
 
 import pytest
+from torch.distributed import HashStore
 
+from launcher.runtime import rendezvous
+from launcher.runtime.blame import _silent
+from launcher.runtime.world import World
 from tests.run.launching import TINY, checkpoints, reached, status, until
 from tests.run.tasks import tasks
 
@@ -25,11 +29,19 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
     assert (code, said) == (
         1,
         [
-            "error: rank 1 of 2 have not come within 2 s (launch.timeout_s); "
+            "error: rank 1 of 2 has not come within 2 s (launch.timeout_s); "
             "each must be started with the same MASTER_ADDR and MASTER_PORT"
         ],
     )
     assert not (tmp_path / "runs").exists()
+
+
+def test_who_is_waited_for_is_said_once_after_a_while(monkeypatch):
+    monkeypatch.setattr(rendezvous, "SAY_S", 0.05)
+    store, said = HashStore(), []
+    store.set("here2", "")
+    assert rendezvous.await_ranks(store, "here", [1, 2, 3], 0.3, said.append, "must come") == [1, 3]
+    assert said == ["waiting for ranks 1, 3, which must come"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,6 @@ def socket_name() -> str:
 
 
 KILLS = {
-    "rank 1 is killed": (1, signal.SIGKILL, 0, "has died and said nothing (SIGKILL? out of memory? see dmesg)"),
     "rank 0 is killed": (0, signal.SIGKILL, 1, "has died and said nothing (SIGKILL? out of memory? see dmesg)"),
     "rank 1 is stopped": (
         1,
@@ -102,6 +113,22 @@ def test_the_rank_that_died_or_hangs_is_named_by_one_that_lives(rank, signum, te
         code, said = end(started[teller])
     assert code == 1
     assert [line for line in said if line.startswith("error: ")] == [f"error: rank {rank} {told}"]
+
+
+def test_a_rank_on_another_machine_is_named_only_while_no_other_is_known_to_be_dead():
+    world = World(0, 4, 0, 2, 0, "cpu", "gloo")
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    here = {2: f"{socket_name()} {gone.pid}", 3: "elsewhere 1"}
+
+    def told(*ranks: int) -> list[str]:
+        return [f.headline for f in _silent(ranks, world, lambda rank: here.get(rank, ""), 5)]
+
+    assert told(1, 2, 3) == ["rank 2 has died and said nothing (SIGKILL? out of memory? see dmesg)"]
+    assert told(1, 3) == [
+        "rank 1 has said nothing: it is dead, or it hangs",
+        "rank 3 has said nothing: it is dead, or it hangs, on elsewhere",
+    ]
 
 
 def test_tasks_that_are_told_to_stop_save_and_leave_with_75(tmp_path):

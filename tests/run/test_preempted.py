@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from launcher import record
 from launcher.__main__ import main
 from launcher.parallel.norm import Norm
 from launcher.runtime.pipeline import Pipeline
@@ -52,7 +53,6 @@ def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CASES = {
     "a rank in a step": (lambda m: nth(m, Norm, "squared", 3, 2, ask(signal.SIGUSR1)), "SIGUSR1", 3, 75),
-    "the launcher": (lambda m: nth(m, Norm, "squared", 3, 0, ask(signal.SIGTERM, os.getppid)), "SIGTERM", 3, 75),
     "the terminal": (lambda m: nth(m, Norm, "squared", 3, 1, ask(signal.SIGINT, os.getppid)), "SIGINT", 3, 130),
     "a hangup": (lambda m: nth(m, Norm, "squared", 3, 3, ask(signal.SIGHUP, os.getppid)), "SIGHUP", 3, 75),
     "a validation": (held_out, "SIGUSR2", 2, 75),
@@ -140,25 +140,39 @@ def test_one_rank_in_this_process_saves_too(tmp_path, monkeypatch, capsys):
     assert len(losses(folder)) == 5
 
 
-SLURM = {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "0"}
-
-
-@pytest.mark.parametrize("resume", ["auto", "never"])
-def test_a_job_that_slurm_runs_again_finds_its_folder(resume, tmp_path, monkeypatch, capsys):
-    command = [*TINY, f"runs={tmp_path}", "name=job", "train.steps=5", f"checkpoint.resume={resume}"]
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    nth(monkeypatch, Norm, "squared", 3, 2, ask(signal.SIGUSR1))
-    assert main(command) == 75
-    monkeypatch.undo()
+def test_a_job_that_slurm_runs_again_finds_its_folder(tmp_path, monkeypatch, capsys):
+    command = [*TINY, f"runs={tmp_path}", "name=job", "train.steps=5", "checkpoint.resume=never"]
+    with monkeypatch.context() as once:
+        once.setenv("SLURM_JOB_ID", "77")
+        nth(once, Norm, "squared", 3, 2, ask(signal.SIGUSR1))
+        assert main(command) == 75
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert main(command) == 0
     assert "going on from step-000003, after 3 of 5 steps" in capsys.readouterr().out
     assert sorted(p.name for p in (tmp_path / "job").iterdir()) == ["0001", "latest"]
-    assert main([*command, "seed=1", "train.steps=1"]) == 0  # another request of the same job
-    monkeypatch.setenv("SLURM_JOB_ID", "78")
-    assert main([*command, "train.steps=1"]) == 0  # another job
-    assert sorted(p.name for p in (tmp_path / "job").iterdir()) == ["0001", "0002", "0003", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("env", "config", "found"),
+    [
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}, "a: 1\n", "0002"),
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "0"}, "a: 1\n", None),
+        ({"SLURM_JOB_ID": "78", "SLURM_RESTART_COUNT": "1"}, "a: 1\n", None),
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}, "a: 2\n", None),
+        ({"SLURM_RESTART_COUNT": "1"}, "a: 1\n", None),
+    ],
+    ids=["again", "the first start", "another job", "another request", "no job"],
+)
+def test_only_the_folder_of_this_request_of_this_job_is_taken(env, config, found, tmp_path, monkeypatch):
+    for name in ("0001", "0002", "0003"):
+        (tmp_path / name).mkdir()
+    for name in ("0001", "0002"):
+        (tmp_path / name / "config.yaml").write_text("a: 1\n")
+        (tmp_path / name / "status.json").write_text('{"status": "preempted", "job": "slurm  77"}')
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    assert record.begun(tmp_path, config) == (None if found is None else tmp_path / found)
 
 
 def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_right(tmp_path, capsys):
@@ -171,6 +185,13 @@ def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_
         f"already done: {folder}",
     ]
     assert status(folder)["status"] == "done"
+
+
+def test_a_signal_while_the_run_is_planned_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("launcher.run.plan_job", lambda _: signal.raise_signal(signal.SIGUSR1))
+    assert main([*TINY, f"run_dir={tmp_path}/run", "train.steps=5"]) == 75
+    assert capsys.readouterr().err == "preempted by SIGUSR1\n"
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_folder_that_is_deleted_is_told_at_once(tmp_path, monkeypatch, capsys):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+import torch.distributed as dist
 
 from launcher.runtime.scratch import scratch, sweep
+from launcher.runtime.world import World
+from tests.ranks import on_ranks
 
 OWNER = """
 import sys, time
@@ -54,7 +62,19 @@ def test_what_a_killed_owner_left_goes_with_the_next_and_the_living_keep_theirs(
     assert dead != lives
 
 
-def path() -> dict[str, str]:
-    import os
+def test_one_that_is_deleted_while_ranks_are_at_work_is_told_and_they_go_on(home, caplog):
+    def work(world: World) -> int:
+        dist.barrier()
+        if world.rank == 0:
+            [folder] = home.glob("launcher-*")
+            shutil.rmtree(folder)
+        time.sleep(2.5)
+        return world.rank
 
+    assert on_ranks(2, work) == [0, 1]
+    [told] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert re.fullmatch(rf"{home}/launcher-\w+ was deleted: ranks that still have to meet there cannot", told)
+
+
+def path() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k in ("PATH", "PYTHONPATH")}
