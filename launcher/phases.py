@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,7 @@ def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
         port=launch.port,
         threads=launch.threads,
         on_message=hear,
+        polls=launch.signal_save,
     )
     return done[0]
 
@@ -119,7 +120,8 @@ def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
     assert run.others is not None
     launch, start = run.job.launch, run.start
-    order = Order(work, run.folder, start.device, start.backend, launch.timeout_s, launch.threads)
+    polls = launch.signal_save
+    order = Order(work, run.folder, start.device, start.backend, launch.timeout_s, launch.threads, polls)
     return run.others.work(order, partial(hear, 0))
 
 
@@ -128,15 +130,16 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-    from launcher.runtime.world import World, backend_of, connect, place
+    from launcher.runtime.preemption import heard
+    from launcher.runtime.world import World, backend_of, connect, never, place
 
     launch, start = run.job.launch, run.start
     backend = start.backend or backend_of(start.device)
     world = World(0, 1, 0, 1, 0, place(start.device, 0), backend, partial(hear, 0))
-    with _logged(log_file(run.folder, 0)):
+    with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
         try:
             with connect(world, HashStore(), launch.timeout_s, launch.threads):
-                return work(world)
+                return work(replace(world, told=told))
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -161,8 +164,10 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
     from launcher.steps import sample, whole  # noqa: F401  imported here once
 
     work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))
-    threads = run.job.launch.threads
-    return run_ranks(work, 1, folder=run.folder, threads=threads, on_message=hear, alone=True)[0]
+    launch = run.job.launch
+    return run_ranks(
+        work, 1, timeout_s=launch.timeout_s, folder=run.folder, threads=launch.threads, on_message=hear, alone=True
+    )[0]
 
 
 def _by_itself(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,15 +54,6 @@ def parse(argv: Sequence[str]) -> Args:
         if sweep_dir is not None and not {"--multirun", "--help"} & seen:
             found.append(Problem("sweep_dir", f"{sweep_dir}: only a sweep has one", f"-m sweep_dir={sweep_dir}"))
     return Args(tuple(overrides), "--help" in seen, "--version" in seen, "--multirun" in seen, config_dir, sweep_dir)
-
-
-def outer_rank(env: Mapping[str, str]) -> int | None:
-    """This process's rank when torchrun or srun started it, else ``None``."""
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return int(env["RANK"])
-    if int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:
-        return int(env["SLURM_PROCID"])
-    return None
 
 
 def _no_flag(word: str, name: str) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,22 @@ def _live(
         resume = newer
     if resume is not None:
         live.results |= state.load(live, resume).get("results", {})
+        live.resumed = True
         if world.rank == 0:
             doubt = unvouched(resume, live.trust)
             live.emit({"text": f"going on from {resume.name}, after {live.step} of {plan.sizes.steps} steps{doubt}"})
+    live.on_stop = partial(_rescued, live, job, live.step)
     for name in names:
         if resume is None or not isinstance(job.steps[name], Load):  # what was loaded has been trained on since
             _step(live, job, name)
     if live.saver is not None:
         live.saver.wait()
     return dict(live.results)
+
+
+def _rescued(live: Session, job: Job, since: int) -> str | None:
+    """The checkpoint to go on from; none is written of weights that nothing has trained ``since`` they came."""
+    return save.save(live, job.checkpoint.keep).name if live.step > since else None
 
 
 def _step(live: Session, job: Job, name: str) -> None:
