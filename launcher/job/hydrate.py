@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -38,6 +40,13 @@ class Composed:
 
 def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
     """The configuration for overrides of groups (``model=lm``), other overrides not yet applied."""
+    if shelf != Shelf():
+        return _hydrated(tuple(choices), shelf)
+    known = _of_shipped(tuple(choices), shelf)
+    return known if isinstance(known, Problem) else replace(known, cfg=copy.deepcopy(known.cfg))
+
+
+def _hydrated(choices: tuple[str, ...], shelf: Shelf) -> Composed | Problem:
     register()
     places = [*(f"recipes://{r}" for r in shelf.recipes), *(f"file://{c}" for c in shelf.conf[1:])]
     overrides = [f"hydra.searchpath=[{','.join(map(quoted, places))}]", *choices]
@@ -59,6 +68,9 @@ def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
     found = [(shelf.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
     files = tuple((f, p.replace("_global_", "").strip(".")) for f, p in found if f is not None)
     return Composed(cfg, files, recipe)
+
+
+_of_shipped = lru_cache(64)(_hydrated)  # files that no request changes
 
 
 @contextmanager
