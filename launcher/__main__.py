@@ -44,7 +44,7 @@ def _main(words: list[str], rank: int | None) -> int:
         rank = None  # what a rank cannot join it says itself
         return join()
     except RequestError as error:
-        return _refuse(error, rank)
+        return _refuse(error, words, rank)
     except RunError as error:
         tell(printable(f"error: {error}", "\n\t"))
         return FAILED
@@ -94,7 +94,28 @@ def _run(args: Args, words: list[str], others: Others | None) -> int:
     except RequestError as error:
         from launcher.job.compose import BadRequest
 
-        raise BadRequest(error.problems, request.origins) from error
+        raise BadRequest(error.problems, request.origins, late=True) from error
+
+
+def look(words: Sequence[str]) -> None:
+    """Raises ``RequestError`` for all that ``words`` can be refused for; starts nothing, prints nothing."""
+    args = parse(words)
+    if args.help or args.version:
+        return
+    if args.multirun:
+        from launcher.sweep import check
+
+        check(args)
+        return
+    from launcher.job.compose import BadRequest, compose
+
+    request = compose(args.overrides, config_dir=args.config_dir)
+    from launcher.run import rehearse
+
+    try:
+        rehearse(request)
+    except RequestError as error:
+        raise BadRequest(error.problems, request.origins, late=True) from error
 
 
 def _about(args: Args) -> str:
@@ -110,12 +131,13 @@ def _about(args: Args) -> str:
         return "launcher, from a checkout that is not installed"
 
 
-def _refuse(error: RequestError, rank: int | None) -> int:
-    from launcher.job.compose import BadRequest
-    from launcher.job.report import render
-
+def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
     if not rank:
-        tell(render(error.problems, error.origins if isinstance(error, BadRequest) else None))
+        from launcher.cures import examine
+        from launcher.job.report import render
+
+        known = examine(words, error, look)
+        tell(render(known.problems, known.origins))
     return REFUSED
 
 

@@ -12,12 +12,14 @@ class Problem:
     """One thing wrong with a request.
 
     ``key`` is the dotted configuration key to change ("" when no single key is to blame),
-    ``text`` says what is wrong, ``cure`` is an override to paste.
+    ``text`` says what is wrong, ``cure`` is what to paste instead: of ``words``, where arguments are to blame that set
+    no key, else of what set the key.
     """
 
     key: str
     text: str
     cure: str = ""
+    words: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         line = f"{self.key}: {self.text}" if self.key else self.text

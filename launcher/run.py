@@ -15,6 +15,7 @@ from launcher.decide import before_torch, plan_job, settled
 from launcher.errors import refuse
 from launcher.job.schema import Job
 from launcher.plan.phases import Phase, alone
+from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
 from launcher.runtime import folder, log
@@ -90,25 +91,8 @@ def _carry_out(
     job = launch.at_home(settled(job), outer)
     if others is not None and (again := others.folder()) is not None:
         job = job.model_copy(update={"run_dir": str(again)})
-    key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
-    writable = folder.check_writable(Path(where), key)
     anew = job.checkpoint.resume == "never"
-    done = record.done(job.run_dir, overrides, config, anew)
-    asked = before_torch(
-        job,
-        [
-            *([writable] if writable else []),
-            *launch.refused(job, outer),
-            *resume.named(job),
-            *sources.named(job, done),
-            *(absent(job.data) if _reads(job) else []),
-            *outputs.unwritable(job),
-        ],
-    )
-    start = launch.start(job, outer, asked.sizes.grid.size)
-    launch.port_is_free(job, start)
-    plan = plan_job(job)
-    refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+    start, plan = preflight(job, overrides, config, outer)
     run = folder.make(Path(job.runs), job.name) if job.run_dir is None else folder.reopen(Path(job.run_dir))
     with locked(run), stoppable():
         said = record.reopen(run, overrides, config, anew=anew)
@@ -129,6 +113,42 @@ def _carry_out(
         said.say("done")
         say(f"done in {said.seconds} s: {run}")
         return said.results
+
+
+def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[launch.Start, Plan]:
+    """How the ranks of ``job`` start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
+    key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
+    writable = folder.check_writable(Path(where), key)
+    done = record.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")
+    asked = before_torch(
+        job,
+        [
+            *([writable] if writable else []),
+            *launch.refused(job, outer),
+            *resume.named(job),
+            *sources.named(job, done),
+            *(absent(job.data) if _reads(job) else []),
+            *outputs.unwritable(job),
+        ],
+    )
+    start = launch.start(job, outer, asked.sizes.grid.size)
+    launch.port_is_free(job, start)
+    plan = plan_job(job)
+    refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+    return start, plan
+
+
+def rehearse(request: Request) -> None:
+    """All that a request can be refused for before it starts or prints anything. Raises ``RequestError``."""
+    job, outer = request.job, launch.outer_size()
+    if job.show == "config":
+        return
+    if job.show is not None:
+        list(_shown(job))
+        return
+    from launcher.job.report import as_yaml
+
+    preflight(launch.at_home(settled(job), outer), request.overrides, as_yaml(request.data), outer)
 
 
 def _reads(job: Job) -> bool:

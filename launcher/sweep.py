@@ -43,8 +43,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
         text = "a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks"
         words = " ".join(shell(redact.text(o)) for o in args.overrides)
         raise RequestError((Problem("", f"-m: {text}", f"python -m launcher -m {words}"),))
-    grid = cells(args.overrides, Shelf.of(args.config_dir))
-    _check(grid, args.config_dir)
+    grid = check(args)
     folder = args.sweep_dir or _new(Path("runs/sweeps"))
     named = _index(folder, grid)
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
@@ -66,8 +65,10 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     return int(any(r.status != "done" for r in results))
 
 
-def _check(grid: Sequence[Cell], config_dir: Path | None) -> None:
-    """Compose every cell; each problem once, whichever cell has it."""
+def check(args: Args) -> tuple[Cell, ...]:
+    """The cells, each composed; each problem once, whichever cell has it. Raises ``RequestError``."""
+    config_dir = args.config_dir
+    grid = cells(args.overrides, Shelf.of(config_dir))
     places: dict[Problem, Origins] = {}
     for cell in grid:
         try:
@@ -83,6 +84,7 @@ def _check(grid: Sequence[Cell], config_dir: Path | None) -> None:
             places.setdefault(problem, request.origins)
     if places:
         raise BadRequest(tuple(places), places)
+    return grid
 
 
 def _new(above: Path) -> Path:

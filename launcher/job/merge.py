@@ -74,7 +74,7 @@ def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
 
     A key still at ``???`` is left out too, and reported without text: what it needs is known once all data is.
     """
-    out: dict[str, Any] = _plain(cfg, "", found, tuple(_keys(OmegaConf.to_container(cfg, resolve=False))))
+    out: dict[str, Any] = _plain(cfg, "", found, tuple(keys(OmegaConf.to_container(cfg, resolve=False))))
     return out
 
 
@@ -126,8 +126,9 @@ def _first_line(error: BaseException) -> str:
     return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
 
 
-def _keys(tree: Any, above: str = "") -> list[str]:
+def keys(tree: Any, above: str = "") -> list[str]:
+    """Every dotted key of a group of keys, those above before those below."""
     if not isinstance(tree, Mapping):
         return []
     names = [(f"{above}.{k}" if above else str(k), v) for k, v in tree.items()]
-    return [key for name, value in names for key in (name, *_keys(value, name))]
+    return [key for name, value in names for key in (name, *keys(value, name))]

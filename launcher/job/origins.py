@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from launcher.job.hostile import check
 from launcher.job.paths import CONF, RECIPES, short
 from launcher.job.redact import HIDDEN, secret
 from launcher.job.redact import text as redacted
@@ -72,6 +73,7 @@ def _value(node: Any, key: str) -> Any:
 def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
     """Every key of every file, in order; each file comes with the dotted package its keys live in ("" for the root)."""
     for path, package in files:
+        check(path)
         lines = path.read_text(encoding="utf-8").splitlines()
         shipped = path.is_relative_to(CONF) or path.is_relative_to(RECIPES)
         for key, mark, value in _marks(path, package):

@@ -1,0 +1,61 @@
+"""Cures of an override that sets a group of keys: the whole of it, put right."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.origins import Origins
+from launcher.job.overrides import Override, parse, paste, shell
+from launcher.job.redact import text as redacted
+from launcher.job.redact import values
+
+
+def whole(problems: Sequence[Problem], typed: Sequence[Override], origins: Origins) -> tuple[Problem, ...]:
+    """``problems``, with cures that are the whole override where one that sets a group of keys is to blame."""
+    blamed = {p: _blamed(p, typed, origins) for p in problems}
+    cures = {o.text: _cure(o, [p for p in problems if blamed[p] is o]) for o in blamed.values() if o is not None}
+    return tuple(replace(p, cure=cures[o.text]) if (o := blamed[p]) and p.cure else p for p in problems)
+
+
+def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Override | None:
+    origin = origins.of(problem.key) if problem.key else None
+    if origin is None or not origin.typed:
+        return None
+    groups = (o for o in typed if isinstance(o.value, Mapping) and problem.key.startswith(f"{o.key}."))
+    return next((o for o in groups if redacted(o.text) == origin.text), None)
+
+
+def _cure(group: Override, problems: Sequence[Problem]) -> str:
+    """``group`` with all that the cures of ``problems`` say."""
+    tree = copy.deepcopy(group.value)
+    beside: list[str] = []
+    for problem in problems:
+        if problem.cure:
+            _drop(tree, problem.key[len(group.key) + 1 :].split("."))
+        for word in shlex.split(problem.cure):
+            parsed = parse(word)
+            inside = parsed.key_or_group.startswith(f"{group.key}.")
+            parts = parsed.key_or_group[len(group.key) + 1 :].split(".")
+            if inside and not parsed.is_delete():
+                _set(tree, parts, parsed.value())
+            elif not inside:
+                beside.append(shell(word))
+    hidden = values(tree, group.key) != tree
+    return "" if hidden else " ".join([paste(group.key, tree), *beside])
+
+
+def _drop(tree: dict[Any, Any], parts: Sequence[str]) -> None:
+    for part in parts[:-1]:
+        tree = tree[part] if isinstance(tree.get(part), dict) else {}
+    tree.pop(parts[-1], None)
+
+
+def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any) -> None:
+    for part in parts[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[parts[-1]] = value
