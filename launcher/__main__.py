@@ -97,8 +97,11 @@ def _run(args: Args, words: list[str], others: Others | None) -> int:
         raise BadRequest(error.problems, request.origins, late=True) from error
 
 
-def look(words: Sequence[str]) -> None:
-    """Raises ``RequestError`` for all that ``words`` can be refused for; starts nothing, prints nothing."""
+def look(words: Sequence[str], planned: bool = True) -> None:
+    """Raises ``RequestError`` for all that ``words`` can be refused for; starts nothing, prints nothing.
+
+    Not ``planned``: only for what needs no plan, which would build classes of the user's own.
+    """
     args = parse(words)
     if args.help or args.version:
         return
@@ -110,6 +113,8 @@ def look(words: Sequence[str]) -> None:
     from launcher.job.compose import BadRequest, compose
 
     request = compose(args.overrides, config_dir=args.config_dir)
+    if not planned:
+        return
     from launcher.run import rehearse
 
     try:

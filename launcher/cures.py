@@ -18,8 +18,7 @@ from launcher.job.standins import other_option, standin
 
 ROUNDS = 6
 Words = tuple[str, ...]
-Look = Callable[[Words], None]
-"""Raises ``RequestError`` for what is wrong with a command line, and does nothing else."""
+Look = Callable[[Words], list["Finding"]]
 
 
 @dataclass(frozen=True)
@@ -34,22 +33,27 @@ class Finding:
         return self.problem.key, self.problem.text
 
 
-def examine(words: Sequence[str], error: RequestError, look: Look) -> BadRequest:
-    """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that hold."""
+def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bool], None]) -> BadRequest:
+    """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that hold.
+
+    ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else; ``False``: without a
+    plan.
+    """
     listed = _findings(error)
+    see = _seeing(words, look)
     found: Sequence[Finding] = listed
     for _ in range(ROUNDS):
-        left = _looked(_mended(words, listed, True), look)
+        left = see(_mended(words, listed, True))
         if not left:
             return _told(listed)
         fresh = [f for f in left if not _near(f, listed)]
         if not fresh:
             break
-        other = {f.said for f in _looked(_mended(words, listed, False), look)}
+        other = {f.said for f in see(_mended(words, listed, False))}
         if not (found := [f for f in fresh if f.said in other]):
             break
         listed = [*listed, *found]
-    return _told(_holding(words, listed, look))
+    return _told(_holding(words, listed, see))
 
 
 def _told(listed: Iterable[Finding]) -> BadRequest:
@@ -67,12 +71,21 @@ def _findings(error: RequestError) -> list[Finding]:
     return out
 
 
-def _looked(words: Words, look: Look) -> list[Finding]:
-    try:
-        look(words)
-    except RequestError as error:
-        return _findings(error)
-    return []
+def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None]) -> Look:
+    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is imported."""
+    known: dict[Words, list[Finding]] = {}
+
+    def see(words: Words) -> list[Finding]:
+        if words not in known:
+            trusting = any(w.startswith("security") and w not in typed for w in words)
+            try:
+                look(words, not trusting)
+                known[words] = []
+            except RequestError as error:
+                known[words] = _findings(error)
+        return known[words]
+
+    return see
 
 
 def _near(finding: Finding, listed: Iterable[Finding]) -> bool:
@@ -103,17 +116,17 @@ def _stood_in(words: Words, finding: Finding, which: int) -> Words:
     return pasted(words, replace(problem, cure=shlex.quote(word) if word else ""), origins)
 
 
-def _holding(words: Sequence[str], listed: Sequence[Finding], look: Look) -> list[Finding]:
+def _holding(words: Sequence[str], listed: Sequence[Finding], see: Look) -> list[Finding]:
     """``listed`` without cures that bring something new, each alone or all together."""
-    bare = {f.said for f in _looked(_mended(words, listed, False), look)}
+    bare = {f.said for f in see(_mended(words, listed, False))}
     out = []
     for f in listed:
-        holds = not f.problem.cure or _brings_nothing(_mended(words, listed, False, f), bare, look)
+        holds = not f.problem.cure or _brings_nothing(_mended(words, listed, False, f), bare, see)
         out.append(f if holds else replace(f, problem=replace(f.problem, cure="")))
-    if sum(bool(f.problem.cure) for f in out) > 1 and not _brings_nothing(_mended(words, out, True), bare, look):
+    if sum(bool(f.problem.cure) for f in out) > 1 and not _brings_nothing(_mended(words, out, True), bare, see):
         return [replace(f, problem=replace(f.problem, cure="")) for f in out]
     return out
 
 
-def _brings_nothing(words: Words, known: set[tuple[str, str]], look: Look) -> bool:
-    return all(f.said in known for f in _looked(words, look))
+def _brings_nothing(words: Words, known: set[tuple[str, str]], see: Look) -> bool:
+    return all(f.said in known for f in see(words))

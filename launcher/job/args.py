@@ -81,6 +81,7 @@ def _no_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[
     taken, meant = flag(word, after, Names(shelf.groups(), shelf.options("recipe")))
     hint = "" if meant else nearest(name, FLAGS, 0.75) or ""
     said = f", did you mean {hint}?" if hint else ""
-    text = f"{redacted(word)}: unknown flag{said} (flags: {', '.join(FLAGS)}; settings are key=value)"
+    shown = redacted(" ".join([word, *after[:taken]]))
+    text = f"{shown}: unknown flag{said} (flags: {', '.join(FLAGS)}; settings are key=value)"
     alone = hint in ("", "--config-dir", "--cfg") and not meant
     return taken, Problem("", text, "" if alone else meant or hint, (word, *after[:taken]))

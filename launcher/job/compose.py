@@ -124,9 +124,7 @@ def _choices(groups: list[Override], shelf: Shelf, found: list[Problem]) -> list
         options = shelf.options(o.key)
         bad = [str(n) for n in names if n not in options]
         if o.add and o.key == "steps":
-            found.append(
-                Problem("steps", f"{o.text}: the list is given as a whole, in order", shell("steps=[train,save]"))
-            )
+            found.append(Problem("steps", f"{o.text}: the list is given as a whole, in order"))
         elif bad and not o.delete:
             found += [_misspelt(o, b, options) for b in bad]
         elif o.delete or o.value is None:
@@ -144,6 +142,8 @@ def _name(option: Any) -> str:
 
 def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
     problem = no_option(o.key, bad, options)
+    if o.key == "steps" and set(bad.split(",")) <= set(options):
+        return Problem("steps", f"{bad!r} is one word; a list is [a,b]", paste("steps", bad.split(",")))
     if isinstance(o.value, list) and problem.cure:
         right = no_option(o.key, bad, options).cure.strip("'").partition("[")[2].rstrip("]")
         return Problem(problem.key, problem.text, paste(o.key, [right if n == bad else n for n in o.value]))

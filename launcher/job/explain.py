@@ -169,8 +169,12 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     if not step:
         return Problem(key, text, paste(key, hint) if hint else "")
     origin = origins.of(key)
-    drop = "" if origin and origin.typed else shell(f"~{key}")
-    return Problem(key, text, f"{drop} {f'steps.{hint}.kind={hint}' if hint else ''}".strip())
+    if hint is None:
+        return Problem(key, text)
+    kept = [paste(f"steps.{hint}.{name}", v) for name, v in bad.items() if name != "kind"]
+    if origin and origin.typed:
+        return Problem(key, text, " ".join(kept))
+    return Problem(key, text, " ".join([shell(f"~{key}"), f"steps.{hint}.kind={hint}", *kept]))
 
 
 def _value_error(spot: Spot, message: str, bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:

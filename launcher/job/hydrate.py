@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -26,6 +28,11 @@ from launcher.job.redact import text as redacted
 from launcher.job.shelf import Shelf
 
 CONFIG = "config"
+ALMOST = {
+    ("optim", "adam"): ("it is adamw without decay", "optim=adamw optim.weight_decay=0"),
+    ("data", "mnist"): ("idx reads its files, mnist5k is 5000 of its digits", ""),
+}
+"""Options that others have: what they are among ours."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,13 @@ class Composed:
 
 def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
     """The configuration for overrides of groups (``model=lm``), other overrides not yet applied."""
+    if shelf != Shelf():
+        return _hydrated(tuple(choices), shelf)
+    known = _of_shipped(tuple(choices), shelf)
+    return known if isinstance(known, Problem) else replace(known, cfg=copy.deepcopy(known.cfg))
+
+
+def _hydrated(choices: tuple[str, ...], shelf: Shelf) -> Composed | Problem:
     register()
     places = [*(f"recipes://{r}" for r in shelf.recipes), *(f"options://{c}" for c in shelf.conf[1:])]
     overrides = [f"hydra.searchpath=[{','.join(map(quoted, places))}]", *choices]
@@ -62,6 +76,9 @@ def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
     found = [(shelf.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
     files = tuple((f, p.replace("_global_", "").strip(".")) for f, p in found if f is not None)
     return Composed(cfg, files, recipe)
+
+
+_of_shipped = lru_cache(64)(_hydrated)  # files that no request changes
 
 
 @contextmanager
@@ -136,6 +153,9 @@ def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
     word = "step" if group == "steps" else "option"
     fixed = (f"steps=[{hint}]" if group == "steps" else f"{group}={hint}") if hint else ""
     title = "there are" if group != "steps" else "steps"
+    if (group, option.lower()) in ALMOST:
+        why, fixed = ALMOST[group, option.lower()]
+        return Problem(group, f"unknown {word} {option!r}: {why} ({title}: {', '.join(options)})", fixed)
     return Problem(group, f"unknown {word} {option!r}{choice(option, options, title)}", shell(fixed) if fixed else "")
 
 

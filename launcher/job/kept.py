@@ -47,10 +47,20 @@ def whole_override(problem: Problem, origins: Origins) -> Problem:
         return problem
     own = parse(origin.text).key_or_group
     parts = problem.key.split(".")
-    known = surface.at(parts, origins.data) is not None and not any(own.startswith(f"{n}.") for n in OPEN)
-    if not known or any(_covers(key, own) for key, _ in _settings(words)):
+    if (
+        not settable(parts, origins)
+        or any(own.startswith(f"{n}.") for n in OPEN)
+        or any(_covers(key, own) for key, _ in _settings(words))
+    ):
         return problem
     return replace(problem, cure=f"{shell(origin.text)} {problem.cure}")
+
+
+def settable(parts: Sequence[str], origins: Origins) -> bool:
+    """Whether there is such a key, for what is chosen."""
+    note = surface.at(parts, origins.data)
+    choice = bool(surface.kinds(note)) if note is not None else False
+    return note is not None and not (choice and surface.settings(note, origins.value(".".join(parts))) is None)
 
 
 def _covers(key: str, other: str) -> bool:

@@ -75,8 +75,8 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     yield from _groups(key, bad)
     if isinstance(bad, str):
         yield from _texts(key, bad)
-    elif isinstance(bad, int | float) and not isinstance(bad, bool):
-        yield str(bad)
+    elif isinstance(bad, int | float) and not isinstance(bad, bool) and not key.endswith("_size"):
+        yield str(bad)  # a size without a unit may be of any
     if isinstance(bad, list):
         items = [_item(key, item) for item in bad]
         yield items

@@ -113,10 +113,13 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
         reason = "it refers to itself"
     wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
     if wanted is None:
-        return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}", f"{key}=VALUE")
+        return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
     hint = nearest(wanted, known, 0.8)
     said = f", did you mean ${{{hint}}}?" if hint else ""
-    fixed = paste(key, text.replace(wanted, hint)) if hint else f"{key}=VALUE"
+    fixed = paste(key, text.replace(wanted, hint)) if hint else ""
+    section = wanted.partition(".")[0]
+    if not hint and section in CHOSEN:
+        said = f": this {section} has none"
     return Problem(key, f"{redacted(text)}: cannot be resolved; there is no key {wanted!r}{said}", fixed)
 
 

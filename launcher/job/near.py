@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
 from typing import Any
 
 from launcher.job import surface
@@ -50,11 +51,11 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     valid = dict.fromkeys(k for k in surface.everywhere() if not data or surface.at(k.split("."), data) is not None)
     above = ".".join(parts[:bad])
     beside = [k.rpartition(".")[2] for k in valid if k.rpartition(".")[0] == above]
+    if other := next((k for k, names in OTHERS.items() if leaf in names and k in valid), None):
+        return other
     similar = nearest(parts[bad], beside)
     if similar and (meant := ".".join((*parts[:bad], similar, *parts[bad + 1 :]))) in valid:
         return meant
-    if other := next((k for k, names in OTHERS.items() if leaf in names and k in valid), None):
-        return other
     if same_leaf := [k for k in valid if k.rpartition(".")[2] == leaf]:
         return same_leaf[0] if len(same_leaf) == 1 else _of(parts, same_leaf)
     near = nearest(leaf, {k.rpartition(".")[2] for k in valid}, 0.75)
@@ -69,6 +70,17 @@ def _of(parts: Sequence[str], keys: Sequence[str]) -> str | None:
     least = min((k.count(".") for k in keys), default=0)
     high = [k for k in keys if k.count(".") == least]
     return high[0] if len(high) == 1 else None
+
+
+def file(path: str) -> str | None:
+    """The file of nearly this name in the same folder."""
+    here = Path(path)
+    try:
+        names = sorted(p.name for p in here.parent.iterdir() if p.is_file())
+    except OSError:
+        return None
+    found = nearest(here.name, names, 0.8)
+    return str(here.with_name(found)) if found and found != here.name else None
 
 
 def why_not(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,24 @@ def _value(node: Any, key: str) -> Any:
 def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
     """Every key of every file, in order; each file comes with the dotted package its keys live in ("" for the root)."""
     for path, package in files:
-        check(path)
-        lines = path.read_text(encoding="utf-8").splitlines()
         shipped = path.is_relative_to(CONF) or path.is_relative_to(RECIPES)
-        for key, mark, value in _marks(path, package):
-            hide = secret(key)
-            line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
-            source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}" if hide and value else redacted(line)
-            where = f"{short(path)}:{mark.line + 1}:{mark.column + 1}"
-            yield key, Origin(where, source, HIDDEN if hide and value else value, shipped)
+        yield from (_of_shipped if shipped else _of_file)(path, package, short(path), shipped)
+
+
+def _of_file(path: Path, package: str, name: str, shipped: bool) -> tuple[tuple[str, Origin], ...]:
+    check(path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    out = []
+    for key, mark, value in _marks(path, package):
+        hide = secret(key)
+        line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
+        source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}" if hide and value else redacted(line)
+        where = f"{name}:{mark.line + 1}:{mark.column + 1}"
+        out.append((key, Origin(where, source, HIDDEN if hide and value else value, shipped)))
+    return tuple(out)
+
+
+_of_shipped = lru_cache(256)(_of_file)  # files that no request changes
 
 
 def _marks(path: Path, package: str) -> Iterator[tuple[str, Any, str | None]]:

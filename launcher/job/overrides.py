@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -117,23 +118,32 @@ def rewritten(text: str) -> str:
     """An override whose value is written in Python's, JSON's or YAML's way, in the grammar's; "" when it is in none."""
     name, _, value = text.partition("=")
     inner = value.strip()
-    if inner[:1] == "(" and inner[-1:] == ")":
-        inner = f"[{inner[1:-1].strip().rstrip(',')}]"
-    if inner[:1] not in "[{" or len(inner) > 2000:
+    if inner.startswith("=") and parsable(fixed := f"{name.strip()}{inner}"):
+        return fixed
+    if inner[:1] not in ("[", "{", "(") or len(inner) > 2000:
         return ""
-    try:
-        data = yaml.safe_load(inner)
-    except (yaml.YAMLError, RecursionError, ValueError):
+    data = _literal(inner)
+    if not isinstance(data, dict | list | tuple):
         return ""
     fixed = f"{name.strip()}={written(_pythonic(data))}"
     return fixed if parsable(fixed) else ""
+
+
+def _literal(text: str) -> Any:
+    """What ``text`` is in Python, JSON or YAML; ``None`` when it is nothing there."""
+    for read in (ast.literal_eval, yaml.safe_load):
+        try:
+            return read(text)
+        except (SyntaxError, yaml.YAMLError, RecursionError, ValueError, MemoryError):
+            continue
+    return None
 
 
 def _pythonic(data: Any) -> Any:
     """None, True and False are texts to YAML."""
     if isinstance(data, dict):
         return {k: _pythonic(v) for k, v in data.items()}
-    if isinstance(data, list):
+    if isinstance(data, list | tuple):
         return [_pythonic(v) for v in data]
     return {"None": None, "True": True, "False": False}.get(data, data) if isinstance(data, str) else data
 
@@ -145,7 +155,7 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
         cure = _one_value(key, values) or f"-m {shell(shown)}"
         return Problem(key, f"{values}: has several values; a sweep needs -m", cure if shown == text else "")
     if parsed.package is not None:
-        return Problem(key, f"{shown}: '@' is not supported here", paste(key, parsed.value()))
+        return Problem(key, f"{shown}: '@' is not supported here", paste(key, parsed.value()), (text,))
     if parsed.is_hydra_override() or key == "hydra":
         return Problem(
             key, "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"
@@ -155,7 +165,7 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 def _one_value(key: str, values: str) -> str:
     """What several values are one of: a list where a list is wanted, a number in groups of three digits."""
-    note = surface.at(key.split("."), {})
+    note = surface.anywhere(key)
     items = [v.strip() for v in values.split(",")]
     if key == "steps":
         return paste(key, items)
@@ -180,7 +190,8 @@ def _unreadable(text: str, why: str) -> Problem:
     if node := next((n for n in OPEN if key == n), None):
         return Problem(key, f"{told}: cannot be read; name by name any name can be written", _by_name(node, value))
     if better := rewritten(text):
-        return Problem(key, f"{told}: cannot be read; lists are [a,b], groups of keys {{a: 1}}", shell(better))
+        how = "write key=value" if value.startswith("=") else "lists are [a,b], groups of keys {a: 1}"
+        return Problem(key, f"{told}: cannot be read; {how}", shell(better))
     if value.lstrip()[:1] in ("{", "["):  # as text it would be no group of keys
         return Problem(key, f"{told}: cannot be read; {_reason(why)}")
     return Problem(key, f"{told}: cannot be read; quote the value", shell(fixed) if shown == text else "")
@@ -194,10 +205,7 @@ def _reason(why: str) -> str:
 
 def _by_name(node: str, value: str) -> str:
     """``{head[a]: 1}`` of an open node as ``node.head[a]=1``."""
-    try:
-        data = yaml.safe_load(value)
-    except (yaml.YAMLError, RecursionError, ValueError):
-        return ""
+    data = _literal(value)
     if not isinstance(data, dict) or redacted(value) != value:
         return ""
     return " ".join(paste(f"{node}.{name}", _pythonic(entry)) for name, entry in data.items())

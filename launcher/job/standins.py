@@ -36,10 +36,18 @@ def other_option(group: str, which: int) -> str | None:
     return f"{group}={options[-1]}" if options and which and group not in ("recipe",) else None
 
 
+def _plain(text: str) -> Any:
+    """The value of a line of YAML; ``None`` also for a secret, which is not shown."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+
+
 def _candidates(parts: tuple[str, ...], origins: Origins) -> Iterator[Any]:
     for place in reversed(origins.all(".".join(parts))[:-1]):
         if place.value and "${" not in place.value:
-            yield yaml.safe_load(place.value)
+            yield _plain(place.value)
     field = surface.field_at(parts, origins.data)
     if field is not None and not field.is_required() and not isinstance(field.default, BaseModel):
         yield field.get_default(call_default_factory=True, validated_data={})

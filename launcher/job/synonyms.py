@@ -31,6 +31,7 @@ OTHERS = {
     "model.heads": ("num_heads", "n_head", "n_heads", "num_attention_heads"),
     "model.kv_heads": ("num_kv_heads", "num_key_value_heads", "n_kv_heads"),
     "checkpoint.every": ("save_every", "save_steps", "save_interval", "checkpoint_every", "ckpt_every"),
+    "checkpoint.async": ("asynchronous", "async_save"),
     "checkpoint.keep": ("save_total_limit", "keep_last", "max_to_keep", "save_top_k"),
     "checkpoint.resume": ("resume_from", "resume_from_checkpoint", "resume"),
     "run_dir": ("output_dir", "out_dir", "save_dir", "logdir", "log_dir", "workdir"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.job.kept import settable
 from launcher.job.origins import Origins
 from launcher.job.overrides import Override, parse, paste, shell
 from launcher.job.redact import text as redacted
@@ -18,7 +19,9 @@ from launcher.job.redact import values
 def whole(problems: Sequence[Problem], typed: Sequence[Override], origins: Origins) -> tuple[Problem, ...]:
     """``problems``, with cures that are the whole override where one that sets a group of keys is to blame."""
     blamed = {p: _blamed(p, typed, origins) for p in problems}
-    cures = {o.text: _cure(o, [p for p in problems if blamed[p] is o]) for o in blamed.values() if o is not None}
+    cures = {
+        o.text: _cure(o, [p for p in problems if blamed[p] is o], origins) for o in blamed.values() if o is not None
+    }
     return tuple(replace(p, cure=cures[o.text]) if (o := blamed[p]) and p.cure else p for p in problems)
 
 
@@ -30,12 +33,12 @@ def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Ov
     return next((o for o in groups if redacted(o.text) == origin.text), None)
 
 
-def _cure(group: Override, problems: Sequence[Problem]) -> str:
+def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str:
     """``group`` with all that the cures of ``problems`` say."""
     tree = copy.deepcopy(group.value)
     beside: list[str] = []
     for problem in problems:
-        if problem.cure:
+        if problem.cure and not settable(problem.key.split("."), origins):
             _drop(tree, problem.key[len(group.key) + 1 :].split("."))
         for word in shlex.split(problem.cure):
             parsed = parse(word)

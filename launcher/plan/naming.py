@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -101,9 +102,10 @@ def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, the
 
 
 def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
-    """The name that ``key`` comes closest to; of a glob, the one whose first part does."""
+    """The name that ``key`` comes closest to; of a glob, the one whose first part does. Numbers are not misspelt."""
     if not _is_glob(key):
-        return next(iter(get_close_matches(key, names, 1, 0.5)), None)
+        same = [n for n in names if re.findall(r"\d+", n) == re.findall(r"\d+", key)]
+        return next(iter(get_close_matches(key, same, 1, 0.5)), None)
     first, dot, rest = key.partition(".")
     fits = [t for t in tops if any(_matches(t + dot + rest, n) for n in names)]
     return next((t + dot + rest for t in get_close_matches(first, fits, 1, 0.5)), None)

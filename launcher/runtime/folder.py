@@ -107,4 +107,4 @@ def _refused(key: str, path: Path) -> Iterator[None]:
 
 
 def _problem(key: str, path: Path, why: str, what: str = "a run folder") -> Problem:
-    return Problem(key, f"{what} cannot be made at {path}: {why}", f"{key}=/path/you/can/write")
+    return Problem(key, f"{what} cannot be made at {path}: {why}")

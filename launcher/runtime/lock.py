@@ -57,7 +57,7 @@ def _wait_for_the_dead(file: TextIO, run: Path) -> None:
         pid, _, host = file.read().strip().partition(" ")
         if _alive(pid, host) or time.monotonic() > end:
             text = f"{run}: another launcher is at work there (process {pid or '?'} on {host or '?'})"
-            raise RequestError((Problem("run_dir", text, "run_dir=ANOTHER"),))
+            raise RequestError((Problem("run_dir", text),))
         time.sleep(0.02)
         if not _taken(file):
             return
