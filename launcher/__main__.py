@@ -92,9 +92,9 @@ def _run(args: Args, words: list[str], others: Others | None) -> int:
     try:
         return run_request(request, words, others)
     except RequestError as error:
-        from launcher.job.compose import BadRequest
+        from launcher.job.compose import late
 
-        raise BadRequest(error.problems, request.origins, late=True) from error
+        raise late(error, request) from error
 
 
 def look(words: Sequence[str], planned: bool = True) -> None:
@@ -110,7 +110,7 @@ def look(words: Sequence[str], planned: bool = True) -> None:
 
         check(args)
         return
-    from launcher.job.compose import BadRequest, compose
+    from launcher.job.compose import compose, late
 
     request = compose(args.overrides, config_dir=args.config_dir)
     if not planned:
@@ -120,7 +120,7 @@ def look(words: Sequence[str], planned: bool = True) -> None:
     try:
         rehearse(request)
     except RequestError as error:
-        raise BadRequest(error.problems, request.origins, late=True) from error
+        raise late(error, request) from error
 
 
 def _about(args: Args) -> str:
@@ -152,6 +152,8 @@ def script() -> NoReturn:
     The interpreter would walk through all of torch once more, which takes most of a second, and then take torch down,
     one of whose threads may abort a run that has ended well.
     """
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher
     codes = [FAILED]
     atexit.register(_leave, codes)  # the first to come is the last to run
     codes.append(main())

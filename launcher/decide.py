@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from launcher.asked import fits, inlined
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
-from launcher.errors import Problem, RequestError, refuse
+from launcher.errors import Problem, RequestError, owned, refuse
 from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
@@ -137,7 +138,8 @@ def _read(job: Job) -> _Model:
 
     build = builder(job)
     with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
-        model, tape = record(build, job.seed)
+        with _owned(job.model, "model"):
+            model, tape = record(build, job.seed)
         if isinstance(job.model, Target):
             from launcher.parallel.unwritten import problems
 
@@ -146,6 +148,13 @@ def _read(job: Job) -> _Model:
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse((*effects.unfit(known), *misnamed(known)))
     return _Model(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
+
+
+def _owned(settings: object, section: str) -> AbstractContextManager[None]:
+    """What a class of the user's own raises is told in its own words."""
+    if not isinstance(settings, Target):
+        return nullcontext()
+    return owned(f"{section}._target_", f"{settings.target}: cannot be built")
 
 
 def _tried(job: Job, skeleton: Skeleton) -> Traits | None:

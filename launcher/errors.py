@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_OTHERS = (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    "<",
+    *(path for name, path in sysconfig.get_paths().items() if name.endswith("lib")),
+)
+"""Where code is that is not the user's: ours, Python's, installed packages."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,34 @@ def said(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def of_users(error: BaseException) -> str:
+    """What an error of the user's own code says, and the last line of it that ran: file, function, source."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_OTHERS):
+        return f"{type(error).__name__}: {error.msg} ({_line(error.filename, error.lineno, '', error.text)})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(_OTHERS)]
+    return f"{said_so} ({_line(own[-1].filename, own[-1].lineno, own[-1].name, own[-1].line)})" if own else said_so
+
+
+def _line(path: str, line: int | None, function: str, source: str | None) -> str:
+    there = f", in {function}" if function and not function.startswith("<") else ""
+    shown = f": {source.strip()[:80]}" if source and source.strip() else ""
+    return f"{os.path.basename(path)}:{line}{there}{shown}"
+
+
+@contextmanager
+def owned(key: str, what: str) -> Iterator[None]:
+    """What the user's own code raises in the block becomes a ``RequestError`` about ``key``, without frames of ours."""
+    try:
+        yield
+    except (RequestError, RunError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise RequestError((Problem(key, f"{what}: {of_users(error)}"),)) from None
 
 
 def refuse(found: Sequence[Problem]) -> None:

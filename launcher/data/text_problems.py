@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.data import corpus
 from launcher.errors import Problem
+from launcher.job.alike import file
 from launcher.job.models import Text
-from launcher.job.near import file
-from launcher.job.overrides import paste
 
 
 def check_text(settings: Text) -> Iterator[Problem]:
@@ -57,7 +57,8 @@ def _enough(settings: Text, size: int) -> str:
 
 def _meant(key: str, path: str) -> str:
     """The file of nearly this name that is there."""
-    return paste(key, near) if (near := file(path)) else ""
+    near = file(path)
+    return f"{key}={near}" if near and re.fullmatch(r"[\w./-]+", near, re.ASCII) else ""
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:

@@ -72,7 +72,7 @@ def outer_rank(env: Mapping[str, str]) -> int | None:
 
 def _no_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """How many arguments ``after`` it are its value, and what is wrong with it."""
-    from launcher.job.near import nearest
+    from launcher.job.alike import nearest
     from launcher.job.shelf import Shelf
     from launcher.job.words import Names, flag
 

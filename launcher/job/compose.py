@@ -13,11 +13,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
 from launcher.job import meant, surface
+from launcher.job.alike import nearest
 from launcher.job.explain import explain, missing, shown
 from launcher.job.hostile import Hostile
 from launcher.job.hydrate import CONFIG, Composed, hydrate, no_option
 from launcher.job.merge import keys, plain, put
-from launcher.job.near import nearest
 from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 from launcher.job.overrides import Override, paste, read, shell, written
 from launcher.job.redact import text as redacted
@@ -53,6 +53,12 @@ class BadRequest(RequestError):
         self.origins = origins
         self.late = late
         super().__init__(problems)
+
+
+def late(error: RequestError, request: Request) -> BadRequest:
+    """``error`` about a request that is composed, with where its values were set."""
+    typed = read(request.overrides, [])
+    return BadRequest(whole(error.problems, typed, request.origins), request.origins, late=True)
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Request:

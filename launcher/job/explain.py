@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
 from launcher.job import cure, meant, near, surface
+from launcher.job.alike import nearest
 from launcher.job.origins import Origins
 from launcher.job.overrides import paste, shell, written
 from launcher.job.redact import HIDDEN, secret, values
@@ -164,7 +165,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     key = ".".join(parts if step else (*parts, field))
     if tag is None:
         return Problem(key, f"needs a value ({title}: {', '.join(tags)})")
-    hint = near.nearest(tag, tags)
+    hint = nearest(tag, tags)
     text = f"unknown {word} {tag!r}{near.choice(tag, tags, title)}"
     if not step:
         return Problem(key, text, paste(key, hint) if hint else "")

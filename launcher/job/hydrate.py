@@ -19,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
+from launcher.job.alike import nearest
 from launcher.job.hostile import Hostile
-from launcher.job.near import choice, nearest
+from launcher.job.near import choice
 from launcher.job.overrides import quoted, shell
 from launcher.job.paths import short
 from launcher.job.recipe_source import register

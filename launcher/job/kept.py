@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job import surface
-from launcher.job.near import nearest
+from launcher.job.alike import nearest
 from launcher.job.origins import Origin, Origins
 from launcher.job.overrides import OPEN, parsable, parse, shell
 from launcher.job.redact import text as redacted

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from launcher.job import surface
+from launcher.job.alike import nearest
 from launcher.job.inside import RUN
-from launcher.job.near import nearest
 
 NOTHING = ("none", "nil", "null", "nan", "nothing")
 OFF = ("off", "no", "never", "false", "disable", "disabled", "unlimited", "inf", "infinity")

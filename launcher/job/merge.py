@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.near import nearest
+from launcher.job.alike import nearest
 from launcher.job.overrides import OPEN, Override, paste, shell
 from launcher.job.redact import text as redacted
 

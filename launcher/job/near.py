@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from difflib import SequenceMatcher, get_close_matches
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.job import surface
+from launcher.job.alike import nearest
 from launcher.job.synonyms import OTHERS, UNLIKE
-
-
-def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
-    """The most similar of ``names``, if any is at least ``alike`` (0 to 1) and no other is as similar.
-
-    Numbers in names are no matter of spelling: fp128 is not nearly fp16, and level4 is no level.
-    """
-    text = str(word).lower()
-    lower = {n.lower(): n for n in names}
-    fits = [n for n in lower if _same_numbers(text, n)]
-    found = get_close_matches(text, fits, 2, alike)
-    if len(found) == 2 and text not in found and _ratio(text, found[0]) == _ratio(text, found[1]):
-        return None
-    return lower[found[0]] if found else None
-
-
-def _ratio(a: str, b: str) -> float:
-    return SequenceMatcher(None, b, a).ratio()  # as get_close_matches compares
-
-
-def _same_numbers(a: str, b: str) -> bool:
-    """One of them has no digits, or the same in another order, or those of the other and more."""
-    mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
-    same = sorted(mine) == sorted(theirs)
-    return not (mine and theirs) or same or mine.startswith(theirs) or theirs.startswith(mine)
 
 
 def choice(word: object, names: Sequence[str], title: str) -> str:
@@ -70,17 +44,6 @@ def _of(parts: Sequence[str], keys: Sequence[str]) -> str | None:
     least = min((k.count(".") for k in keys), default=0)
     high = [k for k in keys if k.count(".") == least]
     return high[0] if len(high) == 1 else None
-
-
-def file(path: str) -> str | None:
-    """The file of nearly this name in the same folder."""
-    here = Path(path)
-    try:
-        names = sorted(p.name for p in here.parent.iterdir() if p.is_file())
-    except OSError:
-        return None
-    found = nearest(here.name, names, 0.8)
-    return str(here.with_name(found)) if found and found != here.name else None
 
 
 def why_not(name: str) -> str:

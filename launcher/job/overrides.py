@@ -155,7 +155,7 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
         cure = _one_value(key, values) or f"-m {shell(shown)}"
         return Problem(key, f"{values}: has several values; a sweep needs -m", cure if shown == text else "")
     if parsed.package is not None:
-        return Problem(key, f"{shown}: '@' is not supported here", paste(key, parsed.value()), (text,))
+        return Problem("", f"{shown}: '@' is not supported here", paste(key, parsed.value()), (text,))
     if parsed.is_hydra_override() or key == "hydra":
         return Problem(
             key, "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"

@@ -44,9 +44,11 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
             parsed = parse(word)
             inside = parsed.key_or_group.startswith(f"{group.key}.")
             parts = parsed.key_or_group[len(group.key) + 1 :].split(".")
-            if inside and not parsed.is_delete():
+            if inside and parsed.is_delete():
+                _drop(tree, parts)
+            elif inside:
                 _set(tree, parts, parsed.value())
-            elif not inside:
+            else:
                 beside.append(shell(word))
     hidden = values(tree, group.key) != tree
     return "" if hidden else " ".join([paste(group.key, tree), *beside])
