@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest
-from launcher.job.kept import kept, pasted, whole_override
+from launcher.job.kept import kept, pasted, swept, whole_override
 from launcher.job.origins import Origins
 from launcher.job.standins import other_option, standin
 
@@ -39,7 +39,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
     ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else; ``False``: without a
     plan.
     """
-    listed = _findings(error)
+    listed = _findings(error, words)
     see = _seeing(words, look)
     found: Sequence[Finding] = listed
     for _ in range(ROUNDS):
@@ -60,13 +60,13 @@ def _told(listed: Iterable[Finding]) -> BadRequest:
     return BadRequest(tuple(f.problem for f in listed), {f.problem: f.origins for f in listed})
 
 
-def _findings(error: RequestError) -> list[Finding]:
+def _findings(error: RequestError, words: Sequence[str]) -> list[Finding]:
     places = error.origins if isinstance(error, BadRequest) else Origins()
     late = isinstance(error, BadRequest) and error.late
     out = []
     for problem in error.problems:
         origins = places if isinstance(places, Origins) else places.get(problem, Origins())
-        problem = whole_override(problem, origins)
+        problem = swept(whole_override(problem, origins), origins, words)
         out.append(Finding(problem if not late or kept(problem, origins) else replace(problem, cure=""), origins))
     return out
 
@@ -82,7 +82,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None]) -> Look:
                 look(words, not trusting)
                 known[words] = []
             except RequestError as error:
-                known[words] = _findings(error)
+                known[words] = _findings(error, words)
         return known[words]
 
     return see

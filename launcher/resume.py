@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from launcher.checkpoint.of_plan import of_plan
@@ -40,7 +41,7 @@ def _loads(job: Job) -> dict[str, str]:
     for name, step in job.steps.items():
         saved |= step.kind == "save"
         if isinstance(step, Load) and step.path is not None:
-            own = Path(step.path).resolve().is_relative_to(home.resolve())
+            own = Path(os.path.realpath(step.path)).is_relative_to(os.path.realpath(home))
             out |= {} if saved and own else {name: step.path}
     return out
 

@@ -35,7 +35,7 @@ DONE, STOPPED = 0, 128
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show is not None:
-        say("\n".join(_shown(request.job)))
+        say("\n".join(shown(request.job)))
         return DONE
     from launcher.job.report import as_yaml
 
@@ -48,7 +48,7 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
     return DONE
 
 
-def _shown(job: Job) -> Iterator[str]:
+def shown(job: Job) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
     transforms = sources.previews(job)
     if not (transforms and alone(job.steps)):
@@ -119,7 +119,10 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
     """How the ranks of ``job`` start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
     key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
     writable = folder.check_writable(Path(where), key)
-    done = record.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")
+    if job.run_dir is not None:
+        refuse([p for p in [folder.check_entries(Path(job.run_dir))] if p])
+    anew = job.checkpoint.resume == "never"
+    done = () if writable else record.done(job.run_dir, overrides, config, anew)
     asked = before_torch(
         job,
         [
@@ -144,7 +147,7 @@ def rehearse(request: Request) -> None:
     if job.show == "config":
         return
     if job.show is not None:
-        list(_shown(job))
+        list(shown(job))
         return
     from launcher.job.report import as_yaml
 

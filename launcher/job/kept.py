@@ -56,6 +56,22 @@ def whole_override(problem: Problem, origins: Origins) -> Problem:
     return replace(problem, cure=f"{shell(origin.text)} {problem.cure}")
 
 
+def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
+    """``problem`` of a cell of a sweep, with a cure that leaves the other cells as they are."""
+    origin = origins.of(problem.key) if problem.key else None
+    if not problem.cure or origin is None or not origin.typed or origin.text in map(redacted, words):
+        return problem
+    name, _, bad = origin.text.partition("=")
+    right = shlex.split(problem.cure)
+    for word in words:
+        key, _, values = word.partition("=")
+        items = [v.strip() for v in values.split(",")]
+        if key == name and bad in items and len(right) == 1 and right[0].startswith(f"{name}="):
+            good = ",".join(right[0].partition("=")[2] if item == bad else item for item in items)
+            return replace(problem, cure=shell(f"{name}={good}"), words=(word,))
+    return replace(problem, cure="")
+
+
 def settable(parts: Sequence[str], origins: Origins) -> bool:
     """Whether there is such a key, for what is chosen."""
     note = surface.at(parts, origins.data)
@@ -79,7 +95,15 @@ def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     for word in words:
         if "=" in word or word.startswith("~"):
             parsed = parse(word)
-            yield parsed.key_or_group, None if parsed.is_delete() else parsed.value()
+            yield from _leaves(parsed.key_or_group, None if parsed.is_delete() else parsed.value())
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", below)
+    else:
+        yield key, value
 
 
 def _kept(key: str, new: Any, problem: Problem, origins: Origins) -> bool:

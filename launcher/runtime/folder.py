@@ -28,6 +28,22 @@ def check_writable(root: Path, key: str = "runs", what: str = "a run folder") ->
     return None
 
 
+FOLDERS = (
+    "certify", "checkpoints", "errors", "exports", "local_norm", "logs", "profile", "strategy", "transformed",
+)  # fmt: skip
+FILES = (
+    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "metrics.csv", "metrics.jsonl",
+    "plan.json", "plan.txt", "status.json", "timeline.json", "timeline.svg",
+)  # fmt: skip
+
+
+def check_entries(run: Path) -> Problem | None:
+    """What stands in ``run`` in the place of something that a run writes there."""
+    wrong = [f"{run / n} is not a folder" for n in FOLDERS if os.path.lexists(run / n) and not (run / n).is_dir()]
+    wrong += [f"{run / n} is not a file" for n in FILES if os.path.lexists(run / n) and not (run / n).is_file()]
+    return Problem("run_dir", f"{run} is no folder of a run: {'; '.join(wrong)}") if wrong else None
+
+
 def make(root: Path, name: str) -> Path:
     """A new ``<root>/<name>/<NNNN>``, ``latest`` beside it pointing there. Runs that start at once get one each."""
     with _refused("runs", root):
