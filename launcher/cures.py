@@ -14,7 +14,9 @@ from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest
 from launcher.job.kept import kept, pasted, swept, whole_override
 from launcher.job.origins import Origins
-from launcher.job.standins import other_option, standin
+from launcher.job.overrides import shell
+from launcher.job.shelf import Shelf
+from launcher.job.standins import standin
 
 ROUNDS = 6
 Words = tuple[str, ...]
@@ -67,7 +69,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[Finding]:
     for problem in error.problems:
         origins = places if isinstance(places, Origins) else places.get(problem, Origins())
         problem = swept(whole_override(problem, origins), origins, words)
-        out.append(Finding(problem if not late or kept(problem, origins) else replace(problem, cure=""), origins))
+        out.append(Finding(problem if kept(problem, origins, late) else replace(problem, cure=""), origins))
     return out
 
 
@@ -108,8 +110,9 @@ def _stood_in(words: Words, finding: Finding, which: int) -> Words:
     problem, origins = finding.problem, finding.origins
     if not problem.key:
         return pasted(words, replace(problem, cure=""), origins)
-    if "." not in problem.key and (option := other_option(problem.key, which)) is not None:
-        return pasted(words, replace(problem, cure=option), origins)
+    if "." not in problem.key and (options := Shelf().options(problem.key)):
+        other = f"{problem.key}={options[-1]}" if which and problem.key not in ("recipe", "steps") else ""
+        return pasted(words, replace(problem, cure=other), origins)
     word = standin(problem.key, origins, which)
     if word is None and (origin := origins.of(problem.key)) is not None and not origin.typed:
         word = f"~{problem.key}"
@@ -119,14 +122,35 @@ def _stood_in(words: Words, finding: Finding, which: int) -> Words:
 def _holding(words: Sequence[str], listed: Sequence[Finding], see: Look) -> list[Finding]:
     """``listed`` without cures that bring something new, each alone or all together."""
     bare = {f.said for f in see(_mended(words, listed, False))}
-    out = []
-    for f in listed:
-        holds = not f.problem.cure or _brings_nothing(_mended(words, listed, False, f), bare, see)
-        out.append(f if holds else replace(f, problem=replace(f.problem, cure="")))
-    if sum(bool(f.problem.cure) for f in out) > 1 and not _brings_nothing(_mended(words, out, True), bare, see):
-        return [replace(f, problem=replace(f.problem, cure="")) for f in out]
+    out = [_alone(f, words, listed, bare, see) for f in listed]
+    for _ in range(ROUNDS):
+        new = _new(_mended(words, out, True), bare | {f.said for f in out}, see)
+        more = [f for f in new if not _near(f, out)]
+        out += more  # wrong with what was meant
+        if not more:
+            break
     return out
 
 
-def _brings_nothing(words: Words, known: set[tuple[str, str]], see: Look) -> bool:
-    return all(f.said in known for f in see(words))
+def _alone(
+    f: Finding, words: Sequence[str], listed: Sequence[Finding], bare: set[tuple[str, str]], see: Look
+) -> Finding:
+    """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
+    if not f.problem.cure or not (new := _new(_mended(words, listed, False, f), bare, see)):
+        return f
+    other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
+    told = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
+    text = f"{f.problem.text}; and then {told}" if told else f.problem.text
+    further = tuple(shlex.split(f.problem.cure))
+    for g in new:
+        further = pasted(further, g.problem, g.origins) if g.problem.cure else ()
+    last = {w.partition("=")[0]: w for w in further}
+    better = replace(f, problem=replace(f.problem, cure=" ".join(map(shell, last.values()))))
+    others = [better if g is f else g for g in listed]
+    if further and not _new(_mended(words, others, False, better), bare, see):
+        return replace(better, problem=replace(better.problem, text=text))
+    return replace(f, problem=replace(f.problem, text=text, cure=""))
+
+
+def _new(words: Words, known: set[tuple[str, str]], see: Look) -> list[Finding]:
+    return [f for f in see(words) if f.said not in known]

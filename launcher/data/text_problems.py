@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.data import corpus
+from launcher.data.nearby import file as nearby
 from launcher.errors import Problem
-from launcher.job.alike import file
 from launcher.job.models import Text
 
 
@@ -57,7 +57,7 @@ def _enough(settings: Text, size: int) -> str:
 
 def _meant(key: str, path: str) -> str:
     """The file of nearly this name that is there."""
-    near = file(path)
+    near = nearby(path)
     return f"{key}={near}" if near and re.fullmatch(r"[\w./-]+", near, re.ASCII) else ""
 
 

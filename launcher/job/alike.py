@@ -1,10 +1,9 @@
-"""Names that are nearly the same: the one that was meant, the file that is there."""
+"""Names that are nearly the same: the one that was meant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher, get_close_matches
-from pathlib import Path
 
 
 def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
@@ -30,14 +29,3 @@ def _same_numbers(a: str, b: str) -> bool:
     mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
     same = sorted(mine) == sorted(theirs)
     return not (mine and theirs) or same or mine.startswith(theirs) or theirs.startswith(mine)
-
-
-def file(path: str) -> str | None:
-    """The file of nearly this name in the same folder."""
-    here = Path(path)
-    try:
-        names = sorted(p.name for p in here.parent.iterdir() if p.is_file())
-    except OSError:
-        return None
-    found = nearest(here.name, names, 0.8)
-    return str(here.with_name(found)) if found and found != here.name else None

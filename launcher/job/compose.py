@@ -200,10 +200,9 @@ def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> 
 
 def _idle(origins: Origins) -> Iterator[Problem]:
     """What Hydra would read, and nothing here does."""
-    if origin := origins.of("hydra"):
-        where = "" if origin.typed else f"{origin.where}: "
+    if (origin := origins.of("hydra")) is not None and not origin.typed:
         text = "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"
-        yield Problem("", f"{where}{text}")
+        yield Problem("", f"{origin.where}: {text}")
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:

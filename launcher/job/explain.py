@@ -67,9 +67,9 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     if right is None:
         valid = surface.names(parts[:bad], data)
         why = near.why_not(parts[-1])
-        return Problem(
-            key, "unknown key" + (f": {why}" if why else f" (valid here: {', '.join(valid)})" if valid else "")
-        )
+        listed = f" (valid here: {', '.join(valid)})" if valid else ""
+        ours = origin is not None and origin.shipped  # a recipe's, for another option than the one chosen now
+        return Problem(key, f"unknown key{f': {why}' if why else listed}", drop if ours else "")
     text = f"unknown key, did you mean {right!r}?"
     if secret(key):
         return Problem(key, text)

@@ -83,12 +83,18 @@ def _covers(key: str, other: str) -> bool:
     return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
 
 
-def kept(problem: Problem, origins: Origins) -> bool:
+def kept(problem: Problem, origins: Origins, late: bool) -> bool:
     """Whether its cure leaves what the user has set, or goes to the nearest that can be.
 
     A value that is right by itself and not with others is changed for nobody: which of them was meant is not known.
+    Not ``late``, the value of the key itself is read as what it was meant to be, and an unknown key goes elsewhere.
     """
-    return all(_kept(key, value, problem, origins) for key, value in _settings(shlex.split(problem.cure)))
+    settings = list(_settings(shlex.split(problem.cure)))
+    if not late:
+        parts = problem.key.split(".")
+        read = not problem.key or not settable(parts, origins)
+        settings = [] if read else [(k, v) for k, v in settings if not _covers(k, problem.key)]
+    return all(_kept(key, value, problem, origins) for key, value in settings)
 
 
 def _settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:

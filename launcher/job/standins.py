@@ -11,7 +11,6 @@ from pydantic import BaseModel
 from launcher.job import surface
 from launcher.job.origins import Origins
 from launcher.job.overrides import written
-from launcher.job.shelf import Shelf
 
 
 def standin(key: str, origins: Origins, which: int) -> str | None:
@@ -28,12 +27,6 @@ def standin(key: str, origins: Origins, which: int) -> str | None:
         if value not in good and surface.accepts(note, value):
             good.append(value)
     return f"{key}={written(good[min(which, len(good) - 1)])}" if good else None
-
-
-def other_option(group: str, which: int) -> str | None:
-    """An option of ``group`` that ships, besides the one that is chosen anyhow."""
-    options = [o for o in Shelf().options(group) if group != "steps"]
-    return f"{group}={options[-1]}" if options and which and group not in ("recipe",) else None
 
 
 def _plain(text: str) -> Any:

@@ -87,7 +87,7 @@ def check(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if len(counts) > 1:
         text = f"{written(strategy)}: dim 0 is cut in {' and in '.join(map(str, counts))}"
         text += ": inputs and targets of a sample go together"
-        yield Problem(KEY, text, _pasted(_with(strategy, max(n for n in fits if n <= max(counts)))))
+        yield Problem(KEY, text)
     elif counts[0] not in fits:
         text = f"{written(strategy)}: dim 0 is cut in {counts[0]}: does not divide the "
         text += f"{many(sizes.replicas, 'data-parallel rank')}; what does: {', '.join(map(str, fits))}"
