@@ -27,7 +27,8 @@ def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
     """``key={...}``: the first that the schema accepts of ``bad`` with its lists in order, each number once, and
     ``bad`` with another word at a key that takes words; "" when it accepts none."""
     ordered = {k: sorted(set(v)) if isinstance(v, list) and {*map(type, v)} == {int} else v for k, v in bad.items()}
-    words = ({**bad, k: word} for k in bad for word in surface.literals(surface.at((*parts, k), data)))
+    several = [k for k in bad if bad[k] is not None] if sum(v is not None for v in bad.values()) > 1 else []
+    words = ({**bad, k: word} for k in several for word in surface.literals(surface.at((*parts, k), data)))
     note = surface.at(parts, data)
     good = next((g for g in (ordered, *words) if surface.accepts(note, g)), None)
     return paste(".".join(parts), good) if good else ""

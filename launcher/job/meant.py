@@ -25,6 +25,9 @@ SWITCHED = (
 )  # fmt: skip
 """Where null switches something off, so that 0 and false can mean nothing else."""
 
+NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.prompt")
+"""Texts that may well be numbers."""
+
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 UNITS = {
     "threshold": {"b": 1 / 1024, "kb": 1, "kib": 1, "mb": 1024, "mib": 1024, "gb": 1024**2, "k": 1, "m": 1024},
@@ -75,12 +78,11 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     yield from _groups(key, bad)
     if isinstance(bad, str):
         yield from _texts(key, bad)
-    elif isinstance(bad, int | float) and not isinstance(bad, bool) and not key.endswith("_size"):
-        yield str(bad)  # a size without a unit may be of any
+    elif isinstance(bad, int | float) and not isinstance(bad, bool) and key in NAMES:
+        yield str(bad)
     if isinstance(bad, list):
         items = [_item(key, item) for item in bad]
         yield items
-        yield [bad]
     elif bad is not None and not isinstance(bad, Mapping):
         yield [bad]
 
@@ -92,7 +94,7 @@ def _nothing(key: str, bad: Any) -> bool:
     if key in SWITCHED and (bad is False or bad == 0):
         return True
     word = str(bad).strip().lower() if isinstance(bad, str) else None
-    return word in NOTHING or word == "auto" or (key in SWITCHED and word in OFF)
+    return word in NOTHING or word == "auto" or (key in SWITCHED and word in ("", *OFF))
 
 
 def _flag(bad: Any) -> bool | None:
@@ -113,7 +115,7 @@ def word_of(bad: Any, words: Sequence[str]) -> str | None:
     if counted and re.fullmatch(r"(l|lv|lvl|level|stage|zero|o|os)?[ _-]?\d(\.0)?", text):
         return counted[0]
     begun = [w for w in words if w.startswith(text)]
-    return None if len(begun) > 1 else nearest(text, words)
+    return None if len(begun) > 1 or text == "auto" else nearest(text, words)
 
 
 def _squeezed(text: str) -> str:
@@ -196,7 +198,7 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
     inner = bad.strip()
     if inner[:1] == "(" and inner[-1:] == ")":
         inner = f"[{inner[1:-1].rstrip(', ')}]"
-    if inner[:1] in "[{" and len(inner) < 1000:
+    if inner[:1] in ("[", "{") and len(inner) < 1000:
         yield _yaml(inner)
     elif "," in inner:
         items = [_yaml(i.strip()) for i in inner.split(",") if i.strip()]
@@ -206,10 +208,11 @@ def _texts(key: str, bad: str) -> Iterator[Any]:
     if bad.startswith(RUN):
         name = "/".join(part for p in bad.removeprefix(RUN).split("/") if (part := p.lstrip(".")))
         yield from (f"{RUN}{name}", f"{RUN}mine/{name}")
-    stem = re.sub(r"[.][^./]*$", "", bad)
-    yield from (f"{stem}.json", bad if bad.startswith(RUN) else os.path.abspath(bad))
-    if not bad.startswith(RUN):
-        yield os.path.abspath(f"{stem}.json")
+    if bad and not bad.startswith(RUN):
+        yield os.path.abspath(bad)
+    if bad and not key.endswith(".load"):  # what is read has the name that it has
+        stem = re.sub(r"[.][^./]*$", "", bad)
+        yield from (f"{stem}.json", os.path.abspath(f"{stem}.json"))
 
 
 def _yaml(text: str) -> Any:

@@ -27,7 +27,7 @@ NET = (
     "        self.a, self.b = nn.Linear(784, width), nn.Linear(width, 10)\n"
     "    def forward(self, x):\n        return self.b(torch.relu(self.a(x.flatten(1))))\n"
 )
-ALONE = "recipe=lm_single data=mnist5k steps=[train] model=mlp optim=sgd".split()
+ALONE = ("recipe=lm_single", "data=mnist5k", "steps=[train]", "model=mlp", "optim=sgd")
 
 
 @pytest.fixture(scope="module", autouse=True)
