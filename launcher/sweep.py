@@ -144,8 +144,10 @@ def composed(args: Args) -> dict[Cell, Request]:
             errors[cell] = error
             continue
         if request.job.run_dir is not None:
-            text = f"{request.job.run_dir}: a sweep gives each cell its own folder, in sweep_dir"
-            errors[cell] = BadRequest((Problem("run_dir", text),), request.origins)
+            text = f"{request.job.run_dir}: a sweep gives each cell its own folder"
+            cure = shell(f"sweep_dir={request.job.run_dir}")
+            typed = tuple(o for o in args.overrides if o.lstrip("+").startswith("run_dir="))[-1:]
+            errors[cell] = BadRequest((Problem("run_dir", text, cure if typed else "", typed),), request.origins)
     if errors:
         raise _together(errors)
     return out

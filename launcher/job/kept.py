@@ -67,7 +67,7 @@ def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
         key, _, values = word.partition("=")
         items = [v.strip() for v in values.split(",")]
         if key == name and bad in items and len(right) == 1 and right[0].startswith(f"{name}="):
-            good = ",".join(right[0].partition("=")[2] if item == bad else item for item in items)
+            good = ",".join(dict.fromkeys(right[0].partition("=")[2] if item == bad else item for item in items))
             return replace(problem, cure=shell(f"{name}={good}"), words=(word,))
     return replace(problem, cure="")
 
