@@ -1,6 +1,7 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
 # A third, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
 # A fourth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: eleven minutes on 4 cores.
+# A fifth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -12,7 +13,7 @@ TORCH := 'torch>=2.11,<2.14'
 # Ranks share the cores of one machine: more threads a rank only get in each other's way.
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-real test-zoo check clean
+.PHONY: demo test test-real test-zoo drills check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -24,6 +25,9 @@ test: check
 
 test-real: .venv/installed-real
 	$(BIN)/python -m pytest tests/real
+
+drills: .venv/installed-dev
+	$(BIN)/python -m tests.drills
 
 test-zoo: .venv/installed-zoo
 	$(BIN)/python -m tests.parity.zoo --write

@@ -6,11 +6,13 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.console import say, tell
 from launcher.errors import RequestError, RunError, printable
-from launcher.job.args import Args, outer_rank, parse
+from launcher.job.args import Args, parse
+from launcher.runtime import outer
 
 if TYPE_CHECKING:
     from launcher.external import Others
@@ -23,7 +25,10 @@ UNSAID = 120
 def main(argv: Sequence[str] | None = None) -> int:
     """0 done; 2 the request is wrong and nothing was started; 1 it failed while running."""
     words = list(sys.argv[1:] if argv is None else argv)
-    rank = outer_rank(os.environ)
+    try:
+        rank = outer.rank()
+    except RequestError as error:
+        return _refuse(error, words, None)
     code = _main(words, rank)
     if rank is not None and code not in (DONE, REFUSED):
         sys.stdout.flush()
@@ -42,7 +47,7 @@ def _main(words: list[str], rank: int | None) -> int:
         from launcher.run import join
 
         rank = None  # what a rank cannot join it says itself
-        return join()
+        return join(partial(_patience, args))
     except RequestError as error:
         return _refuse(error, words, rank)
     except RunError as error:
@@ -71,6 +76,17 @@ def _first(args: Args, words: list[str], rank: int | None) -> int:
 
     with leading() as others:
         return _run(args, words, others)
+
+
+def _patience(args: Args) -> float:
+    """``launch.timeout_s`` of a request that rank 0 reports on: what is wrong with it is not said twice."""
+    from launcher.job.compose import compose
+    from launcher.job.schema import Launch
+
+    try:
+        return compose(args.overrides, config_dir=args.config_dir).job.launch.timeout_s
+    except RequestError:
+        return Launch().timeout_s
 
 
 def _only_prints(args: Args) -> bool:

@@ -83,21 +83,41 @@ def plan_job(job: Job) -> Plan:
     job, _ = inlined(settled(job))
     if found := _unlike(job, own=True):
         raise RequestError(tuple(found))
+    from launcher.parallel.module_globals import put_back
+
+    with put_back(own_files(job)):
+        made = _cut(job, asked)
+    fits(job, made)
+    refuse(_mismatched(job, made))
+    return made
+
+
+def own_files(job: Job) -> list[str]:
+    """The modules of Python that a model of the user's own is from; they may count or keep what is built of them."""
+    if not isinstance(job.model, Target):
+        return []
+    from torch import nn
+
+    from launcher.job.targets import locate
+    from launcher.parallel.module_globals import files
+
+    return files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_"))
+
+
+def _cut(job: Job, asked: Asked) -> Plan:
+    """The plan, with stacks of blocks in one piece where they cannot be cut."""
     model = _read(job)
     traits = _tried(job, model.skeleton)
     fine = leaves(asked, model.skeleton)
     try:
-        made = _planned(job, asked, model, fine, traits)
+        return _planned(job, asked, model, fine, traits)
     except RequestError as error:
         coarse = leaves(asked, model.skeleton, stacks=False)
         if coarse == fine:
             raise
-        made = _planned(
+        return _planned(
             job, asked, _read(job), coarse, traits, [_unopened(coarse or (), fine or (), error.problems[0])]
         )
-    fits(job, made)
-    refuse(_mismatched(job, made))
-    return made
 
 
 def _mismatched(job: Job, made: Plan) -> list[Problem]:

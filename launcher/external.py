@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import os
 import pickle
+import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from launcher.errors import Problem, RequestError
-from launcher.runtime import faults, log
-from launcher.runtime.stops import deafen
-from launcher.runtime.supervise import STOPS
-from launcher.runtime.world import World, connect, outer, outer_store
+from launcher.console import tell
+from launcher.errors import Problem, RequestError, RunError, printable
+from launcher.runtime import log
+from launcher.runtime.blame import failed
+from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
+from launcher.runtime.outer import Place, place
+from launcher.runtime.preemption import STOPS, heard
+from launcher.runtime.rendezvous import Seconds, await_ranks, open_store, ranks_text
+from launcher.runtime.world import World, among, connect, never
 
 DONE, FAILED, REFUSED = 0, 1, 2
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
 LAST_WORD_S = 60.0  # of rank 0, until every other has heard it
-CAUSE_S = 2.0  # until the rank that failed first has written why
+SHARED_S = 8.0  # until a file that one node has written is seen by the others
 _log = logging.getLogger(__name__)
 
 
@@ -41,55 +46,108 @@ class Order:
     backend: str | None
     timeout_s: float
     threads: int
+    polls: bool
+
+
+@dataclass(frozen=True)
+class Look:
+    """Rank 0 asks every other whether it sees this file."""
+
+    token: Path
 
 
 class Others:
-    """Rank 0's word to the other ranks: one order, or an exit code."""
+    """Rank 0's word to the other ranks: first ``Look``s, then one order, or an exit code."""
 
-    def __init__(self) -> None:
-        self._world = here()
-        self._told = False
-        self._open: tuple[Store, Store] | None = None
+    def __init__(self, at: Place, whole: Store) -> None:
+        self._at = at
+        self._whole = whole
+        self._own = _corner(whole, at)
+        self._turn = 0
+        self._over = False
+        self._absent: list[int] = []
+        self._own.set("here0", _whereabouts())
 
     def folder(self) -> Path | None:
         """Where the attempt before this one was at work, if the outer launcher has restarted us."""
-        if not self._world.attempt:
+        if not self._at.attempt or not self._whole.check(["launcher.folder"]):
             return None
-        whole, _ = self._stores()
-        return Path(whole.get("launcher.folder").decode()) if whole.check(["launcher.folder"]) else None
+        return Path(self._whole.get("launcher.folder").decode())
+
+    def went_to(self, folder: Path) -> None:
+        """What ``folder`` tells the next attempt."""
+        self._whole.set("launcher.folder", str(folder))
+
+    def gather(self, timeout_s: float) -> None:
+        """Until every rank is here. Raises ``RunError`` when one has not come in time."""
+        what = "must be started with the same MASTER_ADDR and MASTER_PORT"
+        self._absent = await_ranks(self._own, "here", range(1, self._at.size), timeout_s, tell, what)
+        if self._absent:
+            have = "has" if len(self._absent) == 1 else "have"
+            text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
+            raise RunError(f"{text} (launch.timeout_s); each {what}")
+
+    def share(self, root: Path, key: str) -> None:
+        """Raises ``RequestError`` unless every rank sees at ``root`` what rank 0 writes there; leaves nothing."""
+        if self._at.size == 1:
+            return
+        with _token(root) as token:
+            self._tell(Look(token))
+            asked, seen = range(1, self._at.size), f"seen{self._turn - 1}."
+            late = await_ranks(self._own, seen, asked, SHARED_S + LAST_WORD_S, tell, f"must look for {token}")
+            answers = {rank: self._own.get(f"{seen}{rank}").decode() for rank in asked if rank not in late}
+        blind = {rank: host for rank, host in answers.items() if host}
+        if blind:
+            hosts = ", ".join(dict.fromkeys(blind.values()))
+            text = (
+                f"{root}: {ranks_text(sorted(blind))} (on {hosts}) cannot see what rank 0 (on {socket.gethostname()}) "
+                "has written there; all ranks need one folder on a shared file system, by the same path"
+            )
+            raise RequestError((Problem(key, text),))
 
     def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
         """All ranks do ``order``; returns when the others have left. Raises ``RanksFailed`` with the root cause."""
-        whole, own = self._stores()
-        whole.set("launcher.folder", str(order.folder))
+        self.went_to(order.folder)
+        self._over = True
         self._tell(order)
-        done = carry_out(order, replace(self._world, send=send), whole)
-        _wait(own, "left", self._world.size)
+        stop: Preempted | None = None
+        done: dict[str, Any] = {}
+        try:
+            done = carry_out(order, replace(among(self._at), send=send), self._at, self._whole)
+        except Preempted as error:
+            stop = error
+        self._wait("left")
+        if stop is not None:
+            raise stop
         return done
+
+    def hurry(self) -> None:
+        """Wait for nobody who has not come yet."""
+        self._absent = [rank for rank in range(1, self._at.size) if not self._own.check([f"here{rank}"])]
 
     def dismiss(self, code: int) -> None:
         """Let the others go, unless they have had their order."""
-        if not self._told and self._world.size > 1:
+        if not self._over and self._at.size > 1:
+            self._over = True
             self._tell(code)
 
-    def _tell(self, word: Order | int) -> None:
-        self._told = True
-        _, own = self._stores()
-        own.set("word", pickle.dumps(word))  # type: ignore[arg-type]
-        _wait(own, "heard", self._world.size)
+    def _tell(self, word: Look | Order | int) -> None:
+        self._own.set(f"word{self._turn}", pickle.dumps(word))  # type: ignore[arg-type]
+        self._wait(f"heard{self._turn}.")
+        self._turn += 1
 
-    def _stores(self) -> tuple[Store, Store]:
-        """The outer launcher's store, and our corner of it."""
-        if self._open is None:
-            whole = outer_store(self._world, PATIENCE_S)
-            self._open = whole, _corner(whole, self._world)
-        return self._open
+    def _wait(self, what: str) -> None:
+        """Until every other rank has; a store that rank 0 hosts must not end before."""
+        ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
+        if late := await_ranks(self._own, what, ranks, LAST_WORD_S, tell, "have not answered rank 0"):
+            _log.warning("%s: not heard of within %.0f s", ranks_text(late), LAST_WORD_S)  # their launcher sees to them
 
 
 @contextmanager
-def leading() -> Iterator[Others]:
+def leading(at: Place | None = None) -> Iterator[Others]:
     """Whatever becomes of the block, no other rank is left waiting."""
-    others = Others()
+    at = at or here()
+    others = Others(at, open_store(at, lambda: PATIENCE_S, tell))
     code = FAILED
     try:
         yield others
@@ -97,101 +155,150 @@ def leading() -> Iterator[Others]:
     except RequestError:
         code = REFUSED
         raise
+    except Interrupted as stop:
+        code = stop.code
+        others.hurry()
+        raise
     finally:
         others.dismiss(code)
 
 
-def follow() -> int:
-    """Any rank but 0: do what rank 0 says; returns the exit code. A failure is told by rank 0, and in ``errors/``."""
-    world = here()
-    whole = outer_store(world, PATIENCE_S)
-    own = _corner(whole, world)
-    word = pickle.loads(own.get("word"))
-    _count(own, "heard", world.size)
-    if isinstance(word, int):
-        return word
-    for signum in STOPS:
-        signal.signal(signum, signal.SIG_DFL)  # Python's handlers wait until a collective returns
+def follow(timeout_s: Seconds) -> int:
+    """Any rank but 0: do what rank 0 says; returns the exit code. A failure is told by rank 0, and in ``errors/``.
+
+    ``timeout_s``: how long rank 0 may take to come; it is asked when that takes long.
+    """
+    at = here()
     try:
-        carry_out(word, world, whole)
+        with heard() as told:
+
+            def look() -> None:
+                if told():
+                    raise Preempted(told())
+
+            whole = open_store(at, timeout_s, tell, look)
+            own = _corner(whole, at)
+            own.set(f"here{at.rank}", _whereabouts())
+            word = _hear(own, at, look)
+            code = word if isinstance(word, int) else _obey(word, at, whole)
+            if not isinstance(word, int) and code != FAILED:
+                own.set(f"left{at.rank}", "")
+            return code
+    except Interrupted as stop:
+        return stop.code
+
+
+def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
+    """Rank 0's last word; tells, as often as it asks, whether its files are to be seen."""
+    for turn in count():
+        end = time.monotonic() + PATIENCE_S
+        while not own.check([f"word{turn}"]):
+            look()
+            if time.monotonic() > end:
+                raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
+            time.sleep(0.05)
+        word: Look | Order | int = pickle.loads(own.get(f"word{turn}"))
+        own.set(f"heard{turn}.{at.rank}", "")
+        if not isinstance(word, Look):
+            return word
+        own.set(f"seen{turn}.{at.rank}", "" if _seen(word.token) else socket.gethostname())
+    raise AssertionError("counting ended")
+
+
+def _obey(order: Order, at: Place, whole: Store) -> int:
+    console = os.dup(2)  # what this rank says goes to its log from now on
+    try:
+        carry_out(order, among(at), at, whole)
+    except Interrupted as stop:
+        return stop.code
+    except RanksFailed as error:  # rank 0 is in no state to tell it
+        said = printable(f"error: {error}", "\n\t")
+        os.write(console, f"{said}\n".encode())
+        return FAILED
     except BaseException:
         return FAILED
-    _count(own, "left", world.size)
     return DONE
 
 
-def here() -> World:
-    """This process among those of the outer launcher. Raises ``RequestError`` when half of what it says is missing."""
-    world = outer()
-    if world is None:
-        text = "RANK and WORLD_SIZE are set, but LOCAL_RANK, MASTER_ADDR or MASTER_PORT is not: who has started this?"
-        raise RequestError((Problem("launch.mode", text, "torchrun --nproc-per-node N -m launcher ..."),))
-    return world
+def _seen(token: Path) -> bool:
+    end = time.monotonic() + SHARED_S
+    while not token.is_file():
+        if time.monotonic() > end:
+            return False
+        with suppress(OSError):
+            os.listdir(token.parent)  # makes a network file system look again
+        time.sleep(0.1)
+    return True
 
 
-def carry_out(order: Order, world: World, store: Store) -> dict[str, Any]:
+@contextmanager
+def _token(root: Path) -> Iterator[Path]:
+    """A file at ``root`` that nobody else has written; folders that are made for it go with it."""
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    token = root / f".shared-{secrets.token_hex(8)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        token.touch()
+        yield token
+    finally:
+        token.unlink(missing_ok=True)
+        for folder in made:
+            with suppress(OSError):  # somebody has put something there
+                folder.rmdir()
+
+
+def _whereabouts() -> str:
+    return f"{socket.gethostname()} {os.getpid()}"
+
+
+def here() -> Place:
+    """This process among those of the outer launcher. Raises ``RequestError`` where there is none."""
+    at = place()
+    if at is None:
+        raise RequestError((Problem("launch.mode", "neither torchrun nor srun has started this process"),))
+    return at
+
+
+def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, Any]:
     """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
-    place = outer(order.device, order.backend)
-    assert place is not None
-    log.configure(world.rank, order.folder)
-    faulthandler.enable(file=2)
-    with connect(replace(place, send=world.send), store, order.timeout_s, order.threads):
+    mine = replace(among(at, order.device, order.backend), send=world.send)
+    own = _corner(whole, at)
+    first = own.get("here0").decode()  # who may take the store along
+
+    def where(rank: int) -> str:
         try:
-            return order.work(replace(place, send=world.send))
+            return own.get(f"here{rank}").decode() if own.check([f"here{rank}"]) else ""
+        except RuntimeError:
+            return "" if rank else first
+
+    log.configure(mine.rank, order.folder)
+    faulthandler.enable(file=2)
+    with _told(order, mine) as told, connect(mine, whole, order.timeout_s, order.threads):
+        try:
+            return order.work(replace(mine, told=told))
+        except Preempted:
+            raise
         except BaseException as error:
             try:
-                raise _told(error, world, order.folder) from error
-            except faults.Interrupted:  # a signal from before we were deaf; it comes once
-                raise _told(error, world, order.folder) from error
+                raise failed(error, mine, order.folder, where, order.timeout_s, skip=__file__) from error
+            except Interrupted:  # a signal from before we were deaf; it comes once
+                raise failed(error, mine, order.folder, where, order.timeout_s, skip=__file__) from error
 
 
-def _told(error: BaseException, world: World, folder: Path) -> BaseException:
-    """Write down the failure; on rank 0 the error to raise is that of the rank that failed first."""
-    deafen()  # for good: the outer launcher ends us for what we tell now
-    own = None if isinstance(error, faults.Interrupted) else faults.raised(world.rank, world.attempt, error, __file__)
-    if own is not None:
-        faults.write(own, folder)
-        _tell_torchrun(error)
-    if world.rank:
-        return error
-    found = _written(folder, world.attempt, patient=own is not None and own.echo)
-    return faults.failed(found, folder=folder) if found else error
-
-
-def _written(folder: Path, attempt: int, patient: bool) -> list[faults.Fault]:
-    """What the ranks of this attempt have written; a rank that has only lost its peer waits for that one to tell."""
-    end = time.monotonic() + CAUSE_S
-    while True:
-        read = [faults.Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
-        found = [f for f in read if f.attempt == attempt]
-        if not patient or any(not f.echo for f in found) or time.monotonic() > end:
-            return found
-        time.sleep(0.05)
-
-
-def _tell_torchrun(error: BaseException) -> None:
-    """Its own report then has the traceback too."""
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        get_error_handler().record_exception(error)
-
-
-def _corner(store: Store, world: World) -> Store:
-    """Keys of this attempt only."""
-    return PrefixStore(f"launcher{world.attempt}", store)
-
-
-def _count(store: Store, what: str, size: int) -> None:
-    if store.add(what, 1) == size - 1:
-        store.set(f"all {what}", "")
-
-
-def _wait(store: Store, what: str, size: int) -> None:
-    """Until every other rank has ``_count``-ed; a store that rank 0 hosts must not end before."""
-    if size == 1:
+@contextmanager
+def _told(order: Order, world: World) -> Iterator[Callable[[], int]]:
+    """What the work asks: has this rank been asked to stop? One that does not poll is ended by the signal."""
+    if order.polls:
+        with heard(forced=True) as told:
+            yield told
         return
-    try:
-        store.wait([f"all {what}"], timedelta(seconds=LAST_WORD_S))
-    except RuntimeError as error:  # the outer launcher sees to them
-        _log.warning("not every rank has %s rank 0 within %.0f s: %s", what, LAST_WORD_S, error)
+    if world.rank:  # Python's handlers wait until a collective returns
+        for signum in STOPS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
+    yield never
+
+
+def _corner(store: Store, at: Place) -> Store:
+    """Keys of this attempt only."""
+    return PrefixStore(f"launcher{at.attempt}", store)

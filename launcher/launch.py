@@ -9,6 +9,7 @@ from typing import Literal
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
+from launcher.runtime.outer import place
 
 Mode = Literal["spawn", "external", "inproc"]
 THEY = "torchrun or srun"
@@ -25,13 +26,9 @@ class Start:
 
 
 def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks torchrun or srun has started, this one included; ``None``, without torch, if neither has."""
-    if not {"RANK", "SLURM_STEP_NUM_TASKS"} & env.keys():
-        return None
-    from launcher.runtime.world import outer
-
-    world = outer(env=env)
-    return None if world is None else world.size
+    """How many ranks torchrun or srun has started, this one included; ``None`` if neither has."""
+    at = place(env)
+    return None if at is None else at.size
 
 
 def at_home(job: Job, outer: int | None) -> Job:
@@ -114,11 +111,12 @@ def _idle(job: Job, how: Mode) -> list[str]:
 
 def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[str]:
     """What to type for the same run again; ``words`` stand behind ``launcher``."""
-    if "TORCHELASTIC_RUN_ID" in env:
-        there = ["--nnodes", env["GROUP_WORLD_SIZE"], "--nproc-per-node", env["LOCAL_WORLD_SIZE"]]
+    at = place(env)
+    if at is not None and "TORCHELASTIC_RUN_ID" in env:
+        there = ["--nnodes", env.get("GROUP_WORLD_SIZE", "1"), "--nproc-per-node", str(at.local_size)]
         return ["torchrun", *there, "-m", "launcher", *words]
-    if int(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
-        return ["srun", "--ntasks", env["SLURM_STEP_NUM_TASKS"], "python", "-m", "launcher", *words]
+    if at is not None and "SLURM_STEP_NUM_TASKS" in env:
+        return ["srun", "--ntasks", str(at.size), "python", "-m", "launcher", *words]
     return ["python", "-m", "launcher", *words]
 
 

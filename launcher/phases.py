@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from launcher.steps import alone, importing
 if TYPE_CHECKING:
     from launcher.external import Others
     from launcher.runtime.world import World
+    from launcher.steps.drawings import Drawings
 
 Hear = Callable[[int, object], None]
 Work = Callable[["World"], dict[str, Any]]
@@ -55,9 +56,10 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     from launcher.checkpoint.store import latest
     from launcher.steps import ranks  # imports all that a rank needs, once: forked ranks have it then
 
+    copies = _copies(run, phase)
     work = partial(
         ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
-        before=latest(run.folder / "checkpoints"), copies=_copies(run, phase),
+        before=latest(run.folder / "checkpoints"), copies=copies, drawn=_drawn(run, phase, copies),
     )  # fmt: skip
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, work, hear)
@@ -70,6 +72,20 @@ def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
     steps = {name: run.job.steps[name] for name in phase.steps}
     found = {name: copies(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
     return {name: tuple((c, plan_job(c.job)) for c in each) for name, each in found.items()}
+
+
+def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]) -> Drawings:
+    """What ranks that are forked need not work out each for itself; others get a request, and do."""
+    from launcher.steps.certify import BUILDS
+    from launcher.steps.drawings import Drawings
+
+    drawn = Drawings()
+    if run.start.mode == "spawn" and run.start.device == "cpu":
+        for copy, plan in (both for each in copies.values() for both in each):
+            drawn.add(copy.job, plan, BUILDS)
+        if not copies.keys() >= set(phase.steps):
+            drawn.add(run.job, run.plan)
+    return drawn
 
 
 def _from(run: Run) -> Path | None:
@@ -94,6 +110,7 @@ def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
         port=launch.port,
         threads=launch.threads,
         on_message=hear,
+        polls=launch.signal_save,
     )
     return done[0]
 
@@ -103,7 +120,8 @@ def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
     assert run.others is not None
     launch, start = run.job.launch, run.start
-    order = Order(work, run.folder, start.device, start.backend, launch.timeout_s, launch.threads)
+    polls = launch.signal_save
+    order = Order(work, run.folder, start.device, start.backend, launch.timeout_s, launch.threads, polls)
     return run.others.work(order, partial(hear, 0))
 
 
@@ -112,15 +130,16 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-    from launcher.runtime.world import World, backend_of, connect, place
+    from launcher.runtime.preemption import heard
+    from launcher.runtime.world import World, backend_of, connect, never, place
 
     launch, start = run.job.launch, run.start
     backend = start.backend or backend_of(start.device)
     world = World(0, 1, 0, 1, 0, place(start.device, 0), backend, partial(hear, 0))
-    with _logged(log_file(run.folder, 0)):
+    with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
         try:
             with connect(world, HashStore(), launch.timeout_s, launch.threads):
-                return work(world)
+                return work(replace(world, told=told))
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
@@ -145,8 +164,10 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
     from launcher.steps import sample, whole  # noqa: F401  imported here once
 
     work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))
-    threads = run.job.launch.threads
-    return run_ranks(work, 1, folder=run.folder, threads=threads, on_message=hear, alone=True)[0]
+    launch = run.job.launch
+    return run_ranks(
+        work, 1, timeout_s=launch.timeout_s, folder=run.folder, threads=launch.threads, on_message=hear, alone=True
+    )[0]
 
 
 def _by_itself(

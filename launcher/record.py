@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,24 +16,30 @@ from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.stored import as_json
 from launcher.plan.timeline import chrome, svg
-from launcher.runtime import folder
-from launcher.runtime.faults import Interrupted
+from launcher.runtime import folder, outer
+from launcher.runtime.faults import Interrupted, Preempted
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
 class Record:
-    """The state of a run, on disk after every change. ``steps`` are those done, ``results`` their figures."""
+    """The state of a run, on disk after every change. ``steps`` are those done, ``results`` their figures.
+
+    ``before`` is how the start before this one has ended: ``running`` when it was killed.
+    """
 
     run: Path
     overrides: tuple[str, ...]
     steps: tuple[str, ...] = ()
     results: dict[str, Any] = field(default_factory=dict)
-    began: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
+    before: str | None = None
 
     def say(self, status: str, **more: Any) -> None:
         folder.write_status(
             self.run, status=status, **more, metrics=self.results, seconds=self.seconds, steps=self.steps,
-            overrides=self.overrides, plan="plan.json",
+            overrides=self.overrides, plan="plan.json", **({"job": job} if (job := outer.job()) else {}),
         )  # fmt: skip
 
     def add(self, steps: tuple[str, ...], results: dict[str, Any]) -> None:
@@ -43,22 +50,46 @@ class Record:
     def fail(self, error: BaseException) -> None:
         stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        self.say("interrupted" if stopped else "failed", error=line)
+        status = "preempted" if isinstance(error, Preempted) else "interrupted" if stopped else "failed"
+        try:
+            self.say(status, error=line)
+        except OSError as more:  # what is to be told is why it failed
+            if self.run.is_dir():
+                _log.warning("%s: the status %s could not be written: %s", self.run, status, more.strerror)
 
     @property
     def seconds(self) -> float:
-        return round(time.time() - self.began, 1)
+        return round(time.monotonic() - self.began, 1)
 
 
 def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> Record:
     """The record of ``run``: a second start of the same configuration goes on behind the steps that are done."""
     record = Record(run, tuple(map(redact.text, overrides)))
     said = folder.read_status(run)
+    record.before = None if said is None else said.get("status")
     file = run / "config.yaml"
     if anew or said is None or not file.is_file() or file.read_text(encoding="utf-8") != config:
         return record
     record.steps, record.results = tuple(said.get("steps", ())), dict(said.get("metrics") or {})
     return record
+
+
+def begun(home: Path, config: str) -> Path | None:
+    """The run below ``home`` that this very job has begun, if its outer launcher starts it again."""
+    job = outer.job()
+    if job is None or not outer.again() or not home.is_dir():
+        return None
+    for run in sorted((p for p in home.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name), reverse=True):
+        if _reads(run / "config.yaml") == config and (folder.read_status(run) or {}).get("job") == job:
+            return run
+    return None
+
+
+def _reads(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def done(run_dir: str | None, overrides: Sequence[str], config: str, anew: bool) -> tuple[str, ...]:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import launch, outputs, phases, record, resume, sources
+from launcher.checkpoint.store import latest
 from launcher.console import gone, say, tell
 from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, settled
 from launcher.errors import refuse
-from launcher.job.schema import Job
+from launcher.job.schema import Job, Launch
 from launcher.plan.phases import Phase, alone
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
 from launcher.runtime import folder, log
-from launcher.runtime.faults import Interrupted
+from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.lock import locked
-from launcher.runtime.stops import stoppable
+from launcher.runtime.stops import check, stoppable
 
 if TYPE_CHECKING:
     from launcher.external import Others
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from launcher.runtime.metrics import Metrics
     from launcher.runtime.progress import Off
 
-DONE, STOPPED = 0, 128
+DONE = 0
 
 
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
@@ -44,7 +46,7 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
         _carry_out(request.job, launch.command(words), as_yaml(request.data), request.overrides, others)
     except Interrupted as stop:
         tell(str(stop))
-        return STOPPED + stop.signum
+        return stop.code
     return DONE
 
 
@@ -77,27 +79,45 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
         return _carry_out(job, command or ["python", *sys.argv], config, overrides, others)
 
 
-def join() -> int:
-    """What every rank but 0 of torchrun or srun does: as rank 0 says. Returns the exit code."""
+def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
+    """What every rank but 0 of torchrun or srun does: as rank 0 says. Returns the exit code.
+
+    ``timeout_s()``: how long rank 0 may take to come; it is asked when that takes long.
+    """
     from launcher.external import follow
 
-    return follow()
+    return follow(timeout_s)
 
 
 def _carry_out(
     job: Job, command: Sequence[str], config: str, overrides: Sequence[str], others: Others | None
 ) -> dict[str, Any]:
+    with stoppable(), _saved(job):
+        return _run(job, command, config, overrides, others)
+
+
+def _run(
+    job: Job, command: Sequence[str], config: str, overrides: Sequence[str], others: Others | None
+) -> dict[str, Any]:
     outer = launch.outer_size()
-    job = launch.at_home(settled(job), outer)
-    if others is not None and (again := others.folder()) is not None:
-        job = job.model_copy(update={"run_dir": str(again)})
+    job = launch.at_home(_again(settled(job), config, others), outer)
     anew = job.checkpoint.resume == "never"
     start, plan = preflight(job, overrides, config, outer)
+    if others is not None:
+        others.gather(job.launch.timeout_s)
+        key, where = _home(job)
+        others.share(where, key)
     run = folder.make(Path(job.runs), job.name) if job.run_dir is None else folder.reopen(Path(job.run_dir))
-    with locked(run), stoppable():
+    if others is not None:
+        others.went_to(run)
+    with locked(run):
         said = record.reopen(run, overrides, config, anew=anew)
         left = [p for p in plan.phases if not set(p.steps) <= set(said.steps)]
+        if said.before == "running":
+            say(f"the start before this one was killed: {run}")
         if not left:
+            if said.before != "done":
+                said.say("done")
             say(f"already done: {run}")
             return said.results
         this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
@@ -106,7 +126,8 @@ def _carry_out(
         said.say("running")
         say("\n".join([text(plan), *start.notes]))
         try:
-            _phases(this, left, said)
+            with _saved(job):
+                _phases(this, left, said)
         except BaseException as error:
             said.fail(error)
             raise
@@ -117,10 +138,10 @@ def _carry_out(
 
 def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[launch.Start, Plan]:
     """How the ranks of ``job`` start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
-    key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
-    writable = folder.check_writable(Path(where), key)
+    key, where = _home(job)
+    writable = folder.check_writable(where, key)
     if job.run_dir is not None:
-        refuse([p for p in [folder.check_entries(Path(job.run_dir))] if p])
+        refuse([p for p in [folder.check_entries(where)] if p])
     anew = job.checkpoint.resume == "never"
     done = () if writable else record.done(job.run_dir, overrides, config, anew)
     asked = before_torch(
@@ -151,7 +172,36 @@ def rehearse(request: Request) -> None:
         return
     from launcher.job.report import as_yaml
 
-    preflight(launch.at_home(settled(job), outer), request.overrides, as_yaml(request.data), outer)
+    config = as_yaml(request.data)
+    preflight(launch.at_home(_again(settled(job), config, None), outer), request.overrides, config, outer)
+
+
+def _home(job: Job) -> tuple[str, Path]:
+    """The setting that says where the run goes, and the folder that it names."""
+    return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
+
+
+def _again(job: Job, config: str, others: Others | None) -> Job:
+    """A job that its outer launcher starts again goes on in the folder of its first start, whatever that resumed."""
+    run = others.folder() if others is not None else None
+    if run is None and job.run_dir is None:
+        run = record.begun(Path(job.runs) / job.name, config)
+    if run is None:
+        return job
+    anew = job.checkpoint.resume if latest(run / "checkpoints") is None else "auto"
+    checkpoint = job.checkpoint.model_copy(update={"resume": anew})
+    return job.model_copy(update={"run_dir": str(run), "checkpoint": checkpoint})
+
+
+@contextmanager
+def _saved(job: Job) -> Iterator[None]:
+    """Where a phase is ended at once nothing is lost either: it begins anew, from what those before it have left."""
+    try:
+        yield
+    except Interrupted as stop:
+        if job.launch.signal_save and not stop.insisted and not isinstance(stop, Preempted):
+            raise Preempted(stop.signum) from stop
+        raise
 
 
 def _reads(job: Job) -> bool:
@@ -172,11 +222,13 @@ def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> Non
         progress(this.job.logger.progress) as bar,
     ):
         for phase in left:
-            said.add(phase.steps, phases.do(this, phase, said.results, partial(_hear, bar, metrics)))
+            check()
+            said.add(phase.steps, phases.do(this, phase, said.results, partial(_hear, this.folder, bar, metrics)))
 
 
-def _hear(bar: Off, metrics: Metrics, rank: int, news: object) -> None:
+def _hear(run: Path, bar: Off, metrics: Metrics, rank: int, news: object) -> None:
     assert isinstance(news, dict)
+    folder.still_there(run)
     try:
         bar.feed(news)
     except BrokenPipeError:

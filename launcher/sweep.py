@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,17 @@ from launcher.job.compose import BadRequest, Request, compose, late
 from launcher.job.origins import Origins
 from launcher.job.overrides import quoted, shell
 from launcher.job.shelf import Shelf
+from launcher.runtime import outer
+from launcher.runtime.faults import Interrupted, Preempted, signal_name
+from launcher.runtime.lock import at_work
+from launcher.runtime.preemption import Flag, heard
 
 INDEX = "sweep.json"
-GRACE_S = 5.0
 REFUSED = 2
+JOB = "job"
+LOOK_S = 0.1
+SAVE_S = 30.0  # for the cell of a sweep that was killed, which saves and stops
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -50,28 +59,25 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     impossible = _impossible(requests)
     if len(impossible) == len(requests):
         raise _together(impossible)
-    folder = args.sweep_dir or _new(Path("runs/sweeps"))
-    named = _index(folder, [*requests])
+    grid = [*requests]
+    folder = args.sweep_dir or _begun(Path("runs/sweeps"), grid) or _new(Path("runs/sweeps"))
+    named = _index(folder, grid)
+    if job := outer.job():
+        (folder / JOB).write_text(job, encoding="utf-8")
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
     refused = {c.overrides: _reason(e) for c, e in impossible.items()}
     _announce(named, refused)
     results: list[Result] = []
-    for k, cell in enumerate(named, 1):
-        label = f"[{k}/{len(named)}] {cell.name}"
-        done = _result(folder, cell)
-        if done is not None and done.status == "done":
-            print(f"{label}: already done", flush=True)
-        elif (reason := refused.get(cell.overrides)) is not None:
-            done = Result(cell, "refused", {}, 0.0, reason)
-        else:
-            print(f"{label}: running, log in {folder / cell.name}.log", flush=True)
-            done = _run(folder, cell, (*command, *flags))
-            why = f": {done.error}" if done.error else ""
-            print(f"{label}: {done.status} after {done.seconds:.1f} s{why}", flush=True)
-        results.append(done)
-        if done.status == "interrupted":
-            break
+    with heard() as told:
+        for k, cell in enumerate(named, 1):
+            label = f"[{k}/{len(named)}] {cell.name}"
+            done = _done(folder, cell, label) or _left_out(cell, refused)
+            results.append(done or _told(folder, cell, (*command, *flags), label, told))
+            if told.signum:
+                break
     _summary(folder, results)
+    if told.signum:
+        return Preempted(told.signum).code
     return int(any(r.status != "done" for r in results))
 
 
@@ -153,6 +159,19 @@ def composed(args: Args) -> dict[Cell, Request]:
     return out
 
 
+def _begun(above: Path, grid: Sequence[Cell]) -> Path | None:
+    """The folder of this very sweep, if Slurm runs its job again."""
+    job, keys = outer.job(), {_hidden(cell.overrides) for cell in grid}
+    if job is None or not outer.again():
+        return None
+    for place in sorted(above.glob(f"*/{JOB}"), reverse=True):
+        index = place.parent / INDEX
+        known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+        if place.read_text(encoding="utf-8") == job and keys == {tuple(words) for words in known.values()}:
+            return place.parent
+    return None
+
+
 def _new(above: Path) -> Path:
     """A folder that no other sweep has."""
     _make(above)
@@ -222,8 +241,31 @@ def _scalars(metrics: dict[str, Any], above: str = "") -> Iterator[tuple[str, An
             yield key, value
 
 
-def _run(folder: Path, cell: Cell, command: Sequence[str]) -> Result:
-    """One cell in a process group of its own; ended with its ranks when this process is told to stop."""
+def _done(folder: Path, cell: Cell, label: str) -> Result | None:
+    done = _result(folder, cell)
+    if done is None or done.status != "done":
+        return None
+    print(f"{label}: already done", flush=True)
+    return done
+
+
+def _left_out(cell: Cell, refused: Mapping[tuple[str, ...], str]) -> Result | None:
+    reason = refused.get(cell.overrides)
+    return None if reason is None else Result(cell, "refused", {}, 0.0, reason)
+
+
+def _told(folder: Path, cell: Cell, command: Sequence[str], label: str, told: Flag) -> Result:
+    print(f"{label}: running, log in {folder / cell.name}.log", flush=True)
+    done = _run(folder, cell, command, told)
+    why = f": {done.error}" if done.error else ""
+    print(f"{label}: {done.status} after {done.seconds:.1f} s{why}", flush=True)
+    return done
+
+
+def _run(folder: Path, cell: Cell, command: Sequence[str], told: Flag) -> Result:
+    """One cell in a process group of its own. It is told to stop when this process is, or dies."""
+    if busy := at_work(folder / cell.name, SAVE_S):  # of a sweep that was killed
+        return Result(cell, "failed", {}, SAVE_S, busy)
     (folder / cell.name / "status.json").unlink(missing_ok=True)
     run_dir = f"run_dir={quoted(str(folder / cell.name))}"
     began = time.monotonic()
@@ -234,40 +276,44 @@ def _run(folder: Path, cell: Cell, command: Sequence[str]) -> Result:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=partial(_dies_with, os.getpid()),
         )
-        code = _wait(child)
+        code = _wait(child, told)
     seconds = time.monotonic() - began
-    if code is None:
-        return Result(cell, "interrupted", {}, seconds, "interrupted")
+    if told.signum:
+        return Result(cell, "interrupted", {}, seconds, f"stopped by {signal_name(told.signum)}")
     said = _result(folder, cell)
     if said is not None and (said.status == "done") == (code == 0):
         return said
     return Result(cell, "failed", {}, seconds, _why(code, folder / f"{cell.name}.log"))
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int | None:
-    """Exit code; ``None`` when Ctrl-C or SIGTERM came first, and the group is gone then."""
+def _dies_with(parent: int) -> None:
+    """In the child: when this process dies, however that comes, the cell is told to save and stop."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+def _wait(child: subprocess.Popen[bytes], told: Flag) -> int:
+    """The exit code. The first signal that asks to stop is sent on, a second one ends the cell at once."""
+    sent = False
     try:
+        while (code := _polled(child)) is None:
+            if told.signum and not sent:
+                child.terminate()
+                sent = True
+        return code
+    except Interrupted:
+        os.killpg(child.pid, signal.SIGKILL)
         return child.wait()
-    except KeyboardInterrupt:
-        _end(child)
+
+
+def _polled(child: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return child.wait(LOOK_S)
+    except subprocess.TimeoutExpired:
         return None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, how)
-            child.wait(GRACE_S)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def _why(code: int, log: Path) -> str:

@@ -77,10 +77,10 @@ def measured() -> dict[str, dict[str, dict[str, str]]]:
     cells = list(product(SCHEDULES, LAYOUTS, TIES))
     plans = {cell: planned(cell) for cell in cells}
     said = {cell: plan for cell, plan in plans.items() if isinstance(plan, str)}
-    sizes: dict[int, dict[Cell, Plan]] = {}
+    sizes: dict[int, dict[Cell, tuple[Job, Plan]]] = {}
     for cell, plan in plans.items():
         if isinstance(plan, Plan):
-            sizes.setdefault(plan.sizes.grid.size, {})[cell] = plan
+            sizes.setdefault(plan.sizes.grid.size, {})[cell] = asked(cell), plan
     want = {tie: alone(asked(("1f1b", "none", tie)), _first(plans, tie)) for tie in TIES}
     for size, mine in sizes.items():
         said |= on_ranks(size, _all, mine, want, timeout_s=300)[0]
@@ -93,13 +93,12 @@ def _first(plans: Mapping[Cell, Plan | str], tie: str) -> Plan:
     return plan
 
 
-def _all(world: World, plans: Mapping[Cell, Plan], want: Mapping[str, Outcome]) -> dict[Cell, str]:
-    return {cell: _one(world, cell, plan, want[cell[2]]) for cell, plan in plans.items()}
+def _all(world: World, cells: Mapping[Cell, tuple[Job, Plan]], want: Mapping[str, Outcome]) -> dict[Cell, str]:
+    return {cell: _one(world, j, plan, want[cell[2]]) for cell, (j, plan) in cells.items()}
 
 
-def _one(world: World, cell: Cell, plan: Plan, want: Outcome) -> str:
+def _one(world: World, j: Job, plan: Plan, want: Outcome) -> str:
     """Loss, norm and every gradient of one step, on all ranks."""
-    j = asked(cell)
     par, pipe = build(world, j, plan)
     both = torch.stack([step(j, par, pipe), norm.build(par).squared()])
     torch.distributed.all_reduce(both)

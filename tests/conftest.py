@@ -38,7 +38,8 @@ LONG = (
     "test_compatibility", "test_parity", "test_readme", "test_resume", "test_killed", "test_external", "test_traffic",
     "test_ignored_targets", "test_parity_tp", "test_experts", "test_theirs", "test_zoo", "test_split", "test_recipes",
     "test_split_backward", "test_held", "test_certify", "test_precision", "test_tape", "test_tie",
-    "test_certify_says_no", "test_judge", "test_real_sweep", "test_golden_plans",
+    "test_certify_says_no", "test_preempted", "test_absent", "test_short", "test_judge", "test_real_sweep",
+    "test_golden_plans",
 )  # fmt: skip
 
 

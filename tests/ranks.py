@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
 from launcher.runtime.start import run_ranks
 from launcher.runtime.world import World
+from launcher.steps.drawings import Drawings
 
 T = TypeVar("T")
+DRAWN = Drawings()
 
 
 def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 60, **options: Any) -> list[T]:
-    """``work(world, *args)`` on ``size`` forked gloo ranks; results in rank order. ``options`` are ``run_ranks``'s."""
+    """``work(world, *args)`` on ``size`` forked gloo ranks; results in rank order. ``options`` are ``run_ranks``'s.
+
+    A job among ``args`` that its plan follows is drawn before, for the first build of each rank (``DRAWN``).
+    """
 
     def call(world: World) -> T:
         return work(world, *args)
 
-    return run_ranks(call, size, timeout_s=timeout_s, **options)
+    for job, plan in _jobs(args):
+        DRAWN.add(job, plan)
+    try:
+        return run_ranks(call, size, timeout_s=timeout_s, **options)
+    finally:
+        DRAWN.clear()
+
+
+def _jobs(args: Any) -> Iterator[tuple[Job, Plan]]:
+    """What ranks are to build."""
+    for one, following in zip(args, (*args[1:], None), strict=False):
+        if isinstance(one, Job) and isinstance(following, Plan):
+            yield one, following
+        elif isinstance(one, tuple | list):
+            yield from _jobs(one)
+        elif isinstance(one, Mapping):
+            yield from _jobs(tuple(one.values()))

@@ -21,7 +21,7 @@ from launcher.steps import session
 from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def rank_evaluates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list
     """Losses of validation before each of two steps, and what two steps come to with these and without."""
     ends, losses = [], []
     for looked in (True, False):
-        s = session.build(replace(world, send=lambda _: None), j, plan, folder)
+        s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
         for step in range(2):
             losses += [loop.validate(s, None)] if looked else []
             loop.step(s, None)

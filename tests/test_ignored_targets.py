@@ -25,7 +25,7 @@ from launcher.steps.pieces import pieces
 from tests.parallel.sources import Holed
 from tests.parity import Step, assert_same, batch, build, job, outcome, own, place, plain
 from tests.parity.reference import Outcome
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 Holes = Callable[[Plan, Tensor], Tensor]
 """Which targets of a global batch are to be -100."""
@@ -195,7 +195,7 @@ def through_the_data(parallel: dict[str, Any], **arguments: Any) -> Job:
 
 def rank_session(world: World, j: Job, plan: Plan, folder: Path) -> tuple[float, float, float]:
     """Of the loop itself: the loss of validation, then loss and norm of the first step."""
-    s = session.build(replace(world, send=lambda _: None), j, plan, folder)
+    s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     val = loop.validate(s, None)
     return val, *loop.step(s, None)
 
@@ -237,11 +237,11 @@ def test_a_batch_in_which_nothing_counts_ends_the_run(layout, precision, tmp_pat
 
 
 def rank_only_step(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    loop.step(session.build(replace(world, send=lambda _: None), j, plan, folder), None)
+    loop.step(session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
 
 
 def rank_only_validate(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    loop.validate(session.build(replace(world, send=lambda _: None), j, plan, folder), None)
+    loop.validate(session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
 
 
 def test_a_validation_in_which_nothing_counts_ends_the_run(tmp_path):

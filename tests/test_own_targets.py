@@ -22,7 +22,7 @@ from launcher.steps import evaluate, session
 from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -49,7 +49,7 @@ def images(layout: str, classes: int, **data: Any) -> Job:
 
 
 def rank_trains(world: World, j: Job, plan: Plan, folder: Path) -> tuple[float, float, float]:
-    s = session.build(replace(world, send=lambda _: None), j, plan, folder)
+    s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     return loop.validate(s, None), *loop.step(s, None)
 
 
@@ -148,14 +148,14 @@ WHY = (
 
 
 def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    s = session.build(replace(world, send=lambda _: None), j, plan, folder)
+    s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     for step in range(3):  # an epoch
         loop.step(s, None)
         s.step = step + 1
 
 
 def rank_validates(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    loop.validate(session.build(replace(world, send=lambda _: None), j, plan, folder), None)
+    loop.validate(session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
 
 
 @pytest.mark.parametrize("layout", ["one rank", "pp2", "2 replicas", "pp2 x shard 2, level3"])

@@ -25,7 +25,7 @@ from launcher.runtime.world import World
 from launcher.steps.session import build as build_session
 from tests.parallel.counting import assert_as_planned
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 EPS = {"bf16": 2**-8, "fp16": 2**-11}
 LEVELS = ("level1", "level2", "level3")
@@ -108,7 +108,7 @@ def test_gradients_travel_in_half_precision_when_asked(layout):
 def rank_scaled(world: World, j: Job, plan: Plan, folder: Path) -> tuple[Any, ...]:
     """An overflow, a good step, and the same from a checkpoint between them."""
     said: list[Any] = []
-    s = build_session(replace(world, send=said.append), j, plan, folder)
+    s = build_session(replace(world, send=said.append), j, plan, folder, drawn=DRAWN)
     before = {n: local(t.detach()).clone() for n, t in s.model.trainable()}
     s.scaling.factor = 2.0**127
     first = loop.step(s, 1.0)
@@ -141,7 +141,7 @@ def test_a_scale_is_doubled_after_2000_good_steps_and_halved_after_a_bad_one():
 
 
 def rank_fixed(world: World, j: Job, plan: Plan, folder: Path) -> str:
-    s = build_session(world, j, plan, folder)
+    s = build_session(world, j, plan, folder, drawn=DRAWN)
     with pytest.raises(RunError) as raised:
         loop.step(s, 1.0)
     return str(raised.value)

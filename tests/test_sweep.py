@@ -5,9 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,7 @@ from launcher.errors import RequestError
 from launcher.job.args import Args
 from launcher.job.cells import cells
 from launcher.job.shelf import Shelf
+from launcher.runtime.lock import locked
 from launcher.sweep import sweep
 
 # A cell that keeps the contract of a run: status.json in run_dir, done or failed; seed=1 dies, seed=2 fails in words.
@@ -173,8 +179,9 @@ def test_secrets_are_not_written(tmp_path, command):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM"])
-def test_a_sweep_that_is_told_to_stop_ends_its_cell_and_starts_no_other(how, tmp_path, command):
+@contextmanager
+def sweeping(tmp_path: Path, command) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A sweep in a process of its own whose first cell sleeps, and the process id of that."""
     script = tmp_path / "sweep.py"
     script.write_text(
         "import sys\nfrom pathlib import Path\nfrom launcher.job.args import Args\nfrom launcher.sweep import sweep\n"
@@ -186,15 +193,75 @@ def test_a_sweep_that_is_told_to_stop_ends_its_cell_and_starts_no_other(how, tmp
         [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}
     )
     pid_file = tmp_path / "grid/0-9/pid"
-    while not (pid_file.is_file() and pid_file.read_text()):
-        assert child.poll() is None
-    child.send_signal(getattr(signal, how))
-    assert child.wait(30) == 1
-    child.stdout.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid_file.read_text()), 0)
-    assert [row[2] for row in rows(tmp_path / "grid")[1:]] == ["interrupted"]
+    try:
+        while not (pid_file.is_file() and pid_file.read_text()):
+            assert child.poll() is None
+        yield child, int(pid_file.read_text())
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+@pytest.mark.parametrize(("how", "code"), [("SIGINT", 130), ("SIGTERM", 75), ("SIGHUP", 75)])
+def test_a_sweep_that_is_told_to_stop_ends_its_cell_and_starts_no_other(how, code, tmp_path, command):
+    with sweeping(tmp_path, command) as (child, pid):
+        child.send_signal(getattr(signal, how))
+        assert child.wait(30) == code
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert [(row[2], row[-1]) for row in rows(tmp_path / "grid")[1:]] == [("interrupted", f"stopped by {how}")]
     assert json.loads((tmp_path / "grid/sweep.json").read_text()) == {
         "0-9": ["recipe=lm_single", "seed=9"],
         "1-0": ["recipe=lm_single", "seed=0"],
     }
+
+
+def test_a_sweep_that_insists_does_not_wait_for_its_cell(tmp_path, command):
+    script = tmp_path / "cell.py"
+    script.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + script.read_text())
+    with sweeping(tmp_path, command) as (child, pid):
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 75
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_sweep_that_is_killed_takes_its_cell_along(tmp_path, command):
+    with sweeping(tmp_path, command) as (child, pid):
+        cell = os.pidfd_open(pid)
+        child.kill()
+        child.wait()
+        assert select.select([cell], [], [], 30)[0]
+        os.close(cell)
+
+
+def test_a_cell_that_is_still_at_work_is_left_alone(tmp_path, command, monkeypatch):
+    monkeypatch.setattr("launcher.sweep.SAVE_S", 0.1)
+    cell = tmp_path / "grid/0-0"
+    cell.mkdir(parents=True)
+    (cell / "status.json").write_text('{"status": "running"}')
+    with locked(cell):
+        assert run(tmp_path / "grid", command, "recipe=lm_single", "seed=0,3") == 1
+    told = f"another launcher is at work there (process {os.getpid()} on {socket.gethostname()})"
+    assert [(row[2], row[-1]) for row in rows(tmp_path / "grid")[1:]] == [("failed", told), ("done", "")]
+    assert (cell / "status.json").read_text() == '{"status": "running"}'
+    assert run(tmp_path / "grid", command, "recipe=lm_single", "seed=0,3") == 0
+
+
+def test_a_sweep_that_slurm_runs_again_finds_its_folder(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+
+    def start(*overrides: str) -> list[str]:
+        sweep(Args(overrides, multirun=True), None, command)
+        return sorted(p.name for p in (tmp_path / "runs/sweeps").iterdir())
+
+    assert start("recipe=lm_single", "seed=0,2") == ["0001"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert start("recipe=lm_single", "seed=0,2") == ["0001"]
+    assert start("recipe=lm_single", "seed=0,3") == ["0001", "0002"]
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    assert start("recipe=lm_single", "seed=0,2") == ["0001", "0002", "0003"]

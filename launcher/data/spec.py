@@ -53,6 +53,9 @@ def _sampled(settings: Target, batch: int, allow: tuple[str, ...]) -> tuple[tupl
 
     with owned("data._target_", f"{settings.target}: cannot be opened"):
         opened = open_data(settings, seed=0, allow=allow)
+    if not len(opened.train):
+        text = f"{settings.target}: its split train has no samples, so there is nothing to learn from or to plan for"
+        raise RequestError((Problem("data", f"{text}; let its len() be their number"),))
     inputs, target = _first(opened.train, settings.target, batch)
     if len(opened.val) and (held := _first(opened.val, settings.target, batch)) != (inputs, target):
         text = f"{settings.target}: samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"

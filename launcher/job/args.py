@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,15 +59,6 @@ def parse(argv: Sequence[str]) -> Args:
             cure = shlex.join(["-m", f"sweep_dir={sweep_dir}"])
             found.append(Problem("sweep_dir", f"{sweep_dir}: only a sweep has one", cure, (f"sweep_dir={sweep_dir}",)))
     return Args(tuple(overrides), "--help" in seen, "--version" in seen, "--multirun" in seen, config_dir, sweep_dir)
-
-
-def outer_rank(env: Mapping[str, str]) -> int | None:
-    """This process's rank when torchrun or srun started it, else ``None``."""
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return int(env["RANK"])
-    if int(env.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in env:
-        return int(env["SLURM_PROCID"])
-    return None
 
 
 def _no_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:

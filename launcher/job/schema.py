@@ -41,6 +41,7 @@ class Launch(Settings):
         None, description="null: a free one, chosen by the system"
     )
     threads: Count = Field(1, description="CPU threads a rank")
+    signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
 
 
 class Checkpoint(Settings):

@@ -13,9 +13,9 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.parallel.ambient import Ambient, ambient
+from launcher.parallel.pytree import tree_leaves, tree_map_only
 from launcher.parallel.structure import Constant, Named, contents, filled, here, inside, pick, remade, tensors
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
@@ -33,6 +33,8 @@ READS = frozenset({
 RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropout", "empty", "new_empty")
 
 DEVICE, META = torch.Tensor.device.__get__, torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+GRAD_FN: Any = torch.Tensor.grad_fn
+GRAD_FN = GRAD_FN.__get__
 
 
 class Uncuttable(Exception):
@@ -105,6 +107,8 @@ class Capture(TorchFunctionMode):
             return False
         if func == DEVICE:
             return torch.device("cpu")
+        if func == GRAD_FN:
+            raise self.refuse("it asks a tensor for its grad_fn, which every stage has its own of")
         if func in READS and (same := self._always(args[0])) is not None:
             with _disable_current_modes():
                 return func(same, *args[1:], **kwargs)

@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
-HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
+OURS = frozenset(vars(nn.Module()))
+"""Attributes that torch has made."""
 
+EMPTY = (dict, OrderedDict, set)
+"""Most of what a module keeps is one of these with nothing in it; ``copy`` takes ten times as long for it."""
 HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
 """Attributes that are, or hold, functions."""
 
 
 def copied(model: M) -> M:
-    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the original's."""
-    memo: dict[int, Any] = {}
-    out = copy.deepcopy(model, memo)
+    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the original's.
+
+    What cannot be copied, as locks, open files and generators, both have.
+    """
+    empty = {id(v): type(v)() for m in model.modules() for v in vars(m).values() if type(v) in EMPTY and not v}
+    memo: dict[int, Any] = dict(empty)
+    try:
+        out = copy.deepcopy(model, memo)
+    except Exception:  # whatever the user's object says of it
+        memo = empty | _single(model)
+        out = copy.deepcopy(model, memo)
     for module in out.modules():
         own = vars(module)
         own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, HOLDERS)})
         for hooks in (own[name] for name in HOOKS):
             hooks.update({k: _on_copy(v, memo) for k, v in hooks.items()})
+    return out
+
+
+def _single(model: nn.Module) -> dict[int, Any]:
+    """The attributes that cannot be copied, as deepcopy's memory of what it has copied."""
+    out: dict[int, Any] = {}
+    for module in model.modules():
+        for value in [v for k, v in vars(module).items() if k not in OURS]:
+            try:
+                copy.deepcopy(value, dict(out) | {id(m): m for m in model.modules()})
+            except Exception:
+                out[id(value)] = value
     return out
 
 
@@ -53,19 +77,51 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
 
 
 def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
+    """``f`` itself, or with cells of its own: it may count in them, or hold what has been copied."""
     memo[id(f)] = f  # it may hold itself
-    cells = [(c, _on_copy(c.cell_contents, memo) if _full(c) else None) for c in f.__closure__ or ()]
+    own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")  # ours tell whoever made them
+    new = {id(c): (_fresh if own else _on_copy)(c.cell_contents, memo) for _, c in cells(f)}
     defaults, named = _each(f.__defaults__ or (), memo), _named(f.__kwdefaults__ or {}, memo)
-    changed = any(_full(c) and new is not c.cell_contents for c, new in cells)
+    changed = any(new[id(c)] is not c.cell_contents or (own and _counts(c.cell_contents)) for _, c in cells(f))
     changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
     changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
     if not changed:
         return f
-    inside = tuple(CellType(new) if _full(c) else c for c, new in cells)
+    inside = tuple(_cell(c, new, memo) for c in f.__closure__ or ())
     made = FunctionType(f.__code__, f.__globals__, f.__name__, tuple(defaults) or None, inside)
     made.__kwdefaults__, made.__dict__ = named or None, dict(vars(f))
     memo[id(f)] = made
     return made
+
+
+def _cell(cell: CellType, new: dict[int, Any], memo: dict[int, Any]) -> CellType:
+    """One for all functions that share ``cell``; ``memo`` keeps what it is known by alive."""
+    if id(cell) not in new:
+        return cell
+    made, _ = memo.setdefault(id(cell), (CellType(new[id(cell)]), cell))
+    return made  # type: ignore[no-any-return]
+
+
+def _fresh(value: Any, memo: dict[int, Any]) -> Any:
+    """What a function's own copy holds."""
+    made = _on_copy(value, memo)
+    if made is not value or not _counts(value):
+        return made
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # as with attributes, both have it
+        return value
+
+
+def _counts(value: Any) -> bool:
+    """Whether a function may change ``value`` that it holds, or put another in its place."""
+    return not isinstance(value, nn.Module | torch.Tensor | ModuleType | type) and not callable(value)
+
+
+def cells(f: FunctionType) -> list[tuple[str, CellType]]:
+    """What ``f`` holds of the functions around it, by name."""
+    each = zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+    return [(name, cell) for name, cell in each if name != "__class__" and _full(cell)]
 
 
 def _each(values: Any, memo: dict[int, Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from launcher.parallel import meta_cache
 from launcher.parallel.dtypes import disagreement
 from launcher.parallel.flash import Flash
 from launcher.parallel.mode import Dispatch
@@ -32,7 +33,7 @@ class _Flops(Dispatch):
             self.seen(func)
         if found := disagreement(func, args):
             self.disagree[found] = None
-        out = func(*args, **(kwargs or {}))
+        out = meta_cache.run(func, args, kwargs or {})
         if self.hooks.aside:
             for t in tensors((args, kwargs, out)):
                 self.keep(t)

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.pytree import tree_leaves
 
 KINDS = {
     "allgather_": "all_gather", "_allgather_base_": "all_gather", "allgather_into_tensor_coalesced_": "all_gather",

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from launcher.errors import Problem, RequestError
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.pytree import tree_leaves
 from launcher.plan.facts import Change
 
+ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
 DATA = ""
 """What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
 Labels = frozenset[str]
@@ -56,6 +58,7 @@ class Effects(Dispatch):
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
         self._places: list[tuple[nn.Module, str, Tensor, str, str]] = []
+        self._unset: list[tuple[nn.Module, str, str, str]] = []
         self._known: set[int] = set()
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
@@ -86,9 +89,11 @@ class Effects(Dispatch):
             return
         self._known.add(id(module))
         for attr, t in (*module._parameters.items(), *module._buffers.items()):
+            full = f"{path}.{attr}" if path else attr
+            if t is None and attr in module._buffers:
+                self._unset.append((module, attr, full, path))
             if t is None or t.layout is not torch.strided:
                 continue
-            full = f"{path}.{attr}" if path else attr
             name = self._first.setdefault(full, self._names.setdefault(_key(t), full))
             self._also.setdefault(name, {})[full] = None
             self._names[_key(t)] = name
@@ -166,10 +171,23 @@ class Effects(Dispatch):
             seen.once &= once
             seen.at[self.running()] = None
 
+    def finish(self) -> None:
+        """The forward is over: buffers that were none before may be tensors now, which others are to follow."""
+        for module, attr, name, path in self._unset:
+            now = getattr(module, attr, None)
+            if isinstance(now, Tensor) and DATA in (labels := self._of((now,))):
+                if attr not in module._non_persistent_buffers_set:
+                    text = f"the forward makes the buffer {name}, which was None, and checkpoints would not have it"
+                    raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
+                self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
+                self._also[name] = {name: None}
+
     def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
         """What was changed. ``kept`` are the storages that a backward needs."""
         for module, attr, t, name, path in self._places:
             now = getattr(module, attr, None)
+            if isinstance(now, Tensor) and attr in module._buffers and attr not in module._non_persistent_buffers_set:
+                _as_large(name, t, now)
             if isinstance(now, Tensor) and now.layout is torch.strided and _key(now) != _key(t):
                 seen = self._seen.setdefault(name, _Seen())
                 seen.labels |= self._of((now,))
@@ -177,6 +195,7 @@ class Effects(Dispatch):
                 seen.at[path] = None
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
+        reached |= {name for _, _, name, _ in self._unset}  # nobody knows what a later forward does with it
         return tuple(
             Change(tuple(self._also[n]), DATA in s.labels, n in reached, s.said and n in needed, tuple(s.at), s.once)
             for n, s in self._seen.items()
@@ -187,6 +206,14 @@ class Effects(Dispatch):
         while (more := found.union(*(self._seen[n].labels for n in found if n in self._seen))) != found:
             found = more
         return found
+
+
+def _as_large(name: str, was: Tensor, now: Tensor) -> None:
+    """Refuse a buffer of the state dict that grows."""
+    if now.shape != was.shape or now.dtype != was.dtype:
+        kinds = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (was, now)]
+        text = f"the forward makes the buffer {name} {kinds[1]}, and checkpoints would expect {kinds[0]}"
+        raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
 
 
 def _key(t: Tensor) -> int:

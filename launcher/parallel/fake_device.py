@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
-from torch.utils._pytree import tree_map_only
 
+from launcher.parallel.pytree import tree_map_only
 from launcher.parallel.replay import key, tensors
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel import spread
+from launcher.parallel import meta_cache, spread
 from launcher.parallel.carry import Carry, attach
 from launcher.parallel.copied import copied
 from launcher.parallel.looked import looking
 from launcher.parallel.mode import Dispatch, default_dtype
 from launcher.parallel.on_zeros import looks, zeros
+from launcher.parallel.pytree import tree_leaves
 from launcher.parallel.read import NORMS, meta
 from launcher.parallel.region import Axis, bring
 from launcher.parallel.rules import UNITS, Given, Refused, State, after
@@ -97,7 +97,7 @@ class _Ops(Dispatch):
         self.run = run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = meta_cache.run(func, args, kwargs or {})
         if func is torch.ops.aten.detach.default:  # torch adds one where somebody still holds the result, as we do
             self.run.tag(out, self.run.state(args[0]))
         elif not self.run.quiet:

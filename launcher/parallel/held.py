@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.pytree import tree_leaves
 
 
 class Held(Dispatch):
@@ -21,6 +21,7 @@ class Held(Dispatch):
     """
 
     kind = "real"
+    run: Callable[[Any, Any, Any], Any] = staticmethod(lambda func, args, kwargs: func(*args, **kwargs))
 
     def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,7 +36,7 @@ class Held(Dispatch):
         return sum(s.nbytes() for ref in list(self._alive.values()) if (s := ref()) is not None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = self.run(func, args, kwargs or {})
         for t in tree_leaves((args, kwargs, out)):
             if isinstance(t, torch.Tensor):
                 self._see(t)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -30,12 +31,16 @@ SOME = 1000
 class Making:
     """Where the numbers of a model come from: ``tape`` for one tensor at a time, or ``real``, which holds all of them.
 
-    ``names``: the tensors on the meta device.
+    ``names``: the tensors on the meta device; ``build`` makes the ``real`` ones when they are asked for.
     """
 
     tape: Tape
     names: Mapping[str, torch.Tensor]
-    real: Mapping[str, torch.Tensor]
+    build: Callable[[], Mapping[str, torch.Tensor]] | None = None
+
+    @cached_property
+    def real(self) -> Mapping[str, torch.Tensor]:
+        return self.build() if self.build is not None else {}
 
     def __call__(self, name: str) -> torch.Tensor:
         if self.real:
@@ -54,10 +59,16 @@ def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Makin
 
     With deferred init one tensor at a time is made; else the model is built once, whole, from the seed.
     """
-    with default_dtype(dtype_of(DTYPE[plan.precision])):
+    dtype = dtype_of(DTYPE[plan.precision])
+
+    def really() -> dict[str, torch.Tensor]:
+        with default_dtype(dtype), torch.enable_grad():
+            return tensors(taping.really(build, plan.seed))
+
+    with default_dtype(dtype):
         model, tape = taping.record(build, plan.seed)
-        names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
-        return model, Making(tape, names, {} if plan.deferred else tensors(taping.really(build, plan.seed)))
+    names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
+    return model, Making(tape, names, None if plan.deferred else really)
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:

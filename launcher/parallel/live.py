@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from launcher.parallel.alike import alike
+from launcher.parallel.blueprint import Blueprint
 from launcher.parallel.buffers import Statistics, statistics
 from launcher.parallel.check import check
 from launcher.parallel.fuse import Bucketed, fuse, sums
 from launcher.parallel.half import Half, half
-from launcher.parallel.init import Whole, fill
+from launcher.parallel.init import fill
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.order import Order, agree
 from launcher.parallel.region import Axis
 from launcher.parallel.shard import shard
 from launcher.parallel.split import Part, split
-from launcher.parallel.spread import distribute, spread
+from launcher.parallel.spread import distribute
 from launcher.parallel.tie import Tied, tie
-from launcher.plan.facts import TensorSpec
 from launcher.plan.params import Placed
 from launcher.plan.plan import Plan
 
@@ -84,20 +84,18 @@ class Parallel:
         self.statistics.share()
 
 
-def parallelize(
-    model: nn.Module, plan: Plan, meshes: Meshes, inputs: tuple[TensorSpec, ...], whole: Whole, device: torch.device
-) -> Parallel:
-    """Turn ``model`` (on the meta device) into this rank's stages, with its numbers in place."""
-    axis = spread(model, plan, meshes)
-    parts = split(model, plan, meshes.coords["pp"], inputs, device)
-    alike(parts, whole)
+def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> Parallel:
+    """Turn the model of a blueprint into this rank's stages, with its numbers in place. The blueprint is used up."""
+    drawn.axis.join(meshes.coords["tp"], meshes.tp)
+    parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device)
+    alike(parts, drawn.whole)
     distribute(parts, plan, meshes)
     for part in parts:
         shard(part, plan, meshes)
     orders = [Order(part, plan) for part in parts]
-    fill(parts, plan, meshes.rank, device, whole)
+    fill(parts, plan, meshes.rank, device, drawn.whole)
     buckets = [b for part in parts for b in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
     ties = tie(parts, plan, meshes)
     check(parts, plan, meshes.rank)
     halves = [half(p, plan) for p in parts]
-    return Parallel(plan, meshes, axis, parts, orders, buckets, ties, statistics(parts, plan, meshes), halves)
+    return Parallel(plan, meshes, drawn.axis, parts, orders, buckets, ties, statistics(parts, plan, meshes), halves)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.pytree import tree_leaves
 
 READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_ptr})
 """What hands the numbers out without an operation."""

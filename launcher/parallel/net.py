@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from launcher.parallel import init, mesh
+from launcher.parallel.blueprint import blueprint
 from launcher.parallel.live import Parallel
 from launcher.parallel.live import parallelize as live
 from launcher.plan.plan import Plan
@@ -56,7 +57,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     else:
         model, whole = init.record(model, plan)
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
-    return Net(live(model, plan, meshes, plan.inputs, whole, device))
+    return Net(live(blueprint(model, whole, plan, plan.inputs), plan, meshes, device))
 
 
 def _numbers(model: nn.Module) -> init.Whole:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
+from launcher.parallel.pytree import tree_map_only
 from launcher.parallel.structure import mapped, tensors
 from launcher.parallel.watch import Watch
 
@@ -64,10 +67,12 @@ def call(
     meter: Meter | None = None,
     watch: Watch | None = None,
     really: bool = False,
+    told: Callable[[str], None] | None = None,
 ) -> Any:
     """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead.
 
     Then ``meter`` and ``watch`` forget what they saw of the first try. ``really``: on zeros without trying.
+    ``told``: of what it returns, where that hangs on the numbers and Python can see it.
     """
     if not really:
         undo = [seen.mark() for seen in (meter, watch) if seen is not None]
@@ -91,12 +96,19 @@ def call(
         own |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
         since, before = (len(watch.order), watch.effects.changed) if watch is not None else (0, 0)
-        with watch.looking() if watch is not None else nullcontext():
+        with ExitStack() as seen:
+            if watch is not None:
+                seen.enter_context(watch.counting(module, real))
+                seen.enter_context(watch.looking())
             out = real(*args, **kwargs)
         if watch is not None and watch.effects.changed > before:
             _again(real, args, kwargs, meter, watch)
-        if watch is not None and watch.units_below():
-            watch.steers |= _steers(real, args, kwargs, meter, watch, since)
+        if watch is not None and (watch.units_below() or (told is not None and not really)):
+            was = watch.ran(since)
+            for ran, other in _tried(real, args, kwargs, meter, watch):
+                watch.steers |= watch.units_below() and (other is MISSING or ran != was)
+                if told is not None and (what := _depends(out, other)):
+                    told(what)
     if meter is not None:
         meter.written.update([own[w] for w in meter.written if w in own])
     return _returned(out, given, made)
@@ -114,31 +126,68 @@ def _again(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: 
         back()
 
 
-TRIES = 3
+SCALES = 1.0, 1e3, 1e-3
+"""Of the numbers that a module is tried with."""
 
 
-def _steers(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch, since: int) -> bool:
-    """Whether other numbers make other units run, or in another order; tried with a few, nothing of which is kept."""
-    g, was = torch.Generator().manual_seed(0), watch.ran(since)
+def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch) -> list[tuple[list[str], Any]]:
+    """Which units ran with a few other numbers, and what came of it: ``MISSING`` where it does not take them.
+
+    Nothing of it is kept. Where no units are inside, nobody has to see what it does.
+    """
+    g, found = torch.Generator().manual_seed(0), []
     undo = [seen.mark() for seen in (meter, watch) if seen is not None]
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), nullcontext() if watch.units_below() else _unseen():
+        for scale in SCALES:
 
-    def noise(t: torch.Tensor) -> torch.Tensor:
-        return torch.randn(t.shape, generator=g).to(t.dtype) if t.is_floating_point() else t
+            def noise(t: torch.Tensor, scale: float = scale) -> torch.Tensor:
+                return (torch.randn(t.shape, generator=g) * scale).to(t.dtype) if t.is_floating_point() else t
 
-    found = False
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for _ in range(TRIES):
             for p in real.parameters():
                 p.copy_(noise(p))
-            now = len(watch.order)
-            try:
-                real(*mapped(args, noise), **mapped(kwargs, noise))
-            except Exception:  # it does not take any numbers: then who knows
-                found = True
-            found |= watch.ran(now) != was
+            since, out = len(watch.order), MISSING
+            with suppress(Exception):  # then who knows
+                out = real(*mapped(args, noise), **mapped(kwargs, noise))
+            found.append((watch.ran(since), out))
     for back in undo:
         back()
     return found
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+MISSING = object()
+NUMBER, SHAPE = "another Python number", "tensors of another shape"
+NUMBERS = (bool, int, float, complex)
+
+
+def _depends(out: Any, other: Any) -> str:
+    """What of ``out`` hangs on numbers, if ``other`` is what came of other ones."""
+    one, two = _seen(out), _seen(other)
+    numbers = [[v for v in some if isinstance(v, NUMBERS)] for some in (one, two)]
+    if other is MISSING:
+        return NUMBER if numbers[0] else ""
+    same = [repr(v) for v in one] == [repr(v) for v in two]
+    return "" if same else NUMBER if numbers[0] != numbers[1] else SHAPE
+
+
+def _seen(value: Any) -> list[Any]:
+    """What Python can see of it: shapes and dtypes of tensors, and numbers."""
+    if isinstance(value, torch.Tensor):
+        return [(value.dtype, value.shape)]
+    if isinstance(value, NUMBERS):
+        return [value]
+    if isinstance(value, Mapping):
+        return [some for v in value.values() for some in _seen(v)]
+    if isinstance(value, list | tuple):
+        return [("of", len(value)), *(some for v in value for some in _seen(v))]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [some for f in fields(value) for some in _seen(getattr(value, f.name, None))]
+    return []
 
 
 def looks(error: BaseException | None) -> bool:

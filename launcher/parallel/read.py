@@ -173,6 +173,7 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "nested": tuple(m for m in ("", *known.modules) if m in watch.nested),
         "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
         "fills": tuple(m for m in ("", *known.modules) if m in watch.fills),
+        "lazy": tuple(m for m in ("", *known.modules) if m in watch.lazy),
         "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
         "effects": _effects(watch, output, meter),
     }

@@ -11,9 +11,9 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.pytree import tree_leaves, tree_map_only
 from launcher.parallel.replay import Log, NotReplayable, Op, key, replay, start, tensors
 from launcher.parallel.streams import Draw, Streams
 

@@ -199,11 +199,15 @@ def computed(model: nn.Module) -> tuple[str, ...]:
     )
 
 
+TORCHS = ("_is_buffer", "_is_param", "persistent")
+"""What torch has put on tensors: it says again what modules know of them."""
+
+
 def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Python attributes that were put on tensors, each with the names of those; they are taken off."""
+    """Python attributes that users put on tensors, each with the names of those; they are taken off."""
     out: dict[str, tuple[str, ...]] = {}
     for name, t in named(model):
-        for mark in list(vars(t)):
+        for mark in [m for m in vars(t) if m not in TORCHS]:
             out[mark] = (*out.get(mark, ()), name)
             delattr(t, mark)
     return out
@@ -234,6 +238,7 @@ class _Caches:
     """Of the functions in this process, and how often each had been filled when last looked at."""
 
     modules: dict[str, ModuleType] = field(default_factory=dict)
+    seen: list[ModuleType] = field(default_factory=list)
     filled: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
 
     def add(self, some: Any) -> None:
@@ -246,6 +251,10 @@ class _Caches:
         They are asked for by their class: a walk over all objects would count a reference to each, and so copy the
         memory that a forked rank shares with its parent.
         """
+        now = list(sys.modules.values())
+        if now == self.seen:  # by identity: as quick as thousands of modules can be told apart
+            return
+        self.seen = now
         new = {name: module for name, module in list(sys.modules.items()) if self.modules.get(name) is not module}
         self.modules |= new
         if not all(map(_bare, new)):

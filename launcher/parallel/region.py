@@ -30,6 +30,11 @@ class Axis:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a process group has no copy
 
+    def join(self, rank: int, group: dist.ProcessGroup | None) -> None:
+        """What was planned runs on ``rank`` from now on."""
+        assert self.planned, "it has joined before: a blueprint serves one build"
+        self.rank, self.group, self.planned, self.last = rank, group, False, None
+
     def said(self, op: str, phase: str, x: Tensor, times: int = 1) -> None:
         if self.log is not None:
             self.log.append(Comm(op, phase, x.numel() * x.element_size() * times))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from launcher.parallel.mode import default_dtype
+from launcher.parallel.pytree import tree_leaves, tree_map_only
 from launcher.parallel.streams import Draw, stream
 
 
@@ -100,7 +100,7 @@ def key(t: torch.Tensor) -> int:
 
 def tensors(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of ``tree``."""
-    return [t for t in tree_flatten(tree)[0] if isinstance(t, torch.Tensor)]
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
 
 def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:

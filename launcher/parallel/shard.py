@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.utils._pytree import tree_map_only
 
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.pytree import tree_map_only
 from launcher.parallel.read import dtype_of
 from launcher.parallel.split import Part
 from launcher.plan.plan import Plan

@@ -12,6 +12,7 @@ from torch import fx, nn
 
 from launcher.parallel.ambient import Under
 from launcher.parallel.carry import Carry, attach
+from launcher.parallel.module_globals import files, put_back
 from launcher.parallel.narrow import narrowed
 from launcher.parallel.read import meta
 from launcher.parallel.stage_module import assembled
@@ -51,18 +52,23 @@ class Part:
         return out
 
 
-def split(
-    model: nn.Module, plan: Plan, pp: int, inputs: tuple[TensorSpec, ...], device: torch.device = CPU
-) -> list[Part]:
+def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Tracer | None:
+    """The forward of ``model`` (on the meta device), as ``split`` cuts it; ``None`` where it stays whole."""
+    if plan.leaves is None:
+        return None
+    running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
+    with put_back(files(*map(type, model.modules()))):
+        return follow(running, frozenset(plan.leaves), meta(inputs))
+
+
+def split(model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU) -> list[Part]:
     """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta device).
 
-    ``device``: what code between the modules is told when it asks.
+    ``tracer`` has followed its forward; ``device``: what code between the modules is told when it asks.
     """
     held = plan.held(pp)
-    if plan.leaves is None:
+    if tracer is None:
         return [Part(held[0], model)]
-    running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
-    tracer = follow(running, frozenset(plan.leaves), meta(inputs))
     code = tuple(map(said, tracer.graph.nodes))
     made = ((s, _build(tracer, model, s, plan, device)) for s in held)
     parts = [Part(s, module, Carry(plan.pieces) if plan.pieces else None, code) for s, module in made]

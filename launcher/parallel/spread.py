@@ -20,9 +20,9 @@ from launcher.plan.plan import Plan
 from launcher.plan.strategy import Axes
 
 
-def spread(model: nn.Module, plan: Plan, meshes: Meshes) -> Axis:
-    """Make ``model`` (on the meta device) what one rank of ``tp`` runs."""
-    axis = Axis(meshes.grid["tp"], meshes.coords["tp"], meshes.tp)
+def spread(model: nn.Module, plan: Plan) -> Axis:
+    """Make ``model`` (on the meta device) what one rank of ``tp`` runs, once that has joined the axis."""
+    axis = Axis(plan.sizes.grid["tp"], planned=True)
     spreads = plan.operators.spreads
     cut(model, splits([s.operator for s in spreads]), axis)
     install(model, spreads, axis)

@@ -22,7 +22,7 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.parallel.fake_device import FakeDevice
 from launcher.parallel.hooks import hooks, keep
 from launcher.parallel.recorder import Tape, remembered
-from launcher.parallel.references import computed, forget, marks, overlaps, strangers
+from launcher.parallel.references import OWN, computed, forget, marks, overlaps, strangers
 from launcher.parallel.replay import key, tensors
 from launcher.parallel.streams import seeded
 
@@ -135,7 +135,7 @@ def owned(model: nn.Module) -> nn.Module:
             raise RequestError((Problem("model", text),))
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
-            if name in vars(nn.Module()) or isinstance(value, nn.Parameter):
+            if name in OWN or isinstance(value, nn.Parameter):
                 continue
             if isinstance(value, torch.Tensor):
                 delattr(module, name)

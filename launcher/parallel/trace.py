@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
@@ -14,15 +15,21 @@ from torch import fx, nn
 
 from launcher.errors import Problem, RequestError, of_users
 from launcher.parallel.ambient import ambient
+from launcher.parallel.aside import Aside
+from launcher.parallel.backward_state import moved
 from launcher.parallel.capture import Capture, Uncuttable, capturing, scripted
 from launcher.parallel.copied import copied
 from launcher.parallel.cost import Meter
+from launcher.parallel.lost_state import counters
 from launcher.parallel.mode import default_dtype, evaluating
+from launcher.parallel.module_globals import files, variables
 from launcher.parallel.on_zeros import call, cast, looks
 from launcher.parallel.place import of_error
+from launcher.parallel.python_state import changed, held, reading
 from launcher.parallel.structure import tensors
 from launcher.parallel.watch import Watch, watching
 from launcher.plan.effects import DTYPES
+from launcher.plan.stages import covers
 
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever the weights' is: that of torch."""
@@ -37,10 +44,12 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``aside`` looks whether leaves are told
+    anything past their arguments.
     """
 
     watch: Watch
+    aside: Aside | None = None
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -74,7 +83,11 @@ class Tracer(Capture):
         before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
         if kind == "call_module":
-            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts)
+            self._begin(leaf := self.leaves[id(func)])
+            told = partial(self._depends, leaf) if self.aside is not None else None
+            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts, told=told)
+            if self.aside is not None:
+                self.aside.end(leaf)
         elif ambient().casts:
             out = cast(func, args, kwargs)
         else:
@@ -82,6 +95,23 @@ class Tracer(Capture):
         wrote = frozenset(self.meter.written)
         self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
         return out, bool(wrote)
+
+    def _begin(self, leaf: str) -> None:
+        if self.aside is not None:
+            self._unchanged(self.aside.begin(leaf), leaf)
+
+    def _unchanged(self, at: str, leaf: str) -> None:
+        if at:
+            raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
+
+    def _depends(self, leaf: str, what: str) -> None:
+        """Refuse what would be that of zeros for ever: the code around the leaves runs now, and never again."""
+        raise self.refuse(f"{leaf} returns {what} with other data; let it return a tensor of a fixed shape")
+
+    def over(self) -> None:
+        """The forward is done."""
+        if self.aside is not None:
+            self._unchanged(*self.aside.over())
 
     def note(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().note(*args, **kwargs)
@@ -94,6 +124,14 @@ class Tracer(Capture):
         """Refuse an operation that no node accounts for."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
             raise self.refuse(f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it")
+
+    def read(self, name: str) -> None:
+        """Refuse to look, from outside, at what a leaf counts in Python: the number of this forward would stay."""
+        leaf = next(u for u in self.leaves.values() if covers(u, name))
+        here = self.watch.running
+        ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
+        if not ours and not covers(leaf, here):
+            raise self.refuse(f"it reads {name}, which {leaf} changes as it runs")
 
 
 def origins(value: Any) -> frozenset[Any]:
@@ -112,20 +150,23 @@ def trace(
 ) -> Tracer:
     """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
     model = copied(model)  # a forward may count or cache
-    drawn, before = _drawn(), _attributes(model, leaves)
-    tracer = _follow(model, leaves, inputs, units)
-    if changed := [name for name, was in before.items() if not _equal(was, _attributes(model, leaves).get(name))]:
-        text = f"the forward changes {changed[0]}, which is on no stage: no other stage and no later step would see it"
-        raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
+    drawn, before, modules = _drawn(), held(model), files(*map(type, model.modules()))
+    tracer = _follow(model, leaves, inputs, units, asides=True)
+    counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
-    if text := same(tracer.graph, _follow(model, leaves, inputs).graph):
+    once = variables(modules)
+    if text := same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph):
         text = f"the code between the named modules differs from one forward to the next ({text})"
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
+    if counts := changed(once, variables(modules)):
+        text = f"the forward changes {counts[0][0]} with every call, which each process has its own of"
+        raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
+    _steady(tracer, model, leaves, inputs)
     with evaluating([model]):
-        tracer.evaluation = other = _follow(model, leaves, inputs)
+        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted, asides=True)
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
     if text := same(tracer.graph, other.graph):
@@ -134,40 +175,22 @@ def trace(
     return tracer
 
 
+def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
+    """Refuse a forward that reads what the backwards before it have changed."""
+    names = [n for node, call in tracer.calls.items() for n in moved(str(node.target), *call)]
+    read: dict[str, None] = {}
+    if names:
+        with reading(model, names, lambda name: read.setdefault(name)):
+            _follow(model, leaves, inputs)
+    if read:
+        text = f"the backward changes {next(iter(read))}, which the forward reads, and a pipeline runs other forwards"
+        raise RequestError((Problem("model", f"{text} before it than one process; change it in the forward"),))
+
+
 def _drawn() -> tuple[Any, ...]:
     """The state of the random streams that are not torch's."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys)), *rest
-
-
-OURS = frozenset(vars(nn.Module()))
-
-
-def _attributes(model: nn.Module, leaves: frozenset[str]) -> dict[str, Any]:
-    """What the modules around the leaves keep in Python, and their buffers, by path; containers are copied."""
-    out: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        if not any(path == leaf or path.startswith(leaf + ".") for leaf in leaves):
-            mine = {k: v for k, v in vars(module).items() if k not in OURS} | module._buffers
-            out |= {f"{path}.{k}".lstrip("."): _shallow(v) for k, v in mine.items()}
-    return out
-
-
-def _shallow(value: Any) -> Any:
-    return type(value)(value) if type(value) in (list, dict, set) else value
-
-
-def _equal(a: Any, b: Any) -> bool:
-    """As far as a forward can tell: the same object, or the same plain value."""
-    if a is b:
-        return True
-    if type(a) is not type(b) or isinstance(a, torch.Tensor):
-        return False
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
-    return bool(a == b) if isinstance(a, bool | int | float | complex | str | bytes | set | frozenset) else False
 
 
 def follow(
@@ -178,9 +201,14 @@ def follow(
 
 
 def _follow(
-    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+    model: nn.Module,
+    leaves: frozenset[str],
+    inputs: Sequence[torch.Tensor],
+    units: Sequence[str] = (),
+    counted: Sequence[str] = (),
+    asides: bool = False,
 ) -> Tracer:
-    """The same, of a model that may count or cache while it runs."""
+    """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
     meter = Meter((*model.parameters(), *model.buffers()))
     tracer = Tracer(model, leaves, meter)
     xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
@@ -192,11 +220,15 @@ def _follow(
         meter,
         watching(model, units, lambda: meter.saved, xs) as tracer.watch,
         capturing(tracer),
+        reading(model, counted, tracer.read),
     ):
         meter.tell(tracer.escaped)
+        if asides:
+            tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))
+        tracer.over()
     return tracer
 
 

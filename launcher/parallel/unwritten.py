@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from launcher.errors import Problem
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.pytree import tree_leaves
 from launcher.parallel.recorder import BLANK, Constant, Tape, name_of
 from launcher.parallel.replay import Log, key, replay
 from launcher.parallel.tape import really, record

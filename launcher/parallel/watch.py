@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction
 
+from launcher.errors import Problem, RequestError
 from launcher.parallel.effects import Effects
 from launcher.parallel.mode import Dispatch
+from launcher.parallel.python_state import Key, changed, held
+from launcher.parallel.pytree import tree_leaves
 from launcher.parallel.references import forget
 from launcher.parallel.structure import filled
 from launcher.plan.facts import Inner
@@ -69,7 +72,8 @@ class Watch(TorchFunctionMode):
     another order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself;
     ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``fills``:
     those that change a list or dictionary that they are given; ``nested``: those that run inside of themselves;
-    ``inferred``: those that run in inference mode.
+    ``inferred``: those that run in inference mode. ``counted``: what copies of them change in Python.
+    ``lazy``: those that return a generator, whose code runs when they are over.
     """
 
     def __init__(
@@ -88,6 +92,9 @@ class Watch(TorchFunctionMode):
         self.fills: set[str] = set()
         self.nested: set[str] = set()
         self.inferred: set[str] = set()
+        self.lazy: set[str] = set()
+        self.counted: list[Key] = []
+        self._thread = get_ident()
         self._outside = _saving()
         self._regions: dict[int, list[str]] = {}
         self._reentrant: list[int] = []
@@ -155,6 +162,18 @@ class Watch(TorchFunctionMode):
             if full not in self._names.setdefault(id(p), []):
                 self._names[id(p)].append(full)
 
+    @property
+    def running(self) -> str:
+        """The innermost module that runs."""
+        return self._running[-1]
+
+    @contextmanager
+    def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
+        """What ``copy``, which runs in the place of ``module``, changes in Python meanwhile is remembered."""
+        path, before = self._paths[id(module)], held(copy)
+        yield
+        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
+
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """``copy`` runs in the place of ``module``: its parts may change before they are called, or never be called."""
         path = self._paths[id(module)]
@@ -165,6 +184,9 @@ class Watch(TorchFunctionMode):
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
+        if get_ident() != self._thread:
+            text = f"the forward runs {name} in a thread of its own, where nobody can see what it does"
+            raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
         if name in self._running[1:]:
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
@@ -184,7 +206,7 @@ class Watch(TorchFunctionMode):
 
     def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """It is done."""
-        if self.over:
+        if self.over or get_ident() != self._thread:
             return
         self._running.pop()
         self.order.append((name, False))
@@ -193,6 +215,8 @@ class Watch(TorchFunctionMode):
             self.overwrites.add(name)
         if self._filled.pop()():
             self.fills.add(name)
+        if isinstance(output, Iterator | Coroutine):
+            self.lazy.add(name)
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
@@ -330,6 +354,7 @@ def watching(
     try:
         with watch, watch.effects:
             yield watch
+        watch.effects.finish()
     finally:
         del reentrant.apply
         watch.over = True

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
 
+from launcher.parallel import meta_cache
+from launcher.parallel.copied import copied
 from launcher.parallel.flash import Flash
 from launcher.parallel.held import Held
 from launcher.parallel.mode import default_dtype
+from launcher.parallel.pytree import tree_leaves, tree_map_only
 from launcher.parallel.saved_hooks import SavedHooks
 from launcher.parallel.weight_gradient import FORMS, Call, Deferral
 from launcher.plan.facts import Backward
@@ -23,6 +24,7 @@ class _Meta(Held):
     """Counts meta tensors, but no gradients of parameters: those are planned by themselves."""
 
     kind = "meta"
+    run = staticmethod(meta_cache.run)
 
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__()
@@ -65,7 +67,7 @@ class Scales:
 
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
-        module = copy.deepcopy(module).to("meta")  # a part of a model that looks at data
+        module = copied(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
     with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))

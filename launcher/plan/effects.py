@@ -256,6 +256,9 @@ def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
         text = f"{listed(found)}: its forward changes its input in place, which cannot be where its weights are sharded"
         yield Problem(KEY, f"{text}; let it make a new tensor (inplace=False, x = x + y), or shard nothing",
                       "parallel.hsdp=null")  # fmt: skip
+    if found := [m for m in graph.lazy if m in gathered]:
+        text = f"{listed(found)}: its forward returns a generator, whose code would run when its weights are sharded"
+        yield Problem(KEY, f"{text} again; let it return a list, or shard nothing", "parallel.hsdp=null")
     if found := [m for m in graph.fills if m in gathered]:
         text = f"{listed(found)}: its forward changes a list or dictionary that it is given, which is another one where"
         yield Problem(KEY, f"{text} its weights are sharded; let it return what it adds, or shard nothing",

@@ -223,7 +223,7 @@ class Graph:
     themselves were seen to run, or not, or in another order, with other numbers. ``overwrites``: modules that change
     their inputs in place. ``recomputed``: modules around several units that one checkpoint runs again.
     ``nested``: modules that run inside of themselves. ``inferred``: those that run in inference mode. ``fills``: those
-    that change a list or dictionary that they are given.
+    that change a list or dictionary that they are given. ``lazy``: those that return a generator.
     """
 
     nodes: tuple[Node, ...]
@@ -240,6 +240,7 @@ class Graph:
     nested: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()
+    lazy: tuple[str, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

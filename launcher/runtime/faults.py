@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 import traceback
@@ -23,6 +24,12 @@ ECHOES = (
     "Read error",
     "Broken pipe",
     "Timed out waiting",
+    "Application timeout caused pair closure",
+    "Remote peer closed the connection",
+    "Connect timeout",
+    "barrier timeout after",
+    "timed out connecting",
+    "recvValueWithTimeout failed",
     "connectFullMesh",
     "Socket Timeout",
     "wait timeout after",
@@ -63,6 +70,11 @@ class Fault:
         )
 
     @property
+    def late(self) -> bool:
+        """Whether it has waited for a peer until its patience was at an end; who lost one says no such thing."""
+        return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
+
+    @property
     def told(self) -> bool:
         """Its message says all: it is our own, for the user, and where in our code it was raised helps nobody."""
         return self.type == RunError.__name__
@@ -78,11 +90,40 @@ class RanksFailed(RunError):
 
 
 class Interrupted(BaseException):
-    """The user or the system asked this process to stop; no failure. Exit with ``128 + signum``."""
+    """The user or the system asked this process to stop, and it did at once; no failure.
 
-    def __init__(self, signum: int) -> None:
+    ``insisted``: it was asked twice.
+    """
+
+    def __init__(self, signum: int, insisted: bool = False) -> None:
         super().__init__(f"stopped by {signal_name(signum)}")
         self.signum = signum
+        self.insisted = insisted
+
+    @property
+    def code(self) -> int:
+        """What to exit with."""
+        return 128 + self.signum
+
+
+class Preempted(Interrupted):
+    """Asked to stop, it stopped where nothing is lost: the same command goes on. ``saved``: the checkpoint written."""
+
+    def __init__(self, signum: int, saved: str | None = None) -> None:
+        super().__init__(signum)
+        self.saved = saved
+
+    def __str__(self) -> str:
+        where = f": saved {self.saved}, from which the same command goes on" if self.saved else ""
+        return f"preempted by {signal_name(self.signum)}{where}"
+
+    def __reduce__(self) -> tuple[type[Preempted], tuple[int, str | None]]:
+        return Preempted, (self.signum, self.saved)
+
+    @property
+    def code(self) -> int:
+        """That of Ctrl-C is known to shells; the other is ``EX_TEMPFAIL``: try again later."""
+        return 130 if self.signum == signal.SIGINT else 75
 
 
 def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fault:
@@ -112,6 +153,12 @@ def died(rank: int, attempt: int, code: int) -> Fault:
     name = signal_name(-code)
     hint = f" ({_HINTS[name]})" if name in _HINTS else ""
     return Fault(rank, attempt, name, f"was killed by {name}{hint}", "", time.time_ns())
+
+
+def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
+    """The fault of a rank that is waited for in vain. ``where``: what is known of what it does."""
+    text = f"hung for {timeout_s:g} s (launch.timeout_s): {where}"
+    return Fault(rank, attempt, "hung", text, "", time.time_ns())
 
 
 def signal_name(number: int) -> str:

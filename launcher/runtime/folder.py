@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, RunError
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +92,12 @@ def read_status(run: Path) -> dict[str, Any] | None:
         text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
         raise RequestError((Problem("run_dir", text),))
     return status
+
+
+def still_there(run: Path) -> None:
+    """Raises ``RunError`` when somebody has deleted or moved the folder of a run that is at work there."""
+    if not run.is_dir():
+        raise RunError(f"{run}: the run folder was deleted or moved while the run was at work there")
 
 
 def _made(path: Path) -> bool:

@@ -36,6 +36,25 @@ def locked(run: Path) -> Iterator[None]:
         yield
 
 
+def at_work(run: Path, patience_s: float) -> str | None:
+    """In words, which launcher still holds ``run`` after ``patience_s``; ``None`` when none does."""
+    if not (run / NAME).is_file():
+        return None
+    end = time.monotonic() + patience_s
+    with (run / NAME).open("r+", encoding="utf-8") as file:
+        while _taken(file):
+            if time.monotonic() > end:
+                return _who(file)
+            time.sleep(0.05)
+    return None
+
+
+def _who(file: TextIO) -> str:
+    file.seek(0)
+    pid, _, host = file.read().strip().partition(" ")
+    return f"another launcher is at work there (process {pid or '?'} on {host or '?'})"
+
+
 def _taken(file: TextIO) -> bool:
     """Whether somebody else has it; else it is ours."""
     try:
@@ -56,8 +75,7 @@ def _wait_for_the_dead(file: TextIO, run: Path) -> None:
         file.seek(0)
         pid, _, host = file.read().strip().partition(" ")
         if _alive(pid, host) or time.monotonic() > end:
-            text = f"{run}: another launcher is at work there (process {pid or '?'} on {host or '?'})"
-            raise RequestError((Problem("run_dir", text),))
+            raise RequestError((Problem("run_dir", f"{run}: {_who(file)}"),))
         time.sleep(0.02)
         if not _taken(file):
             return

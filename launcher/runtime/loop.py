@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from resource import RUSAGE_SELF, getrusage
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.plan.facts import IGNORED
+from launcher.runtime.faults import Preempted, signal_name
 from launcher.runtime.session import Session
 
 
@@ -35,9 +37,13 @@ class Loop:
 def train(s: Session, loop: Loop) -> None:
     """Optimizer steps from ``s.step`` up to ``loop.until``.
 
-    How long training stood still for a checkpoint is in the row after it, as ``save_stall_ms``.
+    Raises ``Preempted`` on all ranks, behind a save, once any has been asked to stop. A validation that was left for
+    that is made up for. How long training stood still for a checkpoint is in the row after it, as ``save_stall_ms``.
     """
     stall: dict[str, float] = {}
+    look(s)
+    if s.resumed and due(s, loop) and s.results.get("val_step") != s.step:
+        validate(s, loop.eval_batches)
     while s.step < loop.until:
         if s.saver is not None:
             s.saver.check()
@@ -57,12 +63,37 @@ def train(s: Session, loop: Loop) -> None:
                     "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20,
                     **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {}), **stall})  # fmt: skip
             stall = {}
-        if loop.eval_every and s.step % loop.eval_every == 0 and s.step < loop.until:
+        if s.told:
+            stop(s)
+        if due(s, loop):
             validate(s, loop.eval_batches)
         if loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until:
             began = time.perf_counter()
             loop.save(s)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
+
+
+def due(s: Session, loop: Loop) -> bool:
+    """Whether a validation follows the last step."""
+    return loop.eval_every is not None and s.step % loop.eval_every == 0 and 0 < s.step < loop.until
+
+
+def look(s: Session) -> None:
+    """All ranks call it between two pieces of work: if any has been asked to stop, all do."""
+    told = torch.tensor(bool(s.world.told()), dtype=torch.int32)
+    dist.all_reduce(told)
+    if told.item():
+        stop(s)
+
+
+def stop(s: Session) -> NoReturn:
+    """All ranks have agreed to."""
+    told = torch.tensor(s.world.told(), dtype=torch.int32)
+    dist.all_reduce(told, dist.ReduceOp.MAX)
+    signum = int(told.item())
+    if s.world.rank == 0:
+        s.emit({"text": f"{signal_name(signum)}: stopping after {s.step} steps"})
+    raise Preempted(signum, s.on_stop())
 
 
 def step(s: Session, clip: float | None) -> tuple[float, float]:
@@ -74,9 +105,10 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
     loss = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
-    sums = torch.stack([loss.cpu(), s.norm.squared()])
+    sums = torch.stack([loss.cpu(), s.norm.squared(), torch.tensor(float(bool(s.world.told())))])
     dist.all_reduce(sums)
-    mean, square = sums.tolist()
+    mean, square, told = sums.tolist()
+    s.told = told > 0
     norm = math.sqrt(square) / s.scaling.factor if square >= 0 else math.nan
     if not math.isfinite(mean + norm):
         _check_counted(s)
@@ -118,6 +150,7 @@ def validate(s: Session, batches: int | None) -> float:
     """Mean loss over the targets that count of held-out samples, each once."""
     sums = torch.zeros(2, dtype=torch.float64)
     for batch in s.feed.held_out(batches):
+        look(s)
         sums += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
     dist.all_reduce(sums)
     total, counted = sums.tolist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,24 +13,28 @@ from pathlib import Path
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from launcher.errors import Problem, RequestError
+from launcher.runtime.scratch import scratch
 
 _HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a rank needs to open the store: a file that nobody else has, or a port of this machine."""
+    """What a rank needs to open the store: a file of ``folder``, which nobody else has, or a port of this machine."""
 
-    path: str | None = None
+    folder: Path
     port: int | None = None
     listener: int = -1
 
     def store(self, size: int, timeout_s: float) -> Store:
         """The store, as one of ``size`` ranks opens it."""
-        if self.path is not None:
-            return FileStore(self.path, size)
-        assert self.port is not None
+        if self.port is None:
+            return FileStore(str(self.folder / "store"), size)
         return TCPStore(_HOST, self.port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+    def stack(self, rank: int) -> Path:
+        """Where a rank writes what it is doing when it is asked."""
+        return self.folder / f"stack{rank}"
 
     @contextmanager
     def hosted(self) -> Iterator[None]:
@@ -50,12 +53,12 @@ class Meeting:
 @contextmanager
 def meeting(port: int | None) -> Iterator[Meeting]:
     """A fresh store for one attempt. ``None`` needs no port at all; 0 takes any free one."""
-    if port is None:
-        with tempfile.TemporaryDirectory(prefix="launcher-", ignore_cleanup_errors=True) as folder:
-            yield Meeting(path=str(Path(folder, "store")))
-        return
-    with _listen(port) as listener:
-        yield Meeting(port=listener.getsockname()[1], listener=listener.fileno())
+    with scratch() as folder:
+        if port is None:
+            yield Meeting(folder)
+            return
+        with _listen(port) as listener:
+            yield Meeting(folder, listener.getsockname()[1], listener.fileno())
 
 
 def _listen(port: int) -> socket.socket:

@@ -14,17 +14,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from launcher.runtime import faults, log
+from launcher.runtime import faults, hang, log
 from launcher.runtime.channel import Outbox
 from launcher.runtime.meet import Meeting
-from launcher.runtime.world import World, connect, place
+from launcher.runtime.preemption import STOPS, polled
+from launcher.runtime.world import World, connect, never, place
 
 _PR_SET_PDEATHSIG = 1
+_OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from the terminal, to all at once
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every rank of one attempt is told. ``alone``: a single process that needs no process group."""
+    """What every rank of one attempt is told. ``alone``: a single process that needs no process group.
+
+    ``polls``: the work looks at ``World.told`` and stops in its own time.
+    """
 
     work: Callable[[World], object]
     size: int
@@ -37,14 +42,15 @@ class Task:
     meeting: Meeting
     parent: int
     alone: bool = False
+    polls: bool = False
 
 
 def live(task: Task, rank: int, fd: int) -> int:
     """Do the work of ``rank``, send ``("result", value)`` or ``("fault", Fault)`` to ``fd``; returns the exit code."""
     box = Outbox(fd)
     try:
-        _settle(task, rank, box)
-        box.send("result", _work(task, rank, box))
+        told = _settle(task, rank, box)
+        box.send("result", _work(task, rank, box, told))
         return 0
     except BaseException as error:  # SystemExit too: a rank has no business ending the run quietly
         _tell(task, rank, box, error)
@@ -54,10 +60,10 @@ def live(task: Task, rank: int, fd: int) -> int:
         sys.stderr.flush()
 
 
-def _work(task: Task, rank: int, box: Outbox) -> object:
+def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object:
     send = partial(box.send, "message")
     device = place(task.device, rank)
-    world = World(rank, task.size, rank, task.size, task.attempt, device, task.backend, send)
+    world = World(rank, task.size, rank, task.size, task.attempt, device, task.backend, send, told)
     with (
         nullcontext()
         if task.alone
@@ -65,6 +71,8 @@ def _work(task: Task, rank: int, box: Outbox) -> object:
     ):
         try:
             return task.work(world)
+        except faults.Preempted as stop:  # a result, for all ranks have agreed
+            return stop
         except BaseException as error:
             _tell(task, rank, box, error)  # now: leaving the group may wait for a peer that waits for us
             raise
@@ -75,18 +83,24 @@ def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
     box.send("fault", faults.raised(rank, task.attempt, error, skip=__file__))
 
 
-def _settle(task: Task, rank: int, box: Outbox) -> None:
-    """Die with the supervisor, leave Ctrl-C to it, take SIGTERM as any program does."""
+def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
+    """Die with the supervisor, leave the terminal's signals to it; returns whether another has come.
+
+    A rank that does not poll takes the others as any program does.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != task.parent:  # it died before the line above
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    for signum in STOPS:
+        signal.signal(signum, signal.SIG_DFL if signum in _OWN else signal.SIG_IGN)
+    told = polled(_OWN) if task.polls else never
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what the supervisor draws its progress bar through
     log.configure(rank, task.folder, log.Relay(partial(box.send, "log")))
     faulthandler.enable(file=2)
+    hang.answer(task.meeting.stack(rank))
     os.environ.update(_variables(rank, task.size))
+    return told
 
 
 def _variables(rank: int, size: int) -> dict[str, str]:

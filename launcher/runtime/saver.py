@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from threading import Thread
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-PATIENCE = timedelta(days=1)  # of the rank that has little to write, with those that have much
 
 
 class Saver:
@@ -18,7 +15,7 @@ class Saver:
 
     def __init__(self) -> None:
         """Every rank makes one at the same point of its work."""
-        group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        group = dist.new_group(backend="gloo")
         assert group is not None
         self.group: dist.ProcessGroup = group
         self._host: dict[str, Tensor] = {}

@@ -27,6 +27,9 @@ class Session:
 
     ``saver`` writes checkpoints while training goes on; ``None``: training waits for them.
     ``trust.key`` says where the key is that checkpoints are encrypted with; ``None``: they are not.
+    ``on_stop`` saves what the session has learned when all ranks have agreed to stop, and says in which checkpoint;
+    ``resumed``: the weights are those of a checkpoint, which may have been saved in front of a validation;
+    ``told``: some rank had been asked to stop when the last step was taken.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
     """
 
@@ -43,6 +46,9 @@ class Session:
     local_norm: LocalNorm | None = None
     saver: Saver | None = None
     trust: Trust = ANYONE
+    on_stop: Callable[[], str | None] = lambda: None
+    told: bool = False
+    resumed: bool = False
     step: int = 0
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

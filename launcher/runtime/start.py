@@ -12,8 +12,10 @@ from typing import Literal, TypeVar, cast
 from launcher.runtime import faults
 from launcher.runtime.children import Child, fork, spawn
 from launcher.runtime.meet import meeting
+from launcher.runtime.preemption import STOPS
 from launcher.runtime.rank import Task
-from launcher.runtime.supervise import STOPS, OnMessage, Outcome, caught, watch
+from launcher.runtime.stops import later
+from launcher.runtime.supervise import OnMessage, Outcome, caught, watch
 from launcher.runtime.world import World, backend_of
 
 T = TypeVar("T")
@@ -34,16 +36,19 @@ def run_ranks(
     on_message: OnMessage | None = None,
     start: Literal["fork", "spawn"] | None = None,
     alone: bool = False,
+    polls: bool = False,
 ) -> list[T]:
     """``work(world)`` on ``size`` connected ranks; their results in rank order.
 
     Ranks are forked, so this process must only have imported; CUDA ranks are spawned, so ``work`` must be picklable.
     Results are pickled. ``timeout_s`` bounds each collective. ``on_message(rank, obj)`` is called here, in the order
     in which a rank sent; what it raises ends the run. ``folder`` gets ``logs/rank<N>.log`` and ``errors/rank<N>.json``.
-    ``alone`` starts no process group. ``port``: ``None`` rendezvous through a file, else a TCP store on the loopback.
+    ``alone`` starts no process group. ``polls``: the work looks at ``world.told``, so that the first signal leaves it
+    the time to raise ``Preempted`` on all ranks. ``port``: ``None`` rendezvous through a file, else a TCP store on the
+    loopback.
 
-    Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has failed, ``Interrupted`` on SIGINT or
-    SIGTERM (only the main thread sees them), ``RequestError`` if the port is taken. No rank outlives the call or
+    Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has failed, ``Interrupted`` on a signal that
+    asks to stop (only the main thread sees them), ``RequestError`` if the port is taken. No rank outlives the call or
     this process.
     """
     if start is None:
@@ -53,11 +58,15 @@ def run_ranks(
     with caught() as stop:
         for attempt in range(max_restarts + 1):
             with meeting(port) as place:
-                task = Task(work, size, attempt, device, backend, timeout_s, threads, folder, place, os.getpid(), alone)
+                task = Task(
+                    work, size, attempt, device, backend, timeout_s, threads, folder, place, os.getpid(), alone, polls
+                )
                 out = _attempt(task, start, stop, on_message)
-            error = _judge(out, folder)
+            error = _judge(out, task)
             if error is None:
                 return [cast(T, out.results[rank]) for rank in range(size)]
+            if out.signum is not None:
+                break
             if attempt < max_restarts:
                 _log.warning(
                     "attempt %d of %d: %s; starting again", attempt + 1, max_restarts + 1, error.fault.headline
@@ -66,15 +75,21 @@ def run_ranks(
     raise error
 
 
-def _judge(out: Outcome, folder: Path | None) -> faults.RanksFailed | None:
-    if out.signum is not None:
-        raise faults.Interrupted(out.signum)
+def _judge(out: Outcome, task: Task) -> faults.RanksFailed | None:
+    """What to raise for the user is raised; a failure is returned, for there may be another attempt."""
+    stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
+    if stop is not None and not out.faults:
+        raise faults.Preempted(out.signum or stop.signum, stop.saved)
+    if out.signum is not None and (out.insisted or not task.polls or not (out.faults or out.results)):
+        raise faults.Interrupted(out.signum, out.insisted)
     if not out.faults:
+        if out.signum is not None:  # it came when the ranks had done all they were to do
+            later(out.signum)
         return None
-    if folder is not None:
+    if task.folder is not None:
         for fault in out.faults.values():
-            faults.write(fault, folder)
-    return faults.failed(out.faults.values(), out.stopped - out.faults.keys(), out.results, folder)
+            faults.write(fault, task.folder)
+    return faults.failed(out.faults.values(), out.stopped - out.faults.keys(), out.results, task.folder)
 
 
 def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | None) -> Outcome:
@@ -83,7 +98,7 @@ def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | N
         for rank in range(task.size):
             live[rank] = _start(task, rank, start, live)
         with task.meeting.hosted():
-            return watch(live, task.attempt, stop, on_message)
+            return watch(live, task, stop, on_message)
     finally:  # empty unless something went wrong here
         for child in live.values():
             child.send_signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an exception, in the process that the user started."""
+"""Signals that ask to stop as an exception, in the process that the user started."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 from launcher.runtime.faults import Interrupted
-from launcher.runtime.supervise import STOPS
+from launcher.runtime.preemption import STOPS
+
+_late: list[int] = []
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """The first SIGINT or SIGTERM in the block raises ``Interrupted``. Only the main thread gets any.
+    """The first signal in the block raises ``Interrupted``. Only the main thread gets any.
 
     A signal that is ignored (``nohup``, a background job) stays so, and what ``deafen`` did within.
     """
+    _late.clear()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -32,7 +35,7 @@ def stoppable() -> Iterator[None]:
 
 
 def deafen() -> None:
-    """From now on SIGINT and SIGTERM do nothing. One that has come before may still raise ``Interrupted`` here, once.
+    """From now on no signal that asks to stop does anything. One from before may still raise ``Interrupted``, once.
 
     A mask would not do: it is the main thread's, and the system hands the signal to one of torch's.
     """
@@ -43,6 +46,17 @@ def deafen() -> None:
 
 def _unheard(signum: int, _: FrameType | None) -> None:
     pass
+
+
+def later(signum: int) -> None:
+    """A signal that came when there was nothing to stop any more; the next ``check`` raises it."""
+    _late.append(signum)
+
+
+def check() -> None:
+    """Raises ``Interrupted`` for a signal that was put off: there is more to do, and it is not begun."""
+    if _late:
+        raise Interrupted(_late.pop())
 
 
 def _stop(signum: int, _: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import signal
@@ -14,23 +15,32 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from launcher.runtime.children import Child
-from launcher.runtime.faults import Fault, died
+from launcher.runtime.faults import Fault, died, hung, root, signal_name
+from launcher.runtime.folder import still_there
+from launcher.runtime.hang import ASK, culprits, stopped
+from launcher.runtime.preemption import STOPS, Flag
+from launcher.runtime.rank import Task
 
+_log = logging.getLogger(__name__)
 GRACE_S = 1.5  # from the first failure, or from the signal, until what still runs is killed
-STOPS = (signal.SIGINT, signal.SIGTERM)
+TICK_S = 1.0  # how often the ranks are looked at while none of them says anything
 
 OnMessage = Callable[[int, object], None]
 
 
 @dataclass
 class Outcome:
-    """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent."""
+    """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent.
+
+    ``insisted``: the user sent a second one.
+    """
 
     attempt: int
     results: dict[int, object] = field(default_factory=dict)
     faults: dict[int, Fault] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
     signum: int | None = None
+    insisted: bool = False
 
 
 @contextmanager
@@ -70,21 +80,27 @@ def _note(fd: int, signum: int) -> None:
     os.write(fd, bytes([signum]))
 
 
-def watch(live: dict[int, Child], attempt: int, stop: int | None, on_message: OnMessage | None) -> Outcome:
+def watch(live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> Outcome:
     """Returns when ``live`` is empty: each child leaves it as it is reaped.
 
     After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody wants it.
+    A rank that is stopped for ``task.timeout_s`` has hung.
     """
-    return _Watch(live, attempt, stop, on_message).run()
+    return _Watch(live, task, stop, on_message).run()
 
 
 class _Watch:
-    def __init__(self, live: dict[int, Child], attempt: int, stop: int | None, on_message: OnMessage | None) -> None:
+    def __init__(self, live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> None:
         self._live = live
+        self._task = task
         self._stop = stop
         self._on_message = on_message
         self._deadline: float | None = None
-        self._out = Outcome(attempt)
+        self._out = Outcome(task.attempt)
+        self._halted: dict[int, float] = {}
+        self._looked = time.monotonic()
+        self._flag = Flag()
+        self._bare = False
 
     def run(self) -> Outcome:
         with selectors.DefaultSelector() as ready:
@@ -94,36 +110,70 @@ class _Watch:
                 ready.register(child.inbox.fd, selectors.EVENT_READ, partial(self._heard, ready, child))
                 ready.register(child.pidfd, selectors.EVENT_READ, partial(self._ended, ready, child))
             while self._live:
-                for key, _ in ready.select(self._patience()):
+                for key, _ in ready.select(min(TICK_S, self._patience())):
                     key.data()
                 if self._patience() == 0:
                     self._kill()
+                self._look()
         return self._out
 
-    def _patience(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+    def _patience(self) -> float:
+        return math.inf if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def _look(self) -> None:
+        """Count the seconds for which a rank is stopped: nobody may be waiting for it in a collective."""
+        seconds = time.monotonic() - self._looked
+        if seconds < TICK_S:
+            return
+        self._looked += seconds
+        if self._task.folder is not None:
+            still_there(self._task.folder)
+        if not self._bare and not self._task.meeting.folder.is_dir():
+            self._bare = True
+            _log.warning("%s was deleted: ranks that still have to meet there cannot", self._task.meeting.folder)
+        for rank, child in self._live.items():
+            # no more than that, for this process may have been stopped as well
+            self._halted[rank] = self._halted.get(rank, 0.0) + min(seconds, 2 * TICK_S) if stopped(child.pid) else 0.0
+        if self._deadline is None and any(t > self._task.timeout_s for t in self._halted.values()):
+            self._deadline = time.monotonic()
 
     def _hurry(self) -> None:
         if self._deadline is None:
             self._deadline = time.monotonic() + GRACE_S
 
     def _kill(self) -> None:
+        told = self._out.signum is not None and (self._out.insisted or not self._task.polls)
+        if not told and all(f.echo for f in self._out.faults.values()):
+            self._accuse()
         for child in self._live.values():
             child.send_signal(signal.SIGKILL)
         self._out.stopped |= self._live.keys()
         self._deadline = None
 
+    def _accuse(self) -> None:
+        """Nobody has said why it failed: somebody has said nothing at all."""
+        late = not self._out.faults or root(self._out.faults.values()).late
+        pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}
+        stack = self._task.meeting.stack
+        for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():
+            self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
+
     def _told(self) -> None:
-        """The user asked to stop; who asks twice does not want to wait."""
+        """The user asked to stop; who asks twice does not want to wait. Ranks that poll take the time for a save."""
         assert self._stop is not None
-        asked = _unread(self._stop)
-        if self._out.signum is not None or len(asked) > 1:
+        for signum in _unread(self._stop):
+            self._flag.note(signum)
+            if self._out.signum is None:
+                self._out.signum = signum
+                for child in self._live.values():
+                    child.send_signal(signal.SIGTERM)
+                if self._task.polls:
+                    _log.warning("%s: stopping after a save; a second signal stops at once", signal_name(signum))
+                else:
+                    self._hurry()
+        if self._flag.insisted:
+            self._out.insisted = True
             self._deadline = time.monotonic()
-        if self._out.signum is None:
-            self._out.signum = asked[0]
-            for child in self._live.values():
-                child.send_signal(signal.SIGTERM)
-            self._hurry()
 
     def _heard(self, ready: selectors.BaseSelector, child: Child) -> None:
         if child.rank not in self._live:  # it ended in this very round

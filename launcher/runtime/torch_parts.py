@@ -52,6 +52,8 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam.to_accumulated_grad_if_needed", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam.accumulate_unsharded_grad_if_needed", ()),
     ("torch.distributed.fsdp", "fully_shard", ("mesh", "reshard_after_forward", "ignored_params", "mp_policy")),
+    ("torch.distributed.distributed_c10d", "default_pg_timeout", ()),
+    ("torch.distributed.distributed_c10d", "default_pg_nccl_timeout", ()),
     ("torch.distributed.pipelining", "PipelineStage.perform_reduce_grad", ()),
     ("torch.utils._python_dispatch", "TorchDispatchMode", ()),
     ("torch.utils._python_dispatch", "_disable_current_modes", ()),

@@ -24,19 +24,22 @@ from launcher.runtime.session import Session
 from launcher.runtime.world import World
 from launcher.steps import session, train
 from launcher.steps.certificate import Certificate, as_json, verdict
+from launcher.steps.drawings import Drawings
 from launcher.steps.judge import Judge
 from launcher.steps.oracle.samples import First, Narrow, Samples, held_out
 from launcher.steps.pieces import Piece, gathered, pieces
 
 FILE = "certificate.json"
 FOLDER = "certify"
+BUILDS = 2
+"""Of the layout: to train, and to load what that has saved."""
 HALF = 0.5
 """Of the first step's norm: what gradients are clipped at, so that they are."""
 
 T = TypeVar("T")
 
 
-def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path) -> str:
+def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings) -> str:
     """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not hold.
 
     What does not hold in one precision is not looked at in the next.
@@ -45,7 +48,7 @@ def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path) -> str:
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)  # once: a tokenizer takes its time to train
     done: list[tuple[Certificate, Copy, Plan]] = []
     for copy, plan in copies:
-        certificate = examine(world, copy, plan, folder, data)
+        certificate = examine(world, copy, plan, folder, data, drawn)
         done += [(certificate, copy, plan)] if certificate is not None else []
         if not _told(bool(done) and done[-1][0].holds):
             break
@@ -59,7 +62,9 @@ def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path) -> str:
     return told
 
 
-def examine(world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset) -> Certificate | None:
+def examine(
+    world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: Drawings | None = None
+) -> Certificate | None:
     """Train all steps of ``copy`` twice; rank 0 compares and has the result. Leaves random streams as they were.
 
     The last but one is on samples that leave experts idle; the last follows a save and a load.
@@ -68,7 +73,7 @@ def examine(world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset) -
     place = folder / FOLDER / job.train.precision
     judge = Judge(copy, plan, data, device, _undropped) if world.rank == 0 else None
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        _compare(Setup(world, job, plan, place, data, judge), steps - MORE)
+        _compare(Setup(world, job, plan, place, data, judge, drawn), steps - MORE)
     if judge is None:
         return None
     shutil.rmtree(folder / FOLDER, ignore_errors=True)  # all ranks have trained on: they have read what they need
@@ -85,6 +90,7 @@ class Setup:
     folder: Path
     data: Dataset
     judge: Judge | None
+    drawn: Drawings | None
 
 
 def _compare(s: Setup, steps: int) -> None:
@@ -124,7 +130,7 @@ def _told(said: T) -> T:
 
 def _live(s: Setup) -> Session:
     """What it reports stays here."""
-    live = session.build(s.world, s.job, s.plan, s.folder, s.data)
+    live = session.build(s.world, s.job, s.plan, s.folder, s.data, s.drawn)
     live.emit = lambda row: None
     undropped(part.module for part in live.model.parts)
     return live

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from launcher.runtime import save, state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World, deterministic
 from launcher.steps import certify, evaluate, session, train
+from launcher.steps.drawings import Drawings
 
 
 def work(
@@ -29,39 +31,54 @@ def work(
     resume: Path | None,
     before: Path | None,
     copies: Mapping[str, tuple[tuple[Copy, Plan], ...]],
+    drawn: Drawings,
 ) -> dict[str, Any]:
     """Build the model, go on from ``resume`` if given, carry out ``names``. Returns the figures they left.
 
     ``before`` is the newest checkpoint that ``folder`` had at the start: a restarted attempt goes on from a newer one.
-    ``copies``: what each ``certify`` trains, which is done first, while there is no model yet.
+    ``copies``: what each ``certify`` trains, which is done first, while there is no model yet; ``drawn``: of models.
     """
     if job.deterministic:
         deterministic()
     for name in (n for n in names if n in copies):
-        verdict = certify.run(world, copies[name], folder)
+        verdict = certify.run(world, copies[name], folder, drawn)
         if world.rank == 0:
             world.send({"text": f"{name}: {verdict}"})
     left = tuple(n for n in names if n not in copies)
-    return _live(world, job, plan, folder, left, resume, before) if left else {}
+    return _live(world, job, plan, folder, left, resume, before, drawn) if left else {}
 
 
 def _live(
-    world: World, job: Job, plan: Plan, folder: Path, names: tuple[str, ...], resume: Path | None, before: Path | None
+    world: World,
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    names: tuple[str, ...],
+    resume: Path | None,
+    before: Path | None,
+    drawn: Drawings,
 ) -> dict[str, Any]:
-    live = session.build(world, job, plan, folder)
+    live = session.build(world, job, plan, folder, drawn=drawn)
     if world.attempt and (newer := latest(folder / "checkpoints")) != before:
         resume = newer
     if resume is not None:
         live.results |= state.load(live, resume).get("results", {})
+        live.resumed = True
         if world.rank == 0:
             doubt = unvouched(resume, live.trust)
             live.emit({"text": f"going on from {resume.name}, after {live.step} of {plan.sizes.steps} steps{doubt}"})
+    live.on_stop = partial(_rescued, live, job, live.step)
     for name in names:
         if resume is None or not isinstance(job.steps[name], Load):  # what was loaded has been trained on since
             _step(live, job, name)
     if live.saver is not None:
         live.saver.wait()
     return dict(live.results)
+
+
+def _rescued(live: Session, job: Job, since: int) -> str | None:
+    """The checkpoint to go on from; none is written of weights that nothing has trained ``since`` they came."""
+    return save.save(live, job.checkpoint.keep).name if live.step > since else None
 
 
 def _step(live: Session, job: Job, name: str) -> None:

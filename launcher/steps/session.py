@@ -12,13 +12,13 @@ from launcher.checkpoint.keys import load_key
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
 from launcher.data.source import Dataset
-from launcher.decide import builder, inputs
+from launcher.decide import inputs
 from launcher.errors import RunError
 from launcher.job.inside import place
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
-from launcher.parallel import init, mesh, norm
+from launcher.parallel import mesh, norm
 from launcher.parallel.live import Parallel, parallelize
 from launcher.parallel.own import watch
 from launcher.parallel.read import dtype_of
@@ -32,16 +32,20 @@ from launcher.runtime.saver import Saver
 from launcher.runtime.scaling import scaling
 from launcher.runtime.session import Session
 from launcher.runtime.world import World
+from launcher.steps.drawings import Drawings
 
 
-def build(world: World, job: Job, plan: Plan, folder: Path, data: Dataset | None = None) -> Session:
-    """Every rank calls this; the weights are those of step 0. ``data``: what is open already."""
+def build(
+    world: World, job: Job, plan: Plan, folder: Path, data: Dataset | None = None, drawn: Drawings | None = None
+) -> Session:
+    """Every rank calls this; the weights are those of step 0.
+
+    ``data``: what is open already; ``drawn``: before ranks were forked.
+    """
     device = torch.device(world.device)
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
-    meta, whole = init.record(builder(job), plan)
-    specs = inputs(job, plan.sizes.micro_batch)
-    model = parallelize(meta, plan, meshes, specs, whole, device)
-    pipeline = Pipeline(model, specs, cross_entropy, device)
+    model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
+    pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
     if uneven := samples.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))

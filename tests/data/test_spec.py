@@ -74,6 +74,15 @@ def test_a_class_of_the_users_own_is_made_for_each_split_and_asked_for_its_shape
     assert target_spec(mine, 7, allow) == TensorSpec((7, 1), "int64")
 
 
+def test_a_class_of_the_users_own_without_samples_is_refused():
+    with pytest.raises(RequestError) as refused:
+        input_specs(Target(_target_="tests.data.own.Ramp", samples=0), 7, ("tests",))
+    assert str(refused.value) == (
+        "data: tests.data.own.Ramp: its split train has no samples, so there is nothing to learn from or to plan for; "
+        "let its len() be their number"
+    )
+
+
 def test_a_class_that_is_no_source_is_refused():
     with pytest.raises(RequestError) as refused:
         open_data(Target(_target_="torch.nn.Linear"), seed=0, allow=("torch",))

@@ -32,7 +32,7 @@ class Ordered(nn.Module):
 
 def making(*args: object) -> init.Making:
     model, tape = record(lambda: Ordered(*args), 3)  # type: ignore[arg-type]
-    return init.Making(tape, {n: t.detach() for n, t in init.tensors(model).items()}, {})
+    return init.Making(tape, {n: t.detach() for n, t in init.tensors(model).items()})
 
 
 def whole(names: list[str]) -> init.Making:
@@ -40,7 +40,7 @@ def whole(names: list[str]) -> init.Making:
     real = init.tensors(Ordered(names))
     tape = Tape()
     tape.why = "cannot be recorded"
-    return init.Making(tape, real, real)
+    return init.Making(tape, real, lambda: real)
 
 
 def part(*code: str) -> list[Part]:

@@ -56,12 +56,14 @@ def rank_peak(world: World, j: Job, plan: Plan) -> int:
     """Bytes of all tensors at the fullest moment of the second step; the first makes the optimizer's."""
     par, pipe = build(world, j, plan)
     optimizer = build_optimizer(j.optim, par.trainable())
-    for _ in range(2):
-        there = [*(t for _, t in par.named()), *(v for s in optimizer.state.values() for v in s.values())]
-        with Held(there) as held:
-            optimizer.zero_grad(set_to_none=True)
-            step(j, par, pipe)
-            optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    step(j, par, pipe)
+    optimizer.step()
+    there = [*(t for _, t in par.named()), *(v for s in optimizer.state.values() for v in s.values())]
+    with Held(there) as held:
+        optimizer.zero_grad(set_to_none=True)
+        step(j, par, pipe)
+        optimizer.step()
     return held.peak
 
 

@@ -19,7 +19,7 @@ from launcher.runtime.metrics import read
 from launcher.runtime.world import World
 from launcher.steps.session import build as session
 from tests.parity import batch, build, job, plain, step
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 HSDP = {"shard_size": 2, "threshold": 0}
 MICROS = 2
@@ -117,7 +117,7 @@ def test_the_norm_of_a_million_fp32_gradients_is_that_of_their_exact_sum() -> No
 
 
 def rank_off(world: World, j: Job, plan: Plan, folder: Any) -> tuple[bool, int]:
-    live = session(world, j, plan, folder)
+    live = session(world, j, plan, folder, drawn=DRAWN)
     seen = sum(order.see is not None for order in live.model.orders)
     return live.local_norm is None and live.pipeline.before_reduce is None, seen
 

@@ -14,7 +14,7 @@ from launcher.decide import builder, inputs, plan_job
 from launcher.errors import RequestError
 from launcher.job.schema import Job
 from launcher.parallel import init
-from launcher.parallel.split import Part, split
+from launcher.parallel.split import Part, split, traced
 from tests.parallel import nets
 from tests.parity import assert_parity, own
 
@@ -96,7 +96,8 @@ def parts(job: Job) -> tuple[torch.nn.Module, list[Part]]:
     """The model before the cut, and all its stages as one rank after the other would make them."""
     plan = plan_job(job)
     model, _ = init.record(builder(job), plan)
-    found = [p for pp in range(plan.sizes.grid["pp"]) for p in split(model, plan, pp, inputs(job, 6))]
+    tracer = traced(model, plan, inputs(job, 6))
+    found = [p for pp in range(plan.sizes.grid["pp"]) for p in split(model, plan, pp, tracer)]
     return model, found
 
 
@@ -152,7 +153,7 @@ def test_a_module_that_its_owner_put_to_sleep_stays_asleep():
     plan = plan_job(job)
     model, _ = init.record(builder(job), plan)
     model.mid.eval()
-    split(model, plan, 1, inputs(job, 3))
+    split(model, plan, 1, traced(model, plan, inputs(job, 3)))
     assert [m.training for m in (model, model.down1, model.mid, model.mid[0])] == [True, True, False, False]
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.decide import builder, inputs, plan_job
+from launcher.decide import plan_job
 from launcher.parallel import init, mesh, tape
 from launcher.parallel.live import parallelize
 from launcher.parallel.replay import replay
+from launcher.steps.drawings import draw
 from tests.parallel import makers
 from tests.parity import CPU, LM, build, job, own, pieces, plain, whole
 from tests.ranks import on_ranks
@@ -194,9 +195,7 @@ def rank_memory(world, small, j) -> tuple[float, float]:
 
 def built(world, j, plan):
     """The model of a rank; a pipeline's own modules would take 100 MB more."""
-    meshes, specs = mesh.build(plan.sizes.grid, "cpu", plan.ties), inputs(j, plan.sizes.micro_batch)
-    model, whole = init.record(builder(j), plan)
-    return parallelize(model, plan, meshes, specs, whole, CPU)
+    return parallelize(draw(j, plan), plan, mesh.build(plan.sizes.grid, "cpu", plan.ties), CPU)
 
 
 def resident() -> int:

@@ -24,7 +24,7 @@ from launcher.runtime.world import World
 from launcher.steps.pieces import Piece, error, pieces
 from launcher.steps.pieces import whole as joined
 from tests.parity.reference import Outcome, accumulate, plain
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 LM = {"name": "lm", "vocab_size": 64, "dim": 16, "layers": 4, "heads": 2}
 TOKENS = {"name": "random_tokens", "vocab_size": 64, "seq_len": 8}
@@ -103,10 +103,8 @@ def place(plan: Plan, meshes: Meshes) -> int:
 def build(world: World, j: Job, plan: Plan) -> tuple[Parallel, Pipeline]:
     """The live model of one rank."""
     meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
-    model, whole = init.record(builder(j), plan)
-    specs = inputs(j, plan.sizes.micro_batch)
-    par = parallelize(model, plan, meshes, specs, whole, CPU)
-    return par, Pipeline(par, specs, cross_entropy, CPU)
+    par = parallelize(DRAWN.take(j, plan), plan, meshes, CPU)
+    return par, Pipeline(par, inputs(j, plan.sizes.micro_batch), cross_entropy, CPU)
 
 
 def step(j: Job, par: Parallel, pipe: Pipeline) -> Tensor:

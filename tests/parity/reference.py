@@ -35,8 +35,8 @@ class Outcome:
 def plain(job: Job, plan: Plan) -> nn.Module:
     """The model as its author wrote it, on the CPU."""
     with default_dtype(dtype_of(DTYPE[plan.precision])):
-        _, numbers = init.record(builder(job), plan)
         model = builder(job)()
+        _, numbers = init.record(builder(job), plan)
     first = {n: p.name for p in plan.params for n in p.names}
     for name, t in init.tensors(model).items():
         t.copy_(numbers(first.get(name, name)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from tests.run.launching import (
     ROOT,
     TINY,
+    checkpoints,
     child,
     ended,
     losses,
@@ -27,6 +27,7 @@ from tests.run.launching import (
     torchrun,
     until,
 )
+from tests.run.tasks import tasks
 
 FRAGILE = (
     "model={_target_: tests.run.own.Fragile, vocab: 64, dim: 16, rank: 1}", "security.allow=[tests]",
@@ -133,31 +134,18 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
         process.send_signal(signal.SIGTERM)
         assert all(ended(pid, within_s=20) for pid in alive)
         process.wait(60)
+    last = checkpoints(folder)[-1]
     assert {k: status(folder)[k] for k in ("status", "error")} == {
-        "status": "interrupted",
-        "error": "stopped by SIGTERM",
+        "status": "preempted",
+        "error": f"preempted by SIGTERM: saved {last}, from which the same command goes on",
     }
 
 
 def srun(n: int, *words: str) -> list[tuple[int, str]]:
-    """Tasks as srun starts them, told apart by their environment alone; their exit codes and what they say."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-    step = {
-        "SLURM_STEP_NUM_TASKS": str(n), "SLURM_NTASKS": str(n), "SLURM_STEP_TASKS_PER_NODE": str(n),
-        "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
-        "MASTER_PORT": port,
-    }  # fmt: skip
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "launcher", *words],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env=os.environ | step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-        )
-        for rank in range(n)
-    ]  # fmt: skip
-    said = [task.communicate(timeout=120)[0] for task in tasks]
-    return [(task.returncode, text) for task, text in zip(tasks, said, strict=True)]
+    """The exit codes of all tasks and what they say."""
+    with tasks(n, *words) as started:
+        said = [task.communicate(timeout=120)[0] for task in started]
+    return [(task.returncode, text) for task, text in zip(started, said, strict=True)]
 
 
 def test_srun_trains_the_same_bits(tmp_path):
@@ -177,17 +165,18 @@ def test_srun_with_a_wrong_request_lets_everybody_go(tmp_path):
     assert "train.steps = 0: should be at least 1" in first[1]
 
 
-def test_ranks_that_nobody_has_told_where_to_meet_say_so():
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_that_nobody_has_told_where_to_meet_say_so(rank):
     words = [sys.executable, "-m", "launcher", *TINY]
-    half = {"RANK": "1", "WORLD_SIZE": "2"}
+    half = {"RANK": rank, "WORLD_SIZE": "2"}
     done = subprocess.run(words, cwd=ROOT, env=os.environ | half, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (
         2,
         """\
 error: 1 problem in this request; nothing was started
 
-  launch.mode: RANK and WORLD_SIZE are set, but LOCAL_RANK, MASTER_ADDR or MASTER_PORT is not: who has started this?
-    try:    torchrun --nproc-per-node N -m launcher ...
+  launch.mode: RANK and WORLD_SIZE are set, but not LOCAL_RANK and MASTER_ADDR and MASTER_PORT: \
+torchrun sets them all; start the ranks with it, or unset RANK and WORLD_SIZE to have them started here
 """,
     )
 

@@ -7,11 +7,14 @@ import os
 import torch
 import torch.distributed as dist
 
-from launcher.runtime.world import connect, outer, outer_store
+from launcher.runtime.outer import place
+from launcher.runtime.rendezvous import open_store
+from launcher.runtime.world import among, connect
 
-world = outer()
-assert world is not None
-with connect(world, outer_store(world, 60), 60):
+at = place()
+assert at is not None
+world = among(at)
+with connect(world, open_store(at, lambda: 60, print), 60):
     tensor = torch.tensor(float(world.rank + 1))
     dist.all_reduce(tensor)
     os.write(1, f"rank {world.rank} of {world.size}: {tensor.item()}\n".encode())

@@ -171,6 +171,12 @@ def test_the_whole_message_tells_what_became_of_every_rank():
     )
 
 
+def test_who_waited_in_vain_is_told_from_who_lost_its_peer():
+    said = ["Timed out waiting 5000ms for recv", "Application timeout caused pair closure", "Connection reset by peer"]
+    assert [raised(0, 0, RuntimeError(text)).late for text in said] == [True, True, False]
+    assert not raised(0, 0, ValueError("the server timed out")).late
+
+
 def test_an_error_that_wraps_an_echo_is_one():
     error = ValueError("step 3 failed")
     assert not raised(0, 0, error).echo

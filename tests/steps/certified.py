@@ -12,9 +12,9 @@ from launcher.job.steps import Certify
 from launcher.plan.reduced import reduced
 from launcher.runtime.world import World
 from launcher.steps.certificate import Certificate
-from launcher.steps.certify import examine
+from launcher.steps.certify import BUILDS, examine
 from tests.parity import job
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 ALL: dict[str, Any] = {
     "pipeline": {"stages": 2, "micro_batch_num": 2}, "hsdp": {"shard_size": 2, "threshold": 0},
@@ -44,8 +44,9 @@ def certificate(parallel: dict[str, Any], step: Certify | None = None, **changes
 
     def work(world: World, folder: Path) -> Certificate | None:
         data = open_data(copy.job.data, seed=copy.job.seed, allow=copy.job.security.allow)
-        return examine(world, copy, plan, folder, data)
+        return examine(world, copy, plan, folder, data, DRAWN)
 
+    DRAWN.add(copy.job, plan, BUILDS)
     with TemporaryDirectory() as folder:
         found = on_ranks(plan.sizes.grid.size, work, Path(folder))[0]
     assert found is not None

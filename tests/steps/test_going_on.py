@@ -16,7 +16,7 @@ from launcher.runtime import state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World
 from launcher.steps import session, train
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 from tests.run.launching import TINY
 
 MOVES = ("step", "loss", "lr", "grad_norm", "loss_scale")
@@ -35,11 +35,11 @@ def same(a: Any, b: Any) -> bool:
 def stopped_and_not(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[str], list[Any], list[Any]]:
     """What differs after four steps when they went on from a checkpoint after two; and the rows of both."""
     rows: list[list[Any]] = [[], []]
-    straight = session.build(replace(world, send=rows[0].append), j, plan, folder)
+    straight = session.build(replace(world, send=rows[0].append), j, plan, folder, drawn=DRAWN)
     straight.scaling.factor, straight.scaling.good = 1024.0, 1997  # doubled after 2000, which is step 3
     train.run(straight, j)
     want = left(straight)
-    again = session.build(replace(world, send=rows[1].append), j, plan, folder)
+    again = session.build(replace(world, send=rows[1].append), j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
     train.run(again, j)
     got = left(again)

@@ -22,7 +22,7 @@ from launcher.steps.certify import examine
 from launcher.steps.pieces import Piece, error, pieces
 from tests.parallel.test_effects import net
 from tests.parity import whole
-from tests.ranks import on_ranks
+from tests.ranks import DRAWN, on_ranks
 
 Lived = tuple[list[Piece], list[Piece], bool]
 
@@ -32,7 +32,7 @@ def lived(
 ) -> tuple[list[Piece], list[Piece], bool]:
     """The weights after four steps, those after two and, from the checkpoint, two more, and the certificate."""
     mute = replace(world, send=lambda _: None)
-    straight = session.build(mute, j, plan, folder)
+    straight = session.build(mute, j, plan, folder, drawn=DRAWN)
     train.run(straight, j)
     state.broadcast(straight)
     for tied in straight.model.ties:
@@ -41,7 +41,7 @@ def lived(
 
 
 def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
-    again = session.build(world, j, plan, folder)
+    again = session.build(world, j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
     train.run(again, j)
     return pieces(again.model, weights=True)

@@ -29,6 +29,7 @@ from launcher.steps.session import build
 from tests.parity.zoo import cures, oracle, samples
 from tests.parity.zoo.case import Case
 from tests.parity.zoo.layouts import CLIP, SAMPLES, STEPS, Layout
+from tests.ranks import DRAWN
 
 LIMIT_S, COLLECTIVE_S = 60, 20
 TOLERANCE = 1e-12
@@ -59,6 +60,13 @@ class Verdict:
     def helps(self) -> bool:
         """Whether every line of a refusal says what to do instead: a cure to paste, or words after a semicolon."""
         return all("(try: " in line or "; " in line for line in self.text.splitlines())
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What the plan says."""
+
+    problems: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
@@ -96,19 +104,16 @@ def judge(case: Case, layout: Layout) -> Verdict:
     """
     request, said = asked(case, layout), list[str]()
     while True:
-        refused = _within(partial(_refused, request))
-        if isinstance(refused, Fault):
-            return _failed(case, layout, refused)
-        if refused is None:
+        found = _ran(case, _as_cured(layout, request), request)
+        if isinstance(found, Verdict):
             break
-        said.append("\n".join(map(str, refused)))
-        cured = cures.pasted(request, refused)
+        said.append("\n".join(map(str, found)))
+        cured = cures.pasted(request, found)
         if cured is None:
             return Verdict("refused", said[0])
         if said[-1] in said[:-1]:
             return Verdict("BADCURE", f"the same again after its cure: {said[-1]}")
         request = cured
-    found = _ran(case, _as_cured(layout, request), request)
     if not said:
         return found
     return Verdict("refused", said[0]) if found.fine else replace(found, text=f"as the cure has it: {found.text}")
@@ -120,9 +125,12 @@ def _as_cured(layout: Layout, request: dict[str, Any]) -> Layout:
     return replace(layout, stages=pipeline["stages"], micros=pipeline["micro_batch_num"], batch=batch)
 
 
-def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict:
+def _ran(case: Case, layout: Layout, request: dict[str, Any]) -> Verdict | tuple[Problem, ...]:
+    """What came of it, or why it was refused."""
     out = _within(partial(_run, layout, request))
-    return _failed(case, layout, out) if isinstance(out, Fault) else _compared(case, layout, *out)
+    if isinstance(out, Fault):
+        return _failed(case, layout, out)
+    return out.problems if isinstance(out, Refused) else _compared(case, layout, *out)
 
 
 def _within(work: Callable[[], T]) -> T | Fault:
@@ -133,22 +141,16 @@ def _within(work: Callable[[], T]) -> T | Fault:
         return error.fault
 
 
-def _refused(request: dict[str, Any]) -> tuple[Problem, ...] | None:
-    warnings.simplefilter("ignore")
-    signal.alarm(LIMIT_S)
-    try:
-        plan_job(Job.model_validate(request))
-    except RequestError as error:
-        return error.problems
-    return None
-
-
-def _run(layout: Layout, request: dict[str, Any]) -> Fault | tuple[Plan, list[Ran]]:
-    """As the command does it: planned in one process, which then forks the ranks."""
+def _run(layout: Layout, request: dict[str, Any]) -> Fault | Refused | tuple[Plan, list[Ran]]:
+    """As the command does it: planned in one process, which then draws and forks the ranks."""
     warnings.simplefilter("ignore")
     signal.alarm(3 * LIMIT_S)
     job = Job.model_validate(request)
-    plan = plan_job(job)
+    try:
+        plan = plan_job(job)
+    except RequestError as error:
+        return Refused(error.problems)
+    DRAWN.add(job, plan)
     try:
         with tempfile.TemporaryDirectory() as folder:
             return plan, run_ranks(
@@ -181,7 +183,7 @@ def _rank(world: World, job: Job, plan: Plan, folder: Path) -> Ran:
     warnings.simplefilter("ignore")
     logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)  # it prints schedules
     signal.alarm(LIMIT_S)
-    s = build(world, job, plan, folder)
+    s = build(world, job, plan, folder, drawn=DRAWN)
     start, steps = pieces(s.model, weights=True), []
     for _ in range(STEPS):
         loss, norm = loop.step(s, CLIP)

@@ -16,10 +16,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "zoo.md"
 CUT, HALVED, THREE = "pp2 shard2 level3", "zero_bubble_v shard2 level2", "pp3 zero_bubble_h1"
 REPLICAS, SHARDS = "replicate2 shard2", "shard4 level2"
 SAMPLE = {
-    "FrozenMiddle": (CUT, HALVED), "GradientReversal": (CUT, HALVED), "RootHook": (CUT, THREE),
-    "MaskedGradient": (CUT, REPLICAS), "BaseChangedAcross": (CUT, THREE), "TiedThrice": (CUT, THREE, HALVED),
-    "TeacherInGlue": (CUT, REPLICAS), "SharedBuffer": (CUT, REPLICAS), "IgnoredTied": (REPLICAS, HALVED),
-    "IdleExperts": (CUT, SHARDS, HALVED), "UNet": (THREE, HALVED), "FrozenStage": ("pp2", CUT, HALVED),
+    "FrozenMiddle": (HALVED,), "GradientReversal": (CUT,), "RootHook": (THREE,), "MaskedGradient": (REPLICAS,),
+    "BaseChangedAcross": (THREE,), "TiedThrice": (CUT, HALVED), "TeacherInGlue": (CUT,), "SharedBuffer": (REPLICAS,),
+    "IgnoredTied": (REPLICAS,), "IdleExperts": (SHARDS, HALVED), "UNet": (THREE,), "FrozenStage": ("pp2", HALVED),
 }  # fmt: skip
 """Each way to go wrong, under the layouts that it goes wrong in: stages, split backwards, shards, replicas."""
 

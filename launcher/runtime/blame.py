@@ -1,0 +1,94 @@
+"""Which rank of an outer launcher is to blame, from what each has written, and from who has written nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from launcher.runtime import faults
+from launcher.runtime.faults import Fault
+from launcher.runtime.hang import stopped
+from launcher.runtime.stops import deafen
+from launcher.runtime.world import World
+
+CAUSE_S = 2.0  # until the rank that failed first has written why, or every rank that it lost its peer
+
+
+Where = Callable[[int], str]
+"""Host and process id of a rank, as ``host 123``; empty when that cannot be known."""
+
+
+def failed(
+    error: BaseException, world: World, folder: Path, where: Where, timeout_s: float, *, skip: str
+) -> BaseException:
+    """Write down the failure; on the rank that tells it the error to raise is a ``RanksFailed``.
+
+    That is rank 0, or, when it is dead or hangs, the first that is left.
+    """
+    deafen()  # for good: the outer launcher ends us for what we tell now
+    mine = None
+    if not isinstance(error, faults.Interrupted):
+        mine = faults.raised(world.rank, world.attempt, error, skip)
+        faults.write(mine, folder)
+        _tell_torchrun(error)
+    if world.rank and (mine is None or not mine.echo):
+        return error
+    found = _written(folder, world, patient=mine is not None and mine.echo)
+    if world.rank and world.rank != min((f.rank for f in found), default=0):
+        return error
+    if mine is not None and all(f.echo for f in found):
+        found += _silent({*range(world.size)} - {f.rank for f in found}, world, where, timeout_s)
+    if not found:
+        return error
+    return faults.failed(found, folder=folder)
+
+
+def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
+    """What the ranks of this attempt have written; a rank that has only lost its peer waits for that one to tell."""
+    end = time.monotonic() + CAUSE_S
+    while True:
+        read = [Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
+        found = [f for f in read if f.attempt == world.attempt]
+        over = any(not f.echo for f in found) or len(found) == world.size or time.monotonic() > end
+        if not patient or over:
+            return found
+        time.sleep(0.05)
+
+
+def _silent(ranks: Iterable[int], world: World, where: Where, timeout_s: float) -> list[Fault]:
+    """The faults of ranks that have written none: those known to be dead or stopped, else all that nobody can see."""
+    known: list[Fault] = []
+    unseen: list[Fault] = []
+    for rank in sorted(ranks):
+        host, _, pid = where(rank).partition(" ")
+        if host == socket.gethostname() and not _lives(int(pid)):
+            known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
+        elif host == socket.gethostname() and stopped(int(pid)):
+            known.append(faults.hung(rank, world.attempt, timeout_s, "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"))
+        else:
+            unseen.append(_lost(rank, world, f"has said nothing: it is dead, or it hangs{host and f', on {host}'}"))
+    return known or unseen
+
+
+def _lives(pid: int) -> bool:
+    """A zombie, whose parent has not looked yet, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (OSError, IndexError):
+        return False
+
+
+def _lost(rank: int, world: World, text: str) -> Fault:
+    return Fault(rank, world.attempt, "lost", text, "", time.time_ns())
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Its own report then has the traceback too."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)

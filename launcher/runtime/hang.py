@@ -1,0 +1,96 @@
+"""Which of the ranks that are still running keeps the others waiting, and where it is."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+ASK = signal.SIGRTMAX
+ANSWER_S = 1.0
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_ROUTES = ("/torch/_ops.py", "/torch/_compile.py", "/torch/_dynamo/", "/torch/utils/")  # on the way to a collective
+
+
+def answer(path: Path) -> None:
+    """From now on ``ASK`` makes this process write the stack of each thread, whatever holds the interpreter."""
+    file = path.open("w")
+    faulthandler.register(ASK, file=file, all_threads=True, chain=False)
+    _open.append(file)
+
+
+_open: list[object] = []  # it is written to for as long as the process lives
+
+
+def stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped a process of this machine."""
+    return _state(pid) in ("T", "t")
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def culprits(pids: Mapping[int, int], stack: Callable[[int], Path], ask: Callable[[int], None]) -> dict[int, str]:
+    """What each rank of ``pids`` does that waits for no other one; ``ask(rank)`` sends it ``ASK``.
+
+    Those that a signal has stopped, or else those whose stack does not end in a collective: a rank that waits for
+    the culprit ends there.
+    """
+    halted = {rank: "it is stopped (SIGSTOP, Ctrl-Z or a debugger)" for rank, pid in pids.items() if stopped(pid)}
+    if halted:
+        return halted
+    for rank in pids:
+        ask(rank)
+    end = time.monotonic() + ANSWER_S
+    texts = dict.fromkeys(pids, "")
+    while time.monotonic() < end and not all(map(_whole, texts.values())):
+        time.sleep(0.02)
+        texts = {rank: _read(stack(rank)) for rank in pids}
+    return {rank: _told(text, pids[rank]) for rank, text in texts.items() if not waits(text)}
+
+
+def _whole(text: str) -> bool:
+    """The main thread is the last that is written."""
+    return bool(text) and text.endswith("\n") and bool(_FRAME.findall(text))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def waits(text: str) -> bool:
+    """Whether a stack, or that of a thread which it waits for, ends in a collective."""
+    blocks = [_FRAME.findall(block) for block in re.split(r"\n\n", text)]
+    if not blocks or not blocks[-1]:
+        return False
+    if "/threading.py" in blocks[-1][0][0]:
+        return any(map(_collective, blocks))
+    return _collective(blocks[-1])
+
+
+def _collective(frames: list[tuple[str, str, str]]) -> bool:
+    inner = next((file for file, _, _ in frames if not any(route in file for route in _ROUTES)), "")
+    return "/torch/distributed/" in inner
+
+
+def _told(text: str, pid: int) -> str:
+    """Where the main thread is: its innermost frame outside of torch and of Python's own library, if there is one."""
+    frames = _FRAME.findall(text.split("\n\n")[-1])
+    if not frames:
+        return "it does not answer" + (", it waits for a disk or a device" if _state(pid) == "D" else "")
+    library = (os.path.dirname(threading.__file__) + os.sep,)
+    own = [f for f in frames if "/site-packages/" not in f[0] and not f[0].startswith((*library, "<"))]
+    file, line, name = (own or frames)[0]
+    return f"it is at {file}:{line}, in {name}"

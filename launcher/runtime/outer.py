@@ -1,0 +1,166 @@
+"""What torchrun or srun says about this process: its environment, read with suspicion and without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.errors import Problem, problems
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among ``size``. ``attempt`` counts restarts from 0.
+
+    The store of all is at ``host`` and ``port``; ``hosted``: the outer launcher listens there, else rank 0 does.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    attempt: int
+    host: str
+    port: int
+    hosted: bool = False
+
+
+def rank(env: Mapping[str, str] = os.environ) -> int | None:
+    """This process's rank when an outer launcher has started it, also one that says no more than this."""
+    with problems() as found:
+        if "RANK" in env and "WORLD_SIZE" in env:
+            return _Reader(env, found).number("RANK")
+        if "SLURM_PROCID" in env and _Reader(env, found).number("SLURM_NTASKS", 1) > 1:
+            return _Reader(env, found).number("SLURM_PROCID")
+    return None
+
+
+def place(env: Mapping[str, str] = os.environ) -> Place | None:
+    """Our place if torchrun or srun has started every rank, else ``None``. Raises ``RequestError``.
+
+    The shell of ``sbatch`` has SLURM_PROCID too, but only ``srun`` sets SLURM_STEP_NUM_TASKS.
+    """
+    with problems() as found:
+        read = _Reader(env, found)
+        if "RANK" in env and "WORLD_SIZE" in env:
+            return _torchrun(read) if read.number("WORLD_SIZE") != 1 or not read.lacks() else None
+        if "SLURM_PROCID" in env and read.number("SLURM_STEP_NUM_TASKS", 1) > 1:
+            return _srun(read)
+    return None
+
+
+class _Reader:
+    """Numbers of the environment; what is none is a problem, and counts as what it is if left out."""
+
+    def __init__(self, env: Mapping[str, str], found: list[Problem]) -> None:
+        self.env = env
+        self.found = found
+
+    def number(self, name: str, default: int = 0, below: int | None = None) -> int:
+        text = self.env.get(name, str(default))
+        if re.fullmatch(r"[0-9]{1,18}", text) is None:
+            self.wrong(f"{name} is {text!r}, which is not a whole number from 0 on")
+            return default
+        if below is not None and int(text) >= below:
+            self.wrong(f"{name} is {text}, which is not below {below}")
+        return int(text)
+
+    def wrong(self, text: str) -> None:
+        self.found.append(Problem("", f"{text}: the environment of torchrun or srun is damaged, or made by hand"))
+
+    def lacks(self) -> list[str]:
+        return [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not self.env.get(name)]
+
+
+def _torchrun(read: _Reader) -> Place | None:
+    if lacking := read.lacks():
+        they = " and ".join(lacking)
+        text = (
+            f"RANK and WORLD_SIZE are set, but not {they}: torchrun sets them all; "
+            "start the ranks with it, or unset RANK and WORLD_SIZE to have them started here"
+        )
+        read.found.append(Problem("launch.mode", text))
+        return None
+    size = read.number("WORLD_SIZE")
+    if not size:
+        if not read.found:
+            read.wrong("WORLD_SIZE is 0, which is no rank")
+        return None
+    here = read.number("LOCAL_WORLD_SIZE", size)
+    return Place(
+        read.number("RANK", below=size),
+        size,
+        read.number("LOCAL_RANK", below=here),
+        here,
+        read.number("TORCHELASTIC_RESTART_COUNT"),
+        read.env["MASTER_ADDR"],
+        read.number("MASTER_PORT", below=1 << 16),
+        read.env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def _srun(read: _Reader) -> Place | None:
+    size = read.number("SLURM_STEP_NUM_TASKS")
+    nodes = tasks_per_node(read.env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if sum(nodes) != size:
+        read.wrong(
+            f"SLURM_STEP_TASKS_PER_NODE is {read.env.get('SLURM_STEP_TASKS_PER_NODE', '')!r}, "
+            f"which are not the {size} tasks of SLURM_STEP_NUM_TASKS"
+        )
+        return None
+    node = read.number("SLURM_NODEID", below=len(nodes))
+    here = nodes[node] if node < len(nodes) else size
+    host = read.env.get("MASTER_ADDR") or first_host(read.env.get("SLURM_STEP_NODELIST", ""))
+    if not host:
+        read.wrong(f"SLURM_STEP_NODELIST is {read.env.get('SLURM_STEP_NODELIST', '')!r}, which names no node")
+    job, step = read.number("SLURM_JOB_ID"), read.number("SLURM_STEP_ID")
+    port = read.number("MASTER_PORT", step_port(job, step), below=1 << 16)
+    local = read.number("SLURM_LOCALID", below=here)
+    return Place(
+        read.number("SLURM_PROCID", below=size), size, local, here, read.number("SLURM_RESTART_COUNT"), host or "", port
+    )
+
+
+def step_port(job: int, step: int) -> int:
+    """A port that all tasks of one Slurm step agree on, below those that systems hand out.
+
+    >>> step_port(77, 1)
+    16233
+    """
+    return 15000 + (16 * job + step) % 15000
+
+
+def tasks_per_node(text: str) -> tuple[int, ...]:
+    """Slurm's short form, spelt out; nothing for what is not in that form.
+
+    >>> tasks_per_node("4(x2),1"), tasks_per_node("many")
+    ((4, 4, 1), ())
+    """
+    parts = [re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part) for part in text.split(",")]
+    return tuple(int(p[1]) for p in parts if p for _ in range(int(p[2] or 1))) if all(parts) else ()
+
+
+def first_host(nodes: str) -> str | None:
+    """The first of Slurm's node list.
+
+    >>> first_host("gpu[007-009,12],login"), first_host("a1,a2"), first_host("")
+    ('gpu007', 'a1', None)
+    """
+    match = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part or "" for part in match.groups()) if match else None
+
+
+def job(env: Mapping[str, str] = os.environ) -> str | None:
+    """What stays the same when Slurm runs a job again, ``None`` outside of one."""
+    if not env.get("SLURM_JOB_ID"):
+        return None
+    array = f"{env['SLURM_ARRAY_JOB_ID']}_{env.get('SLURM_ARRAY_TASK_ID', '')}" if "SLURM_ARRAY_JOB_ID" in env else ""
+    return f"slurm {env.get('SLURM_CLUSTER_NAME', '')} {array or env['SLURM_JOB_ID']}"
+
+
+def again(env: Mapping[str, str] = os.environ) -> bool:
+    """Whether an outer launcher has started this job before."""
+    counts = (env.get("SLURM_RESTART_COUNT", ""), env.get("TORCHELASTIC_RESTART_COUNT", ""))
+    return any(count.isdecimal() and int(count) > 0 for count in counts)

@@ -1,0 +1,98 @@
+"""Signals that ask a run to stop, as a flag that its ranks poll."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from launcher.runtime.faults import Interrupted
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+ONCE_S = 0.5  # a signal that comes again so soon was sent once: to the whole process group, and on by its leader
+LEAVE_S = 1.5  # from the second signal until a process that waits in native code is ended
+
+
+class Flag:
+    """``signum`` is that of the first signal, 0 while none has come. ``insisted``: another came later."""
+
+    def __init__(self) -> None:
+        self.signum = 0
+        self.insisted = False
+        self._since = 0.0
+
+    def note(self, signum: int) -> None:
+        now = time.monotonic()
+        if not self.signum:
+            self.signum, self._since = signum, now
+        elif signum != self.signum or now - self._since > ONCE_S:
+            self.insisted = True
+
+    def __call__(self) -> int:
+        return self.signum
+
+
+def polled(signums: tuple[signal.Signals, ...] = STOPS) -> Flag:
+    """From now on ``signums`` set the flag and do nothing else; one that is ignored (``nohup``) stays so.
+
+    For a rank whose supervisor sees to those who ask twice.
+    """
+    flag = Flag()
+    for signum in signums:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, lambda number, _: flag.note(number))
+    return flag
+
+
+@contextmanager
+def heard(forced: bool = False) -> Iterator[Flag]:
+    """In the block the first signal sets the flag, a second one raises ``Interrupted``.
+
+    ``forced``: a process that waits in native code for a peer, where nothing is raised, is ended soon after. Only the
+    main thread gets signals; ``deafen`` within the block lasts.
+    """
+    flag = Flag()
+    if threading.current_thread() is not threading.main_thread():
+        yield flag
+        return
+
+    def hear(signum: int, _: FrameType | None) -> None:
+        flag.note(signum)
+        if flag.insisted:
+            raise Interrupted(signum, insisted=True)
+
+    mine = [s for s in STOPS if signal.getsignal(s) not in (signal.SIG_IGN, None)]
+    before = {s: signal.signal(s, hear) for s in mine}
+    try:
+        if forced:
+            _force(hear)
+        yield flag
+    finally:
+        for signum, handler in before.items():
+            if signal.getsignal(signum) is hear:
+                signal.signal(signum, handler)
+        if forced:
+            signal.set_wakeup_fd(-1)
+
+
+def _force(hear: Callable[[int, FrameType | None], None]) -> None:
+    """A thread that is told of each signal when it comes. It ends nothing once ``hear`` has been replaced."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+
+    def work() -> None:
+        flag = Flag()
+        while not flag.insisted:
+            for signum in os.read(read, 64):
+                if signum in STOPS:
+                    flag.note(signum)
+        time.sleep(LEAVE_S)
+        if signal.getsignal(flag.signum) is hear:
+            os._exit(128 + flag.signum)
+
+    threading.Thread(target=work, name="signals", daemon=True).start()

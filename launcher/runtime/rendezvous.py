@@ -1,0 +1,108 @@
+"""Where the ranks of an outer launcher find each other, and who has not come."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import cache
+
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+
+from launcher.errors import Problem, RequestError, RunError
+from launcher.runtime.outer import Place
+
+SAY_S = 10.0  # until it is said who is waited for
+_LOOK_S = 0.1
+_CONNECT_S = 2.0
+
+Seconds = Callable[[], float]
+Say = Callable[[str], None]
+
+
+def nothing() -> None:
+    """What to look at between two tries."""
+
+
+def open_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing) -> Store:
+    """The store that all ranks share: the outer launcher's own, or one that rank 0 hosts. Nobody waits for anybody.
+
+    ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has passed without an answer, and what
+    ``look`` raises, which is called again and again meanwhile.
+    """
+    if place.rank == 0 and not place.hosted:
+        return _hosted(place)
+    _reach(place, cache(timeout_s), say, look)
+    try:
+        return TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    except RuntimeError as error:
+        text = f"what listens at {place.host}:{place.port} is not rank 0 of this job ({str(error).splitlines()[0]})"
+        raise RunError(f"rank {place.rank}: {text}; MASTER_ADDR and MASTER_PORT say where it is") from error
+
+
+def _hosted(place: Place) -> Store:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        listener = socket.create_server(("", place.port), backlog=4096, family=family, dualstack_ipv6=both)
+    except OSError as error:
+        text = (
+            f"rank 0 cannot listen on port {place.port}: {os.strerror(error.errno or 0)}; MASTER_PORT chooses another"
+        )
+        raise RequestError((Problem("", text),)) from error
+    with listener:
+        own = os.dup(listener.fileno())  # the store closes the descriptor it is given
+    return TCPStore("localhost", place.port, is_master=True, wait_for_workers=False, master_listen_fd=own)
+
+
+def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None]) -> None:
+    began, said = time.monotonic(), False
+    where = f"{place.host}:{place.port}"
+    while True:
+        try:
+            socket.create_connection((place.host, place.port), timeout=_CONNECT_S).close()
+            return
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+        look()
+        waited = time.monotonic() - began
+        if waited > SAY_S and not said:
+            said = True
+            say(f"rank {place.rank} waits for rank 0 at {where}: {why}")
+        if waited > min(SAY_S, 1.0) and waited > timeout_s():
+            text = f"rank 0 has not answered at {where} within {timeout_s():g} s (launch.timeout_s): {why}"
+            raise RunError(f"rank {place.rank}: {text}; MASTER_ADDR and MASTER_PORT say where it is")
+        time.sleep(_LOOK_S)
+
+
+def await_ranks(store: Store, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str) -> list[int]:
+    """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key has not come within ``timeout_s``.
+
+    ``what`` they have not done is said of them after ``SAY_S``.
+    """
+    keys = [f"{prefix}{rank}" for rank in ranks]
+    began, said = time.monotonic(), False
+
+    def left() -> list[int]:
+        return [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
+
+    while keys and not store.check(list(keys)):
+        waited = time.monotonic() - began
+        if waited > timeout_s:
+            return left()
+        if waited > SAY_S and not said and (late := left()):
+            said = True
+            say(f"waiting for {ranks_text(late)}, which {what}")
+        time.sleep(_LOOK_S / 5)
+    return []
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """
+    >>> ranks_text([3]), ranks_text([1, 2]), ranks_text(range(100))
+    ('rank 3', 'ranks 1, 2', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more')
+    """
+    few = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {few}"

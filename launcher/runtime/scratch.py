@@ -1,0 +1,68 @@
+"""A folder for temporary files that never outlives its owner for long."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX = "launcher-"
+OWNER = "owner"
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A new folder, deleted with the block; so are those of owners that were killed.
+
+    The file ``owner`` in it is locked: by the kernel, so the lock goes with the last process that has it, and is seen
+    from other containers, where a process id says nothing.
+    """
+    home = Path(tempfile.gettempdir())
+    sweep(home)
+    folder, owner = _made(home)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(owner)
+
+
+def sweep(home: Path) -> tuple[Path, ...]:
+    """Deletes the folders below ``home`` that nobody owns any more; those of other users and unlike ours stay."""
+    gone = []
+    for owner in home.glob(f"{PREFIX}*/{OWNER}"):
+        try:
+            if owner.stat().st_uid != os.geteuid():
+                continue
+            fd = os.open(owner, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # its owner was faster
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(owner.parent, ignore_errors=True)
+            gone.append(owner.parent)
+        except OSError:  # somebody is at work there, or this file system has no locks
+            continue
+        finally:
+            os.close(fd)
+    return tuple(gone)
+
+
+def _made(home: Path) -> tuple[Path, int]:
+    """Locked; another that sweeps may have taken it for a dead one's before it was."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
+        owner = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / OWNER).exists():
+                return folder, owner
+        except BlockingIOError:
+            pass
+        except OSError:  # no locks here: nobody can sweep it either
+            return folder, owner
+        os.close(owner)

@@ -1,0 +1,56 @@
+"""What ranks build from: drawn by each of them, or once for all that are forked afterwards."""
+
+from __future__ import annotations
+
+import logging
+
+from launcher.decide import builder, inputs, own_files
+from launcher.job.schema import Job
+from launcher.parallel import init
+from launcher.parallel.blueprint import Blueprint, blueprint
+from launcher.parallel.module_globals import Snapshot
+from launcher.plan.plan import Plan
+
+_log = logging.getLogger(__name__)
+
+
+def draw(job: Job, plan: Plan) -> Blueprint:
+    """For one build. Nothing of it has numbers, so that ranks may be forked afterwards."""
+    model, whole = init.record(builder(job), plan)
+    return blueprint(model, whole, plan, inputs(job, plan.sizes.micro_batch))
+
+
+class Drawings:
+    """Blueprints by plan, each for one build of every rank that is forked afterwards: it takes a rank's own copy.
+
+    Each is drawn as if it were the first: what constructors count in Python starts anew.
+    """
+
+    def __init__(self) -> None:
+        self._of: list[tuple[Plan, list[Blueprint]]] = []
+        self._starts: dict[tuple[str, ...], Snapshot] = {}
+
+    def add(self, job: Job, plan: Plan, builds: int = 1) -> None:
+        """For so many ``builds`` of ``plan``. Where it fails each rank draws for itself, and tells why it cannot."""
+        try:
+            self._of.append((plan, [self._drawn(job, plan) for _ in range(builds)]))
+        except Exception as error:
+            _log.debug("left to the ranks: %s", error)
+
+    def take(self, job: Job, plan: Plan) -> Blueprint:
+        """What was drawn for ``plan`` and is not taken yet, or else one drawn now."""
+        left = next((each for p, each in self._of if p is plan and each), None)
+        return left.pop() if left else self._drawn(job, plan)
+
+    def _drawn(self, job: Job, plan: Plan) -> Blueprint:
+        files = tuple(own_files(job))
+        if files in self._starts:
+            self._starts[files].restore()
+        else:
+            self._starts[files] = Snapshot(files)
+        return draw(job, plan)
+
+    def clear(self) -> None:
+        """The ranks have been forked, and their work is done."""
+        self._of.clear()
+        self._starts.clear()

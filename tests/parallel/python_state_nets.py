@@ -1,0 +1,198 @@
+"""Nets that keep numbers in Python, and who reads them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+CALLS = 0
+
+
+class Box:
+    def __init__(self) -> None:
+        self.steps = [0]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.more()
+
+    def more(self) -> None:
+        """What is odd about it."""
+
+    def factor(self) -> Any:
+        return 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x)) * self.factor())
+
+
+class Table(Net):
+    """A table in numpy decays."""
+
+    def more(self) -> None:
+        self.table = np.ones(6)
+
+    def factor(self) -> Any:
+        self.table *= 0.9
+        return torch.tensor(float(self.table.shape[0]))
+
+
+class Nested(Net):
+    """A count in an object of its own is looked at late."""
+
+    def more(self) -> None:
+        self.box = Box()
+
+    def factor(self) -> Any:
+        self.box.steps[0] += 1
+        return 2 if self.box.steps[0] > 5 else 1
+
+
+class Cycle(Net):
+    """An iterator goes round."""
+
+    def more(self) -> None:
+        self.turn = itertools.cycle([1, 1, 1, 1, 1, 2])
+
+    def factor(self) -> Any:
+        return next(self.turn)
+
+
+class Generated(Net):
+    """A generator, which nobody can copy."""
+
+    def more(self) -> None:
+        self.turn = (1 for _ in itertools.count())
+
+    def factor(self) -> Any:
+        return next(self.turn)
+
+
+class Counting(nn.Linear):
+    def __init__(self, looks: bool = False) -> None:
+        super().__init__(6, 6)
+        self.calls, self.looks = 0, looks
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.looks and x.sum() > 1e9:
+            return x
+        self.calls += 1
+        return super().forward(x)
+
+
+class CountRead(Net):
+    """The glue looks at what a module counts."""
+
+    def more(self) -> None:
+        self.b = Counting()
+
+    def factor(self) -> Any:
+        return 2 if self.b.calls > 5 else 1
+
+
+class CountOfLookingRead(CountRead):
+    """The same of a module that looks at data, of which a copy runs."""
+
+    def more(self) -> None:
+        self.b = Counting(looks=True)
+
+
+class Reader(nn.Linear):
+    def __init__(self, other: Counting) -> None:
+        super().__init__(6, 3)
+        self.others = [other]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (2 if self.others[0].calls > 5 else 1)
+
+
+class CountReadByModule(CountRead):
+    """Another module looks at it."""
+
+    def more(self) -> None:
+        self.b = Counting()
+        self.head = Reader(self.b)
+
+    def factor(self) -> Any:
+        return 1
+
+
+class CountedAlone(CountRead):
+    """Only the module itself looks at what it counts."""
+
+    def factor(self) -> Any:
+        return 1
+
+
+class Sharing(nn.Linear):
+    def __init__(self, out: int, box: Box) -> None:
+        super().__init__(6, out)
+        self.box = box
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.box.steps[0] += 1
+        return super().forward(x) * self.box.steps[0]
+
+
+class Shared(Net):
+    """Two modules count in one object."""
+
+    def more(self) -> None:
+        box = Box()
+        self.b, self.head = Sharing(6, box), Sharing(3, box)
+
+
+class GlobalCount(Net):
+    """A global variable counts."""
+
+    def factor(self) -> Any:
+        global CALLS
+        CALLS += 1
+        return 2 if CALLS > 20 else 1
+
+
+class Numbered(nn.Linear):
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.number = Numbered.made
+        Numbered.made += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.number + 1)
+
+
+class ByNumber(Net):
+    """Each module knows how many of its class were made before."""
+
+    def more(self) -> None:
+        self.a, self.b = Numbered(), Numbered()
+
+
+class LooksAround(nn.Module):
+    """It looks at data and has a net in it whose copying reads what it keeps in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.LSTM(6, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 1e9:
+            return x
+        out: Tensor = self.net(x.unsqueeze(1))[0].squeeze(1)
+        return out
+
+
+class Recurrent(Net):
+    """A module with a recurrent net that looks at data."""
+
+    def more(self) -> None:
+        self.b = LooksAround()

@@ -1,0 +1,72 @@
+"""What runs where nobody expects it, and buffers that are not what they were: exact or refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from launcher.job.schema import Job
+from tests.parity import assert_parity, own
+
+CUT = {"a": 0, "b": 0, "head": 1}
+SHARDED = {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}}
+BACKWARD = (
+    "model: the backward changes {}, which the forward reads, and a pipeline runs other forwards before it than one "
+    "process; change it in the forward"
+)
+REFUSED = {
+    "HookCounts": ({}, BACKWARD.format("b.calls")),
+    "FunctionFades": ({}, BACKWARD.format("b.factor")),
+    "GradFn": (
+        {},
+        "parallel.pipeline.stage_config: cannot follow the code between the named modules of GradFn: it asks a tensor "
+        "for its grad_fn, which every stage has its own of; name a larger module there, so that this code runs inside "
+        "it",
+    ),
+    "Threads": (
+        {},
+        "model: the forward runs a in a thread of its own, where nobody can see what it does; call modules one after "
+        "the other",
+    ),
+    "Yields": (
+        SHARDED,
+        "model: b: its forward returns a generator, whose code would run when its weights are sharded again; let it "
+        "return a list, or shard nothing (try: parallel.hsdp=null)",
+    ),
+    "Grows": (
+        {},
+        "model: the forward makes the buffer b.seen float64 (3, 6), and checkpoints would expect float64 (0, 6); "
+        "allocate all of it in the constructor, or register it with persistent=False",
+    ),
+    "AveragesKept": (
+        {},
+        "model: the forward makes the buffer b.seen, which was None, and checkpoints would not have it; allocate all "
+        "of it in the constructor, or register it with persistent=False",
+    ),
+    "Averages": (
+        SHARDED,
+        "model: the forward changes the buffer b.seen, by numbers that each of 2 data-parallel ranks has its own of, "
+        "and then uses it: they would train different models; use one data-parallel rank",
+    ),
+}
+
+
+def asked(net: str, parallel: dict[str, Any]) -> Job:
+    pipeline = {"stages": 2, "stage_config": CUT}
+    return own(f"unusual_nets.{net}", [6], stages=CUT, parallel={"pipeline": pipeline, **parallel})
+
+
+@pytest.mark.parametrize("net", list(REFUSED))
+def test_what_a_layout_would_get_wrong_is_refused(net):
+    with pytest.raises(RequestError) as refused:
+        plan_job(asked(net, REFUSED[net][0]))
+    assert re.sub(r" \(\w+\.py:\d+\)", "", str(refused.value)) == REFUSED[net][1]
+
+
+@pytest.mark.parametrize("net", ["Yields", "HookNotes", "Averages", "Remembers", "GrowsAside"])
+def test_where_nobody_shares_it_it_is_exact(net):
+    assert_parity(own(f"unusual_nets.{net}", [6], stages=CUT, train__batch_size=4), parts=2)

@@ -1,0 +1,172 @@
+"""Nets that run where nobody expects it, and buffers that are not what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.parallel.python_state_nets import Net
+
+
+class GradFn(Net):
+    """A hook on an inner node of autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.b(self.a(x))
+        if h.grad_fn is not None:
+            h.grad_fn.register_prehook(lambda grads: tuple(g / 2 for g in grads))
+        return self.head(h)
+
+
+class Threads(Net):
+    """Two modules in threads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(2) as pool:
+            one, two = pool.map(lambda m: m(x), (self.a, self.b))
+        return self.head(one + two)
+
+
+class _Yields(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Iterator[Tensor]:
+        yield self.one(x)
+        yield self.two(x)
+
+
+class Yields(Net):
+    """A module whose forward is a generator."""
+
+    def more(self) -> None:
+        self.b = _Yields()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(sum(self.b(self.a(x))))
+
+
+class _Buffers(nn.Linear):
+    def __init__(self, persistent: bool = True, start: Tensor | None = None) -> None:
+        super().__init__(6, 6)
+        self.register_buffer("seen", start, persistent=persistent)
+        self.seen: Any
+
+
+class _Grows(_Buffers):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.seen = torch.cat([self.seen, out.detach().mean(0, keepdim=True)])
+        return out
+
+
+class Grows(Net):
+    """A buffer of the state dict gets longer."""
+
+    def more(self) -> None:
+        self.b = _Grows(start=torch.zeros(0, 6))
+
+
+class GrowsAside(Net):
+    """One that is in no state dict does."""
+
+    def more(self) -> None:
+        self.b = _Grows(persistent=False, start=torch.zeros(0, 6))
+
+
+class _Averages(_Buffers):
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.detach().mean(0)
+        self.seen = mean if self.seen is None else 0.9 * self.seen + 0.1 * mean
+        return super().forward(x - self.seen)
+
+
+class Averages(Net):
+    """A running mean in a buffer that was none, and is in no state dict."""
+
+    def more(self) -> None:
+        self.b = _Averages(persistent=False)
+
+
+class AveragesKept(Net):
+    """One that is."""
+
+    def more(self) -> None:
+        self.b = _Averages()
+
+
+class _Remembers(_Buffers):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.seen is None:
+            self.seen = torch.linspace(0, 1, 6, dtype=x.dtype)
+        return super().forward(x + self.seen)
+
+
+class Remembers(Net):
+    """A table in a buffer that was none."""
+
+    def more(self) -> None:
+        self.b = _Remembers()
+
+
+class _Hooked(nn.Linear):
+    """``calls`` is counted in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.calls: list[int] = []
+        self.register_full_backward_hook(lambda module, into, out: self.calls.append(1))
+
+
+class _ReadsCount(_Hooked):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / (1 + len(self.calls))
+
+
+class HookNotes(Net):
+    """A backward hook notes what nobody reads."""
+
+    def more(self) -> None:
+        self.b = _Hooked()
+
+
+class HookCounts(Net):
+    """A backward hook counts, and the next forward reads it."""
+
+    def more(self) -> None:
+        self.b = _ReadsCount()
+
+
+class _Fading(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, module: _Fades) -> Tensor:
+        ctx.module = module
+        return x * module.factor
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        ctx.module.factor.mul_(0.9)
+        return g, None
+
+
+class _Fades(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.register_buffer("factor", torch.ones(()))
+        self.factor: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Fading.apply(super().forward(x), self)
+        return out
+
+
+class FunctionFades(Net):
+    """A Function changes a buffer in its backward."""
+
+    def more(self) -> None:
+        self.b = _Fades()

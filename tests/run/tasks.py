@@ -1,0 +1,50 @@
+"""Tasks as srun starts them, told apart by their environment alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+@contextmanager
+def tasks(
+    n: int,
+    *words: str,
+    only: Sequence[int] | None = None,
+    cwd: Mapping[int, Path] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """``launcher WORDS`` in ``n`` processes, or those of ``only`` these ranks; ``cwd``: of a rank that is elsewhere."""
+    step = {
+        "SLURM_STEP_NUM_TASKS": str(n), "SLURM_NTASKS": str(n), "SLURM_STEP_TASKS_PER_NODE": str(n),
+        "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
+        "MASTER_PORT": free_port(), "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=(cwd or {}).get(rank, ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | step | (env or {}) | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in (range(n) if only is None else only)
+    ]  # fmt: skip
+    try:
+        yield started
+    finally:
+        for task in started:
+            task.kill()
+            task.wait()
+            assert task.stdout is not None
+            task.stdout.close()

@@ -1,0 +1,149 @@
+"""Ranks that do not come, die, hang or see another disk: said in words, by somebody who is there, in time."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from launcher.runtime import rendezvous
+from launcher.runtime.blame import _silent
+from launcher.runtime.world import World
+from tests.run.launching import TINY, checkpoints, reached, status, until
+from tests.run.tasks import tasks
+
+TWO = (*TINY, "parallel.pipeline.stages=1", "launch.nproc=2")
+
+
+def end(task: subprocess.Popen[str], within_s: float = 60) -> tuple[int, list[str]]:
+    said = task.communicate(timeout=within_s)[0]
+    return task.returncode, said.splitlines()
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    with tasks(2, *TWO, f"runs={tmp_path}/runs", "launch.timeout_s=2", only=[0]) as [first]:
+        code, said = end(first)
+    assert (code, said) == (
+        1,
+        [
+            "error: rank 1 of 2 has not come within 2 s (launch.timeout_s); "
+            "each must be started with the same MASTER_ADDR and MASTER_PORT"
+        ],
+    )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_who_is_waited_for_is_said_once_after_a_while(monkeypatch):
+    monkeypatch.setattr(rendezvous, "SAY_S", 0.05)
+    store, said = HashStore(), []
+    store.set("here2", "")
+    assert rendezvous.await_ranks(store, "here", [1, 2, 3], 0.3, said.append, "must come") == [1, 3]
+    assert said == ["waiting for ranks 1, 3, which must come"]
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("localhost", "Connection refused"), ("nowhere.invalid", None)],
+    ids=["nobody there", "no such host"],
+)
+def test_a_rank_that_cannot_find_rank_0_says_where_it_has_looked(host, why, tmp_path):
+    env = {"MASTER_ADDR": host, "MASTER_PORT": "9"}
+    with tasks(2, *TWO, f"runs={tmp_path}/runs", "launch.timeout_s=2", only=[1], env=env) as [second]:
+        code, said = end(second)
+    assert code == 1
+    assert len(said) == 1
+    head = f"error: rank 1: rank 0 has not answered at {host}:9 within 2 s (launch.timeout_s): "
+    assert said[0].startswith(head + (why or ""))
+    assert said[0].endswith("; MASTER_ADDR and MASTER_PORT say where it is")
+
+
+def test_a_port_that_is_taken_is_said_by_rank_0(tmp_path):
+    import socket
+
+    with socket.create_server(("", 0)) as other:
+        port = str(other.getsockname()[1])
+        with tasks(2, *TWO, f"runs={tmp_path}/runs", only=[0], env={"MASTER_PORT": port}) as [first]:
+            code, said = end(first)
+    text = f"rank 0 cannot listen on port {port}: Address already in use; MASTER_PORT chooses another"
+    assert (code, [line.strip() for line in said if port in line]) == (2, [text])
+
+
+def test_a_run_folder_that_is_not_shared_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    homes = {0: tmp_path / "a", 1: tmp_path / "b"}
+    for home in homes.values():
+        home.mkdir()
+    host = socket_name()
+    with tasks(2, *TWO, "runs=deep/runs", cwd=homes) as [first, second]:
+        (code, said), other = end(first), end(second)
+    text = (
+        f"runs = deep/runs: rank 1 (on {host}) cannot see what rank 0 (on {host}) has written there; "
+        "all ranks need one folder on a shared file system, by the same path"
+    )
+    assert (code, other) == (2, (2, []))
+    assert text in [line.strip() for line in said]
+    assert [list(home.iterdir()) for home in homes.values()] == [[], []]
+
+
+def socket_name() -> str:
+    import socket
+
+    return socket.gethostname()
+
+
+KILLS = {
+    "rank 0 is killed": (0, signal.SIGKILL, 1, "has died and said nothing (SIGKILL? out of memory? see dmesg)"),
+    "rank 1 is stopped": (
+        1,
+        signal.SIGSTOP,
+        0,
+        "hung for 4 s (launch.timeout_s): it is stopped (SIGSTOP, Ctrl-Z or a debugger)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rank", "signum", "teller", "told"), KILLS.values(), ids=KILLS)
+def test_the_rank_that_died_or_hangs_is_named_by_one_that_lives(rank, signum, teller, told, tmp_path):
+    folder = tmp_path / "run"
+    with tasks(2, *TWO, f"run_dir={folder}", "train.steps=2000", "launch.timeout_s=4") as started:
+        until(reached(folder, 2), started[teller])
+        started[rank].send_signal(signum)
+        code, said = end(started[teller])
+    assert code == 1
+    assert [line for line in said if line.startswith("error: ")] == [f"error: rank {rank} {told}"]
+
+
+def test_a_rank_on_another_machine_is_named_only_while_no_other_is_known_to_be_dead():
+    world = World(0, 4, 0, 2, 0, "cpu", "gloo")
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    here = {2: f"{socket_name()} {gone.pid}", 3: "elsewhere 1"}
+
+    def told(*ranks: int) -> list[str]:
+        return [f.headline for f in _silent(ranks, world, lambda rank: here.get(rank, ""), 5)]
+
+    assert told(1, 2, 3) == ["rank 2 has died and said nothing (SIGKILL? out of memory? see dmesg)"]
+    assert told(1, 3) == [
+        "rank 1 has said nothing: it is dead, or it hangs",
+        "rank 3 has said nothing: it is dead, or it hangs, on elsewhere",
+    ]
+
+
+def test_tasks_that_are_told_to_stop_save_and_leave_with_75(tmp_path):
+    folder = tmp_path / "run"
+    with tasks(2, *TWO, f"run_dir={folder}", "train.steps=2000") as started:
+        until(reached(folder, 2), started[0])
+        for task in started:
+            task.send_signal(signal.SIGTERM)
+        assert [end(task)[0] for task in started] == [75, 75]
+    told = f"preempted by SIGTERM: saved {checkpoints(folder)[-1]}, from which the same command goes on"
+    assert {k: status(folder)[k] for k in ("status", "error")} == {"status": "preempted", "error": told}
+
+
+def test_tasks_that_still_wait_for_rank_0_leave_with_75(tmp_path):
+    with tasks(2, *TWO, f"runs={tmp_path}/runs", only=[1]) as [second]:
+        time.sleep(6)
+        second.send_signal(signal.SIGTERM)
+        assert end(second) == (75, [])

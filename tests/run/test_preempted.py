@@ -1,0 +1,204 @@
+"""Asked to stop, a run saves where it is; whoever was asked, all ranks agree, and the same command goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from launcher import record
+from launcher.__main__ import main
+from launcher.parallel.norm import Norm
+from launcher.runtime.pipeline import Pipeline
+from launcher.steps import ranks
+from tests.run.launching import TINY, checkpoints, losses, metrics, run, status, tensors
+
+VALIDATED = ("train.eval_every=2", "checkpoint.every=null", "data.samples=640")  # four held-out batches
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("straight") / "run", *VALIDATED, steps=5)
+
+
+def nth(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, n: int, rank: int, act: Callable[[], object]) -> None:
+    """``act`` on ``rank``, in front of the ``n``-th call of a method."""
+    before, seen = getattr(owner, name), []
+
+    def call(*args: object, **named: object) -> object:
+        seen.append(None)
+        if (os.environ.get("RANK"), len(seen)) == (str(rank), n):
+            act()
+        return before(*args, **named)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def ask(signum: int, whom: Callable[[], int] = os.getpid) -> Callable[[], object]:
+    def act() -> None:
+        os.kill(whom(), signum)
+        time.sleep(0.2)  # the launcher passes it on
+
+    return act
+
+
+def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second batch of the first validation, which is that behind step 2."""
+    nth(monkeypatch, Pipeline, "evaluate", 2, 1, ask(signal.SIGUSR2))
+
+
+CASES = {
+    "a rank in a step": (lambda m: nth(m, Norm, "squared", 3, 2, ask(signal.SIGUSR1)), "SIGUSR1", 3, 75),
+    "the terminal": (lambda m: nth(m, Norm, "squared", 3, 1, ask(signal.SIGINT, os.getppid)), "SIGINT", 3, 130),
+    "a hangup": (lambda m: nth(m, Norm, "squared", 3, 3, ask(signal.SIGHUP, os.getppid)), "SIGHUP", 3, 75),
+    "a validation": (held_out, "SIGUSR2", 2, 75),
+}
+
+
+@pytest.mark.parametrize(("when", "signum", "step", "code"), CASES.values(), ids=CASES)
+def test_what_was_trained_is_saved_and_the_same_command_goes_on(
+    when, signum, step, code, straight, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / "run"
+    command = [*TINY, f"run_dir={folder}", "train.steps=5", *VALIDATED]
+    when(monkeypatch)
+    assert main(command) == code
+    monkeypatch.undo()
+    told = f"preempted by {signum}: saved step-{step:06d}, from which the same command goes on"
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == told
+    assert f"\n{'SIGTERM' if code == 130 or signum == 'SIGHUP' else signum}: stopping after {step} steps\n" in said.out
+    assert {k: status(folder)[k] for k in ("status", "error")} == {"status": "preempted", "error": told}
+    assert checkpoints(folder) == [f"step-{step:06d}"]
+    assert main(command) == 0
+    assert tensors(folder, 5) == tensors(straight, 5)
+    rows = [{k: row.get(k) for k in ("step", "loss", "val_loss")} for row in metrics(folder)]
+    assert rows == [{k: row.get(k) for k in ("step", "loss", "val_loss")} for row in metrics(straight)]
+
+
+def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys, caplog):
+    folder = tmp_path / "run"
+
+    def twice() -> None:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getppid(), signum)
+            time.sleep(0.1)
+        time.sleep(60)
+
+    nth(monkeypatch, Norm, "squared", 3, 1, twice)
+    began = time.monotonic()
+    assert main([*TINY, f"run_dir={folder}", "train.steps=5"]) == 128 + signal.SIGTERM
+    assert time.monotonic() - began < 30
+    assert capsys.readouterr().err.splitlines() == ["stopped by SIGTERM"]
+    told = "SIGTERM: stopping after a save; a second signal stops at once"
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING] == [told]
+    assert status(folder)["status"] == "interrupted"
+    assert checkpoints(folder) == []
+
+
+def test_before_the_first_step_there_is_nothing_to_save(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    monkeypatch.setattr(ranks, "work", asked_first(ranks.work))
+    assert main([*TINY, f"run_dir={folder}", "train.steps=5"]) == 75
+    assert capsys.readouterr().err.splitlines()[-1] == "preempted by SIGTERM"
+    assert (status(folder)["status"], checkpoints(folder)) == ("preempted", [])
+
+
+def asked_first(work: Callable[..., object]) -> Callable[..., object]:
+    def late(world: object, *args: object, **named: object) -> object:
+        if os.environ["RANK"] == "3":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return work(world, *args, **named)
+
+    return late
+
+
+def test_a_signal_when_all_is_done_stops_what_would_follow(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    command = [*TINY, f"run_dir={folder}", "train.steps=2", "steps=[train,save,transform]"]
+    nth(monkeypatch, ranks.save.store, "commit", 1, 0, ask(signal.SIGTERM, os.getppid))
+    assert main(command) == 75
+    assert (status(folder)["status"], status(folder)["steps"]) == ("preempted", ["train", "save"])
+    monkeypatch.undo()
+    assert main(command) == 0
+    assert status(folder)["steps"] == ["train", "save", "transform"]
+
+
+def test_one_rank_in_this_process_saves_too(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    one = ["launch=inproc", "debug=onerank", "train.steps=5"]
+    monkeypatch.setenv("RANK", "0")
+    nth(monkeypatch, Norm, "squared", 2, 0, ask(signal.SIGTERM))
+    assert main([*TINY, *one, f"run_dir={folder}"]) == 75
+    assert capsys.readouterr().err.splitlines()[-1].startswith("preempted by SIGTERM: saved step-000002,")
+    monkeypatch.undo()
+    assert main([*TINY, *one, f"run_dir={folder}"]) == 0
+    assert len(losses(folder)) == 5
+
+
+def test_a_job_that_slurm_runs_again_finds_its_folder(tmp_path, monkeypatch, capsys):
+    command = [*TINY, f"runs={tmp_path}", "name=job", "train.steps=5", "checkpoint.resume=never"]
+    with monkeypatch.context() as once:
+        once.setenv("SLURM_JOB_ID", "77")
+        nth(once, Norm, "squared", 3, 2, ask(signal.SIGUSR1))
+        assert main(command) == 75
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert main(command) == 0
+    assert "going on from step-000003, after 3 of 5 steps" in capsys.readouterr().out
+    assert sorted(p.name for p in (tmp_path / "job").iterdir()) == ["0001", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("env", "config", "found"),
+    [
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}, "a: 1\n", "0002"),
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "0"}, "a: 1\n", None),
+        ({"SLURM_JOB_ID": "78", "SLURM_RESTART_COUNT": "1"}, "a: 1\n", None),
+        ({"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "1"}, "a: 2\n", None),
+        ({"SLURM_RESTART_COUNT": "1"}, "a: 1\n", None),
+    ],
+    ids=["again", "the first start", "another job", "another request", "no job"],
+)
+def test_only_the_folder_of_this_request_of_this_job_is_taken(env, config, found, tmp_path, monkeypatch):
+    for name in ("0001", "0002", "0003"):
+        (tmp_path / name).mkdir()
+    for name in ("0001", "0002"):
+        (tmp_path / name / "config.yaml").write_text("a: 1\n")
+        (tmp_path / name / "status.json").write_text('{"status": "preempted", "job": "slurm  77"}')
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    assert record.begun(tmp_path, config) == (None if found is None else tmp_path / found)
+
+
+def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_right(tmp_path, capsys):
+    folder = run(tmp_path / "run", steps=1)
+    file = folder / "status.json"
+    file.write_text(file.read_text().replace('"done"', '"running"'))  # killed between its last step and its last word
+    assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"the start before this one was killed: {folder}",
+        f"already done: {folder}",
+    ]
+    assert status(folder)["status"] == "done"
+
+
+def test_a_signal_while_the_run_is_planned_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("launcher.run.plan_job", lambda _: signal.raise_signal(signal.SIGUSR1))
+    assert main([*TINY, f"run_dir={tmp_path}/run", "train.steps=5"]) == 75
+    assert capsys.readouterr().err == "preempted by SIGUSR1\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_is_deleted_is_told_at_once(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    nth(monkeypatch, Norm, "squared", 2, 1, lambda: folder.rename(tmp_path / "elsewhere"))
+    assert main([*TINY, f"run_dir={folder}", "train.steps=2000"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {folder}: the run folder was deleted or moved while the run was at work there",
+    ]
+    assert not folder.exists()

@@ -1,0 +1,110 @@
+"""What torchrun and srun say is read with suspicion: every problem at once, whole, and never a traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.errors import RequestError
+from launcher.runtime.outer import Place, again, job, place, rank
+from tests.runtime.test_world import SRUN, TORCHRUN
+
+BAD = ": the environment of torchrun or srun is damaged, or made by hand"
+
+
+def test_a_whole_environment_is_a_place():
+    assert place(TORCHRUN) == Place(5, 8, 1, 4, 2, "a", 1)
+    assert place(SRUN) == Place(5, 7, 1, 3, 0, "gpu01", 15000 + 16 * 77 % 15000)
+    assert place(SRUN | {"MASTER_ADDR": "b", "MASTER_PORT": "7"}) == Place(5, 7, 1, 3, 0, "b", 7)
+
+
+CASES = {
+    "RANK": ({"RANK": ""}, ["RANK is '', which is not a whole number from 0 on"]),
+    "WORLD_SIZE": ({"WORLD_SIZE": "x"}, ["WORLD_SIZE is 'x', which is not a whole number from 0 on"]),
+    "a rank too high": ({"RANK": "8"}, ["RANK is 8, which is not below 8"]),
+    "a negative rank": ({"RANK": "-1"}, ["RANK is '-1', which is not a whole number from 0 on"]),
+    "a local rank too high": ({"LOCAL_RANK": "4"}, ["LOCAL_RANK is 4, which is not below 4"]),
+    "MASTER_PORT": ({"MASTER_PORT": "http"}, ["MASTER_PORT is 'http', which is not a whole number from 0 on"]),
+    "a port too high": ({"MASTER_PORT": "65536"}, ["MASTER_PORT is 65536, which is not below 65536"]),
+    "two": (
+        {"RANK": "a", "TORCHELASTIC_RESTART_COUNT": ""},
+        [
+            "RANK is 'a', which is not a whole number from 0 on",
+            "TORCHELASTIC_RESTART_COUNT is '', which is not a whole number from 0 on",
+        ],
+    ),
+}
+SLURM = {
+    "SLURM_PROCID": ({"SLURM_PROCID": ""}, ["SLURM_PROCID is '', which is not a whole number from 0 on"]),
+    "SLURM_NODEID": ({"SLURM_NODEID": "2"}, ["SLURM_NODEID is 2, which is not below 2"]),
+    "SLURM_LOCALID": ({"SLURM_LOCALID": "9"}, ["SLURM_LOCALID is 9, which is not below 3"]),
+    "SLURM_JOB_ID": ({"SLURM_JOB_ID": "j"}, ["SLURM_JOB_ID is 'j', which is not a whole number from 0 on"]),
+    "SLURM_RESTART_COUNT": (
+        {"SLURM_RESTART_COUNT": "x"},
+        ["SLURM_RESTART_COUNT is 'x', which is not a whole number from 0 on"],
+    ),
+    "SLURM_STEP_NUM_TASKS": (
+        {"SLURM_STEP_NUM_TASKS": "many"},
+        ["SLURM_STEP_NUM_TASKS is 'many', which is not a whole number from 0 on"],
+    ),
+    "SLURM_STEP_TASKS_PER_NODE": (
+        {"SLURM_STEP_TASKS_PER_NODE": "4(x"},
+        ["SLURM_STEP_TASKS_PER_NODE is '4(x', which are not the 7 tasks of SLURM_STEP_NUM_TASKS"],
+    ),
+    "SLURM_STEP_NODELIST": ({"SLURM_STEP_NODELIST": ""}, ["SLURM_STEP_NODELIST is '', which names no node"]),
+    "MASTER_PORT": ({"MASTER_PORT": "p"}, ["MASTER_PORT is 'p', which is not a whole number from 0 on"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [(TORCHRUN | more, told) for more, told in CASES.values()] + [(SRUN | more, told) for more, told in SLURM.values()],
+    ids=[*(f"torchrun: {k}" for k in CASES), *(f"srun: {k}" for k in SLURM)],
+)
+def test_what_is_wrong_is_said_at_once(env, told):
+    with pytest.raises(RequestError) as refused:
+        place(env)
+    assert [p.text for p in refused.value.problems] == [text + BAD for text in told]
+
+
+@pytest.mark.parametrize(
+    ("env", "lacking"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK and MASTER_ADDR and MASTER_PORT"),
+        (TORCHRUN | {"MASTER_PORT": ""}, "MASTER_PORT"),
+        ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, "MASTER_ADDR"),
+    ],
+    ids=["two alone", "an empty one", "one missing"],
+)
+def test_half_an_environment_is_refused(env, lacking):
+    with pytest.raises(RequestError) as refused:
+        place(env)
+    assert str(refused.value) == (
+        f"launch.mode: RANK and WORLD_SIZE are set, but not {lacking}: torchrun sets them all; "
+        "start the ranks with it, or unset RANK and WORLD_SIZE to have them started here"
+    )
+
+
+@pytest.mark.parametrize("more", [more for more, _ in CASES.values()], ids=CASES)
+def test_the_command_refuses_it_in_words(more, monkeypatch, capsys):
+    for key, value in (TORCHRUN | {"RANK": "0"} | more).items():
+        monkeypatch.setenv(key, value)
+    assert main(["recipe=lm_single"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+
+
+def test_a_rank_is_known_before_all_the_rest():
+    assert [rank(e) for e in ({}, {"RANK": "3", "WORLD_SIZE": "4"}, SRUN, {"SLURM_PROCID": "1"})] == [None, 3, 5, None]
+
+
+def test_a_job_keeps_its_name_when_it_is_run_again():
+    array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    assert [job(e) for e in ({}, {"SLURM_JOB_ID": "9", "SLURM_CLUSTER_NAME": "c"}, array)] == [
+        None,
+        "slurm c 9",
+        "slurm  7_2",
+    ]
+    counts = [{}, {"SLURM_RESTART_COUNT": "0"}, {"SLURM_RESTART_COUNT": "1"}, {"TORCHELASTIC_RESTART_COUNT": "2"}]
+    assert [again(e) for e in counts] == [False, False, True, True]
