@@ -116,7 +116,7 @@ def _run(args: Args, words: list[str], others: Others | None) -> int:
 def look(words: Sequence[str], planned: bool = True) -> None:
     """Raises ``RequestError`` for all that ``words`` can be refused for; starts nothing, prints nothing.
 
-    Not ``planned``: only for what needs no plan, which would build classes of the user's own.
+    Not ``planned``: without importing torch, nor a class of the user's own.
     """
     args = parse(words)
     if args.help or args.version:
@@ -124,17 +124,15 @@ def look(words: Sequence[str], planned: bool = True) -> None:
     if args.multirun:
         from launcher.sweep import check
 
-        check(args)
+        check(args, planned)
         return
     from launcher.job.compose import compose, late
 
     request = compose(args.overrides, config_dir=args.config_dir)
-    if not planned:
-        return
     from launcher.run import rehearse
 
     try:
-        rehearse(request)
+        rehearse(request, planned)
     except RequestError as error:
         raise late(error, request) from error
 

@@ -39,10 +39,11 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
     """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that hold.
 
     ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else; ``False``: without a
-    plan.
+    plan, which takes seconds to import torch. So a plan is made only where one has found what is wrong.
     """
     listed = _findings(error, words)
-    see = _seeing(words, look)
+    known = {f.said for f in _seeing(words, look, False)(tuple(words))}
+    see = _seeing(words, look, not {f.said for f in listed} <= known)
     found: Sequence[Finding] = listed
     for _ in range(ROUNDS):
         left = see(_mended(words, listed, True))
@@ -73,7 +74,7 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[Finding]:
     return out
 
 
-def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None]) -> Look:
+def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: bool) -> Look:
     """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is imported."""
     known: dict[Words, list[Finding]] = {}
 
@@ -81,7 +82,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None]) -> Look:
         if words not in known:
             trusting = any(w.startswith("security") and w not in typed for w in words)
             try:
-                look(words, not trusting)
+                look(words, planned and not trusting)
                 known[words] = []
             except RequestError as error:
                 known[words] = _findings(error, words)

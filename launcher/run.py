@@ -17,7 +17,7 @@ from launcher.decide import before_torch, plan_job, settled
 from launcher.errors import refuse
 from launcher.job.schema import Job, Launch
 from launcher.plan.phases import Phase, alone
-from launcher.plan.plan import Plan
+from launcher.plan.plan import Asked, Plan
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
 from launcher.runtime import folder, log
@@ -138,6 +138,16 @@ def _run(
 
 def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[launch.Start, Plan]:
     """How the ranks of ``job`` start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
+    asked, done = _before_torch(job, overrides, config, outer)
+    start = launch.start(job, outer, asked.sizes.grid.size)
+    launch.port_is_free(job, start)
+    plan = plan_job(job)
+    refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+    return start, plan
+
+
+def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[Asked, tuple[str, ...]]:
+    """What can be worked out without importing torch, and the steps that are done."""
     key, where = _home(job)
     writable = folder.check_writable(where, key)
     if job.run_dir is not None:
@@ -155,25 +165,28 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
             *outputs.unwritable(job),
         ],
     )
-    start = launch.start(job, outer, asked.sizes.grid.size)
-    launch.port_is_free(job, start)
-    plan = plan_job(job)
-    refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
-    return start, plan
+    return asked, done
 
 
-def rehearse(request: Request) -> None:
-    """All that a request can be refused for before it starts or prints anything. Raises ``RequestError``."""
+def rehearse(request: Request, planned: bool = True) -> None:
+    """All that a request can be refused for before it starts or prints anything. Raises ``RequestError``.
+
+    Not ``planned``: what it can be refused for without importing torch.
+    """
     job, outer = request.job, launch.outer_size()
     if job.show == "config":
         return
-    if job.show is not None:
+    if job.show is not None and planned:
         list(shown(job))
-        return
-    from launcher.job.report import as_yaml
+    elif job.show is not None:
+        if not (sources.previews(job) and alone(job.steps)):
+            before_torch(job)
+    else:
+        from launcher.job.report import as_yaml
 
-    config = as_yaml(request.data)
-    preflight(launch.at_home(_again(settled(job), config, None), outer), request.overrides, config, outer)
+        config = as_yaml(request.data)
+        job = launch.at_home(_again(settled(job), config, None), outer)
+        (preflight if planned else _before_torch)(job, request.overrides, config, outer)
 
 
 def _home(job: Job) -> tuple[str, Path]:

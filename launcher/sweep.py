@@ -49,10 +49,7 @@ class Result:
 
 def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable, "-m", "launcher")) -> int:
     """Check every cell, then run those that are not done; 1 if any failed. Raises ``RequestError`` before any runs."""
-    if rank is not None:
-        text = "a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks"
-        words = " ".join(shell(redact.text(o)) for o in args.overrides)
-        raise RequestError((Problem("", f"-m: {text}; outside: python -m launcher -m {words}"),))
+    _outside(args, rank)
     requests = composed(args)
     if all(r.job.show is not None for r in requests.values()):
         return _show(requests)
@@ -81,20 +78,28 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     return int(any(r.status != "done" for r in results))
 
 
-def check(args: Args) -> None:
-    """Raises ``RequestError`` for what is wrong with every cell that has something wrong, plans included."""
-    if impossible := _impossible(composed(args)):
+def _outside(args: Args, rank: int | None) -> None:
+    if rank is not None:
+        text = "a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks"
+        words = " ".join(shell(redact.text(o)) for o in args.overrides)
+        raise RequestError((Problem("", f"-m: {text}; outside: python -m launcher -m {words}"),))
+
+
+def check(args: Args, planned: bool) -> None:
+    """Raises ``RequestError`` for what is wrong with every cell that has something wrong; plans only if ``planned``."""
+    _outside(args, outer.rank())
+    if impossible := _impossible(composed(args), planned):
         raise _together(impossible)
 
 
-def _impossible(requests: Mapping[Cell, Request]) -> dict[Cell, BadRequest]:
+def _impossible(requests: Mapping[Cell, Request], planned: bool = True) -> dict[Cell, BadRequest]:
     """The cells that would be refused when their turn came, and why."""
     from launcher.run import rehearse
 
     out = {}
     for cell, request in requests.items():
         try:
-            rehearse(request)
+            rehearse(request, planned)
         except RequestError as error:
             out[cell] = late(error, request)
     return out
