@@ -19,6 +19,7 @@ from launcher.job.shelf import Shelf
 from launcher.job.standins import standin
 
 ROUNDS = 6
+OF_DEVICES = ("launch.device=cuda", "launch.backend=nccl")
 Words = tuple[str, ...]
 Look = Callable[[Words], list["Finding"]]
 
@@ -39,11 +40,10 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
     """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that hold.
 
     ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else; ``False``: without a
-    plan, which takes seconds to import torch. So a plan is made only where one has found what is wrong.
+    plan, and without torch, which takes seconds to import. So a plan is made only where one has found what is wrong.
     """
     listed = _findings(error, words)
-    known = {f.said for f in _seeing(words, look, False)(tuple(words))}
-    see = _seeing(words, look, not {f.said for f in listed} <= known)
+    see = _seeing(words, look, error.planned)
     found: Sequence[Finding] = listed
     for _ in range(ROUNDS):
         left = see(_mended(words, listed, True))
@@ -75,14 +75,18 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[Finding]:
 
 
 def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: bool) -> Look:
-    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is imported."""
+    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is imported.
+
+    Whether there is a device for each rank torch alone knows.
+    """
     known: dict[Words, list[Finding]] = {}
 
     def see(words: Words) -> list[Finding]:
         if words not in known:
-            trusting = any(w.startswith("security") and w not in typed for w in words)
+            new = [w for w in words if w not in typed]
+            trusting, devices = any(w.startswith("security") for w in new), any(w in OF_DEVICES for w in new)
             try:
-                look(words, planned and not trusting)
+                look(words, (planned or devices) and not trusting)
                 known[words] = []
             except RequestError as error:
                 known[words] = _findings(error, words)

@@ -37,7 +37,12 @@ class Problem:
 
 
 class RequestError(ValueError):
-    """The request cannot be carried out: nothing was started, nothing written. Exit code 2."""
+    """The request cannot be carried out: nothing was started, nothing written. Exit code 2.
+
+    ``planned``: a plan was begun when it was found, so torch is imported.
+    """
+
+    planned = False
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         self.problems = tuple(dict.fromkeys(problems))  # two checks may see the same

@@ -13,11 +13,11 @@ from launcher import launch, outputs, phases, record, resume, sources
 from launcher.checkpoint.store import latest
 from launcher.console import gone, say, tell
 from launcher.data.problems import absent
-from launcher.decide import before_torch, plan_job, settled
+from launcher.decide import before_torch, plan_job, planning, settled
 from launcher.errors import refuse
 from launcher.job.schema import Job, Launch
 from launcher.plan.phases import Phase, alone
-from launcher.plan.plan import Asked, Plan
+from launcher.plan.plan import Asked, Plan, impossible
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
 from launcher.runtime import folder, log
@@ -55,7 +55,8 @@ def shown(job: Job) -> Iterator[str]:
     transforms = sources.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
-        notes = [*sources.brought(job, plan)]
+        with planning():
+            notes = [*sources.brought(job, plan)]
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
     if job.show == "plan":
@@ -139,10 +140,11 @@ def _run(
 def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[launch.Start, Plan]:
     """How the ranks of ``job`` start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
     asked, done = _before_torch(job, overrides, config, outer)
-    start = launch.start(job, outer, asked.sizes.grid.size)
-    launch.port_is_free(job, start)
-    plan = plan_job(job)
-    refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+    with planning():
+        start = launch.start(job, outer, asked.sizes.grid.size)
+        launch.port_is_free(job, start)
+        plan = plan_job(job)
+        refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
     return start, plan
 
 
@@ -180,13 +182,16 @@ def rehearse(request: Request, planned: bool = True) -> None:
         list(shown(job))
     elif job.show is not None:
         if not (sources.previews(job) and alone(job.steps)):
-            before_torch(job)
+            refuse(impossible(before_torch(job)))
     else:
         from launcher.job.report import as_yaml
 
         config = as_yaml(request.data)
         job = launch.at_home(_again(settled(job), config, None), outer)
-        (preflight if planned else _before_torch)(job, request.overrides, config, outer)
+        if planned:
+            preflight(job, request.overrides, config, outer)
+        else:
+            refuse(impossible(_before_torch(job, request.overrides, config, outer)[0]))
 
 
 def _home(job: Job) -> tuple[str, Path]:

@@ -111,7 +111,8 @@ def _together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
     for error in errors.values():
         origins = error.origins if isinstance(error.origins, Origins) else Origins()
         places.update({p: origins for p in error.problems if p not in places})
-    return BadRequest(tuple(places), places, late=all(e.late for e in errors.values()))
+    late, planned = all(e.late for e in errors.values()), any(e.planned for e in errors.values())
+    return BadRequest(tuple(places), places, late, planned)
 
 
 def _reason(error: RequestError) -> str:

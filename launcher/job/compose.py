@@ -48,17 +48,22 @@ class BadRequest(RequestError):
     """
 
     def __init__(
-        self, problems: tuple[Problem, ...], origins: Origins | Mapping[Problem, Origins], late: bool = False
+        self,
+        problems: tuple[Problem, ...],
+        origins: Origins | Mapping[Problem, Origins],
+        late: bool = False,
+        planned: bool = False,
     ) -> None:
         self.origins = origins
         self.late = late
+        self.planned = planned
         super().__init__(problems)
 
 
 def late(error: RequestError, request: Request) -> BadRequest:
     """``error`` about a request that is composed, with where its values were set."""
     typed = read(request.overrides, [])
-    return BadRequest(whole(error.problems, typed, request.origins), request.origins, late=True)
+    return BadRequest(whole(error.problems, typed, request.origins), request.origins, late=True, planned=error.planned)
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Request:

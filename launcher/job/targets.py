@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -29,6 +31,16 @@ def refusal(path: str, allow: tuple[str, ...]) -> tuple[str, str] | None:
             f"'security.allow=[{','.join((*allow, parts[0]))}]'",
         )
     return None
+
+
+def there(path: str) -> bool:
+    """Whether the package that the dotted ``path`` begins with can be imported. Imports nothing."""
+    package = path.partition(".")[0]
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def absent(key: str, path: str) -> Problem:
+    return Problem(key, f"{path}: there is no such module")
 
 
 def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:
@@ -114,7 +126,7 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
                 raise _absent(key, path, ".".join(parts[:n]), name, found)
             found = getattr(found, name)
         return found
-    raise _error(key, path, "there is no such module", "")
+    raise RequestError((absent(key, path),))
 
 
 def _absent(key: str, path: str, module: str, name: str, there: object) -> RequestError:
