@@ -16,6 +16,9 @@ _OTHERS = (
 )
 """Where code is that is not the user's: ours, Python's, installed packages."""
 
+_SHOWN = 80
+"""Characters of a line of source."""
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -97,7 +100,8 @@ def of_users(error: BaseException) -> str:
 
 def _line(path: str, line: int | None, function: str, source: str | None) -> str:
     there = f", in {function}" if function and not function.startswith("<") else ""
-    shown = f": {source.strip()[:80]}" if source and source.strip() else ""
+    text = (source or "").strip()
+    shown = f": {text if len(text) <= _SHOWN else f'{text[: _SHOWN - 4].rstrip()} ...'}" if text else ""
     return f"{os.path.basename(path)}:{line}{there}{shown}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.kept import settable
 from launcher.job.origins import Origins
-from launcher.job.overrides import Override, parse, paste, shell
+from launcher.job.overrides import OPEN, Override, parse, paste, shell
 from launcher.job.redact import text as redacted
 from launcher.job.redact import values
 
@@ -29,8 +29,16 @@ def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Ov
     origin = origins.of(problem.key) if problem.key else None
     if origin is None or not origin.typed:
         return None
-    groups = (o for o in typed if isinstance(o.value, Mapping) and problem.key.startswith(f"{o.key}."))
+    groups = (o for o in typed if isinstance(o.value, Mapping) and _within(problem, o))
     return next((o for o in groups if redacted(o.text) == origin.text), None)
+
+
+def _within(problem: Problem, group: Override) -> bool:
+    """Whether it is about a key of ``group``, or a key that ``group`` lacks."""
+    below = f"{group.key}."
+    words = shlex.split(problem.cure)
+    lacks = problem.key == group.key and bool(words) and all(w.startswith(below) for w in words)
+    return lacks or problem.key.startswith(below)
 
 
 def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str:
@@ -38,7 +46,7 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
     tree = copy.deepcopy(group.value)
     beside: list[str] = []
     for problem in problems:
-        if problem.cure and not settable(problem.key.split("."), origins):
+        if problem.cure and problem.key != group.key and not settable(problem.key.split("."), origins):
             _drop(tree, problem.key[len(group.key) + 1 :].split("."))
         for word in shlex.split(problem.cure):
             parsed = parse(word)
@@ -47,7 +55,7 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
             if inside and parsed.is_delete():
                 _drop(tree, parts)
             elif inside:
-                _set(tree, parts, parsed.value())
+                _set(tree, parts, parsed.value(), group.key in OPEN)
             else:
                 beside.append(shell(word))
     hidden = values(tree, group.key) != tree
@@ -55,12 +63,25 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
 
 
 def _drop(tree: dict[Any, Any], parts: Sequence[str]) -> None:
-    for part in parts[:-1]:
-        tree = tree[part] if isinstance(tree.get(part), dict) else {}
-    tree.pop(parts[-1], None)
+    n = _begun(tree, parts)
+    if n == len(parts):
+        del tree[".".join(parts)]
+    elif n and isinstance(below := tree[".".join(parts[:n])], dict):
+        _drop(below, parts[n:])
 
 
-def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any) -> None:
-    for part in parts[:-1]:
-        tree = tree.setdefault(part, {})
-    tree[parts[-1]] = value
+def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any, dotted: bool) -> None:
+    """``dotted``: dots belong to the names, where a new one is set."""
+    n = _begun(tree, parts)
+    if 0 < n < len(parts) and isinstance(below := tree[".".join(parts[:n])], dict):
+        _set(below, parts[n:], value, dotted)
+    elif n == len(parts) or dotted or len(parts) == 1:
+        tree[".".join(parts)] = value
+    else:
+        tree[parts[0]] = {}
+        _set(tree[parts[0]], parts[1:], value, dotted)
+
+
+def _begun(tree: Mapping[Any, Any], parts: Sequence[str]) -> int:
+    """How many of ``parts`` are a key of ``tree``, the most; 0 for none."""
+    return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in tree), 0)

@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 def check_writable(root: Path, key: str = "runs", what: str = "a run folder") -> Problem | None:
     """What would keep a folder from being made at ``root`` or below; writes nothing."""
     there = root
-    while not os.path.lexists(there):
+    while not os.path.lexists(there) and there != there.parent:  # a current folder that may not be read has no end
         there = there.parent
-    if not there.is_dir():
+    if os.path.lexists(there) and not there.is_dir():
         return _problem(key, root, f"{there} is not a folder", what)
     if not os.access(there, os.W_OK | os.X_OK):
         return _problem(key, root, f"{there} is not writable", what)

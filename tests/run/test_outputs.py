@@ -15,7 +15,6 @@ from launcher.job.compose import compose
 from launcher.plan.peers import as_json
 from launcher.plan.plan import Plan
 from launcher.runtime.metrics import read
-from tests.plan.made import words
 from tests.run.launching import TINY, run, status
 
 SAVE, LOAD = "parallel.param_strategy.save", "parallel.param_strategy.load"
@@ -72,7 +71,6 @@ def test_another_layout_is_refused_by_the_name_of_its_parameter(saved: Path) -> 
     each = ("layers.0.attn_norm.weight", "layers.0.mlp_norm.weight", "layers.1.attn_norm.weight")
     unlike = "; ".join(f'{name} has split [["dp_shard"]], here [[]]' for name in each)
     assert str(refusal(*typed)) == f"{LOAD}: {saved}: {unlike}; and 2 more"
-    planned(*typed, *words(refusal(*typed)))
 
 
 def test_layouts_of_another_grid_are_refused(saved: Path) -> None:

@@ -185,7 +185,8 @@ def test_another_optimizer_is_refused(straight, tmp_path, capsys):
         == f"""\
 error: 1 problem in this request; nothing was started
 
-  optim.name = momentum: it keeps momentum_buffer for each parameter, {path} has exp_avg, exp_avg_sq, step
+  optim.name = momentum: it keeps momentum_buffer for each parameter, {path} has exp_avg, exp_avg_sq, step; \
+checkpoint.resume=never starts anew
     set in: conf/optim/momentum.yaml:2:1
           | name: momentum
 """
