@@ -145,7 +145,8 @@ def _alone(
         return f
     other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
     told = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
-    text = f"{f.problem.text}; and then {told}" if told else f.problem.text
+    joined = " And" if f.problem.text.endswith("?") else "; and"
+    text = f"{f.problem.text}{joined} then {told}" if told else f.problem.text
     further = tuple(shlex.split(f.problem.cure))
     for g in new:
         further = pasted(further, g.problem, g.origins) if g.problem.cure else ()

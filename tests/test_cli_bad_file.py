@@ -12,7 +12,7 @@ FILES = {
         "# mine\ndefaults:\n  - override /steps: [train]\ntrain:\n  steps: 5\n  batch_size: abc\nmodel:\n  dimm: 3\n"
         "steps:\n  trian: {}\n",
         f"""
-  model.dimm: unknown key, did you mean 'model.dim'?; and then model.heads: 4: must cut model.dim=3 into \
+  model.dimm: unknown key, did you mean 'model.dim'? And then model.heads: 4: must cut model.dim=3 into \
 even-sized heads
     set in: recipes/mine.yaml:8:3
           |   dimm: 3
