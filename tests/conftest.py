@@ -18,9 +18,10 @@ settings.load_profile("same")
 # Forked ranks share the cores of one machine; torch reads this once, when it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell's background job ignores Ctrl-C and so would all it starts, also the launchers that tests interrupt.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background job ignores Ctrl-C, one under nohup hangups, and so would the launchers that tests send them to.
+for signum, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        signal.signal(signum, handler)
 
 # The tests sync thousands of files, which costs a disk milliseconds each, and memory nothing.
 SHM, ROOM = Path("/dev/shm"), 8 << 30

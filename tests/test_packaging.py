@@ -58,7 +58,8 @@ def test_the_source_archive_builds_the_same_wheel(wheel: Path, tmp_path: Path) -
     python("-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path, cwd=ROOT)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it
+        tar.extractall(tmp_path)
     source = tmp_path / archive.name.removesuffix(".tar.gz")
     assert {"README.md", "CHANGELOG.md", "Makefile", "tests", "benchmarks"} <= {p.name for p in source.iterdir()}
     assert not {".venv", "runs"} & {p.name for p in source.iterdir()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ def rank_peak(world: World, j: Job, plan: Plan) -> int:
     optimizer.zero_grad(set_to_none=True)
     step(j, par, pipe)
     optimizer.step()
+    gc.collect()  # of the first step, which would be let go at some moment of this one
     there = [*(t for _, t in par.named()), *(v for s in optimizer.state.values() for v in s.values())]
     with Held(there) as held:
         optimizer.zero_grad(set_to_none=True)

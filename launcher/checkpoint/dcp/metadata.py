@@ -32,6 +32,7 @@ KNOWN: Known = {
     "torch.serialization._get_layout": Record,
     "torch.Size": tuple,
     "collections.OrderedDict": dict,
+    "builtins.getattr": Record,  # how Python 3.11.0 to 3.11.3 writes the member of an enumeration
     **{f"pathlib.{kind}": Record for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")},
     **{f"pathlib._local.{kind}": Record for kind in ("PosixPath", "WindowsPath")},
     **{f"torch.{dtype}": dtype for dtype in ITEMSIZE},

@@ -17,6 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.dcp import read_dcp
+from launcher.checkpoint.dcp.metadata import KNOWN
 from launcher.checkpoint.dcp.pickled import Record, Refused, read
 from launcher.runtime.state import blob
 from launcher.runtime.world import World
@@ -149,3 +150,16 @@ def test_files_of_two_checkpoints_are_not_mixed(tmp_path: Path) -> None:
     shutil.copy(b / "__0_0.distcp", a / "__0_0.distcp")
     text = f"{a / '__0_0.distcp'}: tensor w: its piece at [0] is int32[3], .metadata says float32[3]"
     assert refusal(lambda: read_dcp(a)) == text
+
+
+class _AsOlderPythonsDo:
+    """The member of an enumeration, as Python 3.11.0 to 3.11.3 writes it."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+
+
+def test_what_python_3_11_2_writes_of_an_enumeration_is_harmless() -> None:
+    found = read(pickle.dumps(_AsOlderPythonsDo()), KNOWN)
+    assert isinstance(found, Record)
+    assert found.args == (Record, "TORCH_CONTIGUOUS_FORMAT")
