@@ -22,6 +22,10 @@ UNSAID = 120
 """As Python ends when nobody can be told."""
 
 
+class _Told(RequestError):
+    """A request that is refused, and that has been answered."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0 done; 2 the request is wrong and nothing was started; 1 it failed while running."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -48,6 +52,8 @@ def _main(words: list[str], rank: int | None) -> int:
 
         rank = None  # what a rank cannot join it says itself
         return join(partial(_patience, args))
+    except _Told:
+        return REFUSED
     except RequestError as error:
         return _refuse(error, words, rank)
     except RunError as error:
@@ -75,7 +81,11 @@ def _first(args: Args, words: list[str], rank: int | None) -> int:
     from launcher.external import leading
 
     with leading() as others:
-        return _run(args, words, others)
+        try:
+            return _run(args, words, others)
+        except RequestError as error:  # told before the others leave: torchrun ends this process when one has
+            _refuse(error, words, rank)
+            raise _Told(error.problems) from error
 
 
 def _patience(args: Args) -> float:

@@ -327,7 +327,7 @@ def _why(code: int, log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     at = next((i for i, line in enumerate(lines) if line.startswith("error: ") and "in this request" in line), None)
     if code == REFUSED and at is not None and at + 1 < len(lines):
-        return lines[at + 1][:200]
+        return lines[at + 1]
     return f"exit code {code}: {lines[-1][:200] if lines else 'no output'}"
 
 
