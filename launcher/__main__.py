@@ -22,13 +22,17 @@ UNSAID = 120
 """As Python ends when nobody can be told."""
 
 
+class _Told(RequestError):
+    """A request that is refused, and that has been answered."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """0 done; 2 the request is wrong and nothing was started; 1 it failed while running."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         rank = outer.rank()
     except RequestError as error:
-        return _refuse(error, None)
+        return _refuse(error, words, None)
     code = _main(words, rank)
     if rank is not None and code not in (DONE, REFUSED):
         sys.stdout.flush()
@@ -48,8 +52,10 @@ def _main(words: list[str], rank: int | None) -> int:
 
         rank = None  # what a rank cannot join it says itself
         return join(partial(_patience, args))
+    except _Told:
+        return REFUSED
     except RequestError as error:
-        return _refuse(error, rank)
+        return _refuse(error, words, rank)
     except RunError as error:
         tell(printable(f"error: {error}", "\n\t"))
         return FAILED
@@ -75,7 +81,11 @@ def _first(args: Args, words: list[str], rank: int | None) -> int:
     from launcher.external import leading
 
     with leading() as others:
-        return _run(args, words, others)
+        try:
+            return _run(args, words, others)
+        except RequestError as error:  # told before the others leave: torchrun ends this process when one has
+            _refuse(error, words, rank)
+            raise _Told(error.problems) from error
 
 
 def _patience(args: Args) -> float:
@@ -108,9 +118,33 @@ def _run(args: Args, words: list[str], others: Others | None) -> int:
     try:
         return run_request(request, words, others)
     except RequestError as error:
-        from launcher.job.compose import BadRequest
+        from launcher.job.compose import late
 
-        raise BadRequest(error.problems, request.origins) from error
+        raise late(error, request) from error
+
+
+def look(words: Sequence[str], planned: bool = True) -> None:
+    """Raises ``RequestError`` for all that ``words`` can be refused for; starts nothing, prints nothing.
+
+    Not ``planned``: without importing torch, nor a class of the user's own.
+    """
+    args = parse(words)
+    if args.help or args.version:
+        return
+    if args.multirun:
+        from launcher.sweep import check
+
+        check(args, planned)
+        return
+    from launcher.job.compose import compose, late
+
+    request = compose(args.overrides, config_dir=args.config_dir)
+    from launcher.run import rehearse
+
+    try:
+        rehearse(request, planned)
+    except RequestError as error:
+        raise late(error, request) from error
 
 
 def _about(args: Args) -> str:
@@ -126,12 +160,13 @@ def _about(args: Args) -> str:
         return "launcher, from a checkout that is not installed"
 
 
-def _refuse(error: RequestError, rank: int | None) -> int:
-    from launcher.job.compose import BadRequest
-    from launcher.job.report import render
-
+def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
     if not rank:
-        tell(render(error.problems, error.origins if isinstance(error, BadRequest) else None))
+        from launcher.cures import examine
+        from launcher.job.report import render
+
+        known = examine(words, error, look)
+        tell(render(known.problems, known.origins))
     return REFUSED
 
 
@@ -141,6 +176,8 @@ def script() -> NoReturn:
     The interpreter would walk through all of torch once more, which takes most of a second, and then take torch down,
     one of whose threads may abort a run that has ended well.
     """
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher
     codes = [FAILED]
     atexit.register(_leave, codes)  # the first to come is the last to run
     codes.append(main())

@@ -62,17 +62,17 @@ def fits(job: Job, plan: Plan) -> None:
         theirs = load(Path(asked.load))
     except OSError as error:
         text = f"{asked.load}: cannot be read: {error.strerror}"
-        raise RequestError((Problem(LAYOUTS, text, f"{LAYOUTS}=null"),)) from error
+        raise RequestError((Problem(LAYOUTS, text),)) from error
     except ValueError as error:
-        raise RequestError((Problem(LAYOUTS, str(error), f"{LAYOUTS}=null"),)) from error
+        raise RequestError((Problem(LAYOUTS, str(error)),)) from error
     if mine.grid != theirs.grid:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         text = f"{asked.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
-        raise RequestError((Problem(LAYOUTS, text, f"{LAYOUTS}=null"),))
+        raise RequestError((Problem(LAYOUTS, text),))
     frozen = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
     if found := list(_differences(mine, theirs, frozen)):
         more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-        raise RequestError((Problem(LAYOUTS, f"{asked.load}: {'; '.join(found[:MOST] + more)}", f"{LAYOUTS}=null"),))
+        raise RequestError((Problem(LAYOUTS, f"{asked.load}: {'; '.join(found[:MOST] + more)}"),))
 
 
 def _differences(mine: Strategy, theirs: Strategy, left_out: set[str]) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _json(path: str) -> Any:
 
 
 def _unread(key: str, why: str) -> Problem:
-    return Problem(key, why, f"{key}=null")
+    return Problem(key, why)
 
 
 def _line(text: str, name: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,10 +12,11 @@ from launcher.asked import fits, inlined
 from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
-from launcher.errors import Problem, RequestError, refuse
+from launcher.errors import Problem, RequestError, owned, refuse
 from launcher.job.models import Target
 from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
+from launcher.job.targets import absent, there
 from launcher.models.defaults import resolve as resolve_model
 from launcher.plan import effects, naming, optimizers, samples
 from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
@@ -60,7 +62,24 @@ def before_torch(job: Job, found: list[Problem] | None = None) -> Asked:
     """Everything that can be refused without importing torch, all at once (``RequestError``)."""
     job, wrong = inlined(settled(job))
     found = [*(found or ()), *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    return ask(job, found)
+    return ask(job, [*found, *_nowhere(job)])
+
+
+def _nowhere(job: Job) -> list[Problem]:
+    """Classes of the user's own in modules that are not there; nothing is imported."""
+    chosen = {"model": job.model, "data": job.data, "optim": job.optim}
+    targets = {f"{section}._target_": s.target for section, s in chosen.items() if isinstance(s, Target)}
+    return [absent(key, path) for key, path in targets.items() if not there(path)]
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """What is refused here was not known before a plan was begun."""
+    try:
+        yield
+    except RequestError as error:
+        error.planned = True
+        raise
 
 
 def _unlike(job: Job, own: bool) -> list[Problem]:
@@ -79,9 +98,12 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
 def plan_job(job: Job) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model."""
     asked = before_torch(job)
-    job, _ = inlined(settled(job))
-    if found := _unlike(job, own=True):
-        raise RequestError(tuple(found))
+    with planning():
+        return _made(inlined(settled(job))[0], asked)
+
+
+def _made(job: Job, asked: Asked) -> Plan:
+    refuse(_unlike(job, own=True))
     from launcher.parallel.module_globals import put_back
 
     with put_back(own_files(job)):
@@ -157,7 +179,8 @@ def _read(job: Job) -> _Model:
 
     build = builder(job)
     with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
-        model, tape = record(build, job.seed)
+        with _owned(job.model, "model"):
+            model, tape = record(build, job.seed)
         if isinstance(job.model, Target):
             from launcher.parallel.unwritten import problems
 
@@ -166,6 +189,13 @@ def _read(job: Job) -> _Model:
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse((*effects.unfit(known), *misnamed(known)))
     return _Model(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
+
+
+def _owned(settings: object, section: str) -> AbstractContextManager[None]:
+    """What a class of the user's own raises is told in its own words."""
+    if not isinstance(settings, Target):
+        return nullcontext()
+    return owned(f"{section}._target_", f"{settings.target}: cannot be built")
 
 
 def _tried(job: Job, skeleton: Skeleton) -> Traits | None:

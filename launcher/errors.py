@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+_OTHERS = (
+    os.path.dirname(os.path.abspath(__file__)) + os.sep,
+    "<",
+    *(path for name, path in sysconfig.get_paths().items() if name.endswith("lib")),
+)
+"""Where code is that is not the user's: ours, Python's, installed packages."""
+
+_SHOWN = 80
+"""Characters of a line of source."""
 
 
 @dataclass(frozen=True)
@@ -12,12 +25,14 @@ class Problem:
     """One thing wrong with a request.
 
     ``key`` is the dotted configuration key to change ("" when no single key is to blame),
-    ``text`` says what is wrong, ``cure`` is an override to paste.
+    ``text`` says what is wrong, ``cure`` is what to paste instead: of ``words``, where arguments are to blame that set
+    no key, else of what set the key.
     """
 
     key: str
     text: str
     cure: str = ""
+    words: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         line = f"{self.key}: {self.text}" if self.key else self.text
@@ -25,7 +40,12 @@ class Problem:
 
 
 class RequestError(ValueError):
-    """The request cannot be carried out: nothing was started, nothing written. Exit code 2."""
+    """The request cannot be carried out: nothing was started, nothing written. Exit code 2.
+
+    ``planned``: a plan was begun when it was found, so torch is imported.
+    """
+
+    planned = False
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         self.problems = tuple(dict.fromkeys(problems))  # two checks may see the same
@@ -65,6 +85,35 @@ def said(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def of_users(error: BaseException) -> str:
+    """What an error of the user's own code says, and the last line of it that ran: file, function, source."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_OTHERS):
+        return f"{type(error).__name__}: {error.msg} ({_line(error.filename, error.lineno, '', error.text)})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(_OTHERS)]
+    return f"{said_so} ({_line(own[-1].filename, own[-1].lineno, own[-1].name, own[-1].line)})" if own else said_so
+
+
+def _line(path: str, line: int | None, function: str, source: str | None) -> str:
+    there = f", in {function}" if function and not function.startswith("<") else ""
+    text = (source or "").strip()
+    shown = f": {text if len(text) <= _SHOWN else f'{text[: _SHOWN - 4].rstrip()} ...'}" if text else ""
+    return f"{os.path.basename(path)}:{line}{there}{shown}"
+
+
+@contextmanager
+def owned(key: str, what: str) -> Iterator[None]:
+    """What the user's own code raises in the block becomes a ``RequestError`` about ``key``, without frames of ours."""
+    try:
+        yield
+    except (RequestError, RunError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise RequestError((Problem(key, f"{what}: {of_users(error)}"),)) from None
 
 
 def refuse(found: Sequence[Problem]) -> None:

@@ -50,13 +50,13 @@ def refused(job: Job, outer: int | None) -> list[Problem]:
     asked, found = job.launch.mode, []
     if asked == "external" and outer is None:
         text = "external: neither torchrun nor srun has started this process"
-        found.append(Problem("launch.mode", text, "launch.mode=auto"))
+        found.append(Problem("launch.mode", f"{text}; launch.mode=auto starts the ranks itself"))
     if asked in ("spawn", "inproc") and outer is not None and outer > 1:
         text = f"{asked}: {THEY} has started {outer} processes, of which each would do the whole run"
         found.append(Problem("launch.mode", text, "launch.mode=auto"))
     if mode(job, outer) != "external" and job.launch.nnodes > 1:
         text = f"{job.launch.nnodes}: without {THEY} ranks can be started on this machine only"
-        found.append(Problem("launch.nnodes", text, "launch.nnodes=1"))
+        found.append(Problem("launch.nnodes", text))
     return found
 
 
@@ -64,8 +64,8 @@ def start(job: Job, outer: int | None, size: int) -> Start:
     """How the ``size`` ranks of the plan start. Raises ``RequestError``."""
     how = mode(job, outer)
     if how == "inproc" and size > 1:
-        text = f"inproc: this process can be one rank, the plan has {size}"
-        raise RequestError((Problem("launch.mode", text, "debug=onerank"),))
+        text = f"inproc: this process can be one rank, the plan has {size}; debug=onerank makes it one"
+        raise RequestError((Problem("launch.mode", text),))
     if how == "external" and size != outer:
         assert outer is not None
         text = f"{job.launch.nproc}: the plan has {size} ranks, {THEY} has started {outer}"
@@ -73,7 +73,7 @@ def start(job: Job, outer: int | None, size: int) -> Start:
     device, notes = _device(job, -(-size // job.launch.nnodes))
     if job.launch.backend == "nccl" and device == "cpu":
         raise RequestError(
-            (Problem("launch.backend", "nccl: the ranks of this run are on the CPU", "launch.backend=gloo"),)
+            (Problem("launch.backend", "nccl: the ranks of this run are on the CPU, which gloo is for"),)
         )
     return Start(how, device, "gloo" if job.launch.backend == "gloo" else None, (*notes, *_idle(job, how)))
 
@@ -85,7 +85,7 @@ def _device(job: Job, here: int) -> tuple[str, list[str]]:
     asked, there = job.launch.device, torch.cuda.device_count()
     if asked == "cuda" and there < here:
         text = f"cuda: {here} ranks on this machine need a device each, torch sees {there}"
-        raise RequestError((Problem("launch.device", text, "launch.device=cpu"),))
+        raise RequestError((Problem("launch.device", text),))
     if asked != "auto":
         return asked, []
     few = [f"launch.device auto -> cpu: {here} ranks on this machine, {there} CUDA devices"] if 0 < there < here else []

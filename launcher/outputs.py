@@ -34,13 +34,13 @@ def _no_key(place: str) -> Problem | None:
     try:
         load_key(place)
     except ValueError as error:
-        return Problem("checkpoint.encrypt", str(error), "checkpoint.encrypt=null")
+        return Problem("checkpoint.encrypt", str(error))
     return None
 
 
 def _unwritable(key: str, path: Path) -> Problem | None:
     if path.is_dir():
-        return Problem(key, f"{path}: is a folder, not a file", f"{key}={path / 'NAME.json'}")
+        return Problem(key, f"{path}: is a folder, not a file")
     return folder.check_writable(path.parent, key, "the folder of this file")
 
 
@@ -48,7 +48,7 @@ def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
     """One file cannot be two."""
     for i, (key, path) in enumerate(named):
         if other := next((k for k, p in named[:i] if p == path), None):
-            yield Problem(key, f"{path}: {other} is written there too", f"{key}=null")
+            yield Problem(key, f"{path}: {other} is written there too")
 
 
 def _named(job: Job) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from launcher.checkpoint.of_plan import of_plan
@@ -23,31 +24,33 @@ def named(job: Job) -> list[Problem]:
     """What is wrong with the checkpoints that the request names; needs no plan and no torch."""
     found, loads = [], _loads(job)
     if job.checkpoint.resume not in ("auto", "never"):
-        found += _closed(RESUME, job.checkpoint.resume, job, f"{RESUME}=auto")
+        found += _closed(RESUME, job.checkpoint.resume, job)
         if comes := [*loads, *(n for n, step in job.steps.items() if step.kind == "import")]:
             text = f"{job.checkpoint.resume}: the step {comes[0]!r} says that the weights come from elsewhere"
-            found.append(Problem(RESUME, text, f"{RESUME}=auto"))
+            found.append(Problem(RESUME, text))
     for name, path in loads.items():
-        found += _closed(f"steps.{name}.path", path, job, "")
+        found += _closed(f"steps.{name}.path", path, job)
     return found
 
 
 def _loads(job: Job) -> dict[str, str]:
     """The path of each ``load``, those left out that a ``save`` of this very run may write first."""
-    out = {}
+    out: dict[str, str] = {}
+    saved = False
+    home = Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name
     for name, step in job.steps.items():
-        if step.kind == "save":
-            break
+        saved |= step.kind == "save"
         if isinstance(step, Load) and step.path is not None:
-            out[name] = step.path
+            own = Path(os.path.realpath(step.path)).is_relative_to(os.path.realpath(home))
+            out |= {} if saved and own else {name: step.path}
     return out
 
 
-def _closed(key: str, path: str, job: Job, cure: str) -> list[Problem]:
+def _closed(key: str, path: str, job: Job) -> list[Problem]:
     try:
         open_checkpoint(Path(path), trust(job))
     except (ValueError, OSError) as error:
-        return [Problem(key, f"{path}: cannot go on from there: {error}", cure)]
+        return [Problem(key, f"{path}: cannot go on from there: {error}")]
     return []
 
 
@@ -55,9 +58,9 @@ def unfit(job: Job, plan: Plan) -> list[Problem]:
     """What of the checkpoints that the request names is not of the model of ``plan``."""
     found: list[Problem] = []
     if job.checkpoint.resume not in ("auto", "never"):
-        found += _unfit(RESUME, open_checkpoint(Path(job.checkpoint.resume), trust(job)), job, plan, f"{RESUME}=auto")
+        found += _unfit(RESUME, open_checkpoint(Path(job.checkpoint.resume), trust(job)), job, plan)
     for name, path in _loads(job).items():
-        found += _unfit(f"steps.{name}.path", open_checkpoint(Path(path), trust(job)), job, plan, "")
+        found += _unfit(f"steps.{name}.path", open_checkpoint(Path(path), trust(job)), job, plan)
     return found
 
 
@@ -70,9 +73,9 @@ def source(job: Job, plan: Plan, run: Path) -> Path | None:
     own = latest(run / "checkpoints")
     if own is None:
         return None
-    if found := _closed("run_dir", str(own), job, f"{RESUME}=never"):
+    if found := _closed("run_dir", str(own), job):
         raise RequestError(tuple(found))
-    if found := _unfit("run_dir", open_checkpoint(own, trust(job)), job, plan, "run_dir=ANOTHER"):
+    if found := _unfit("run_dir", open_checkpoint(own, trust(job)), job, plan):
         raise RequestError(tuple(found))
     return own
 
@@ -82,14 +85,14 @@ def step(checkpoint: Path, job: Job) -> int:
     return int(open_checkpoint(checkpoint, trust(job)).state["step"])
 
 
-def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan, cure: str) -> list[Problem]:
+def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Problem]:
     try:
         match(checkpoint.strategy.only("param", "buffer"), of_plan(plan))
     except ValueError as error:
-        return [Problem(key, f"{checkpoint.folder} is of another model: {error}", cure)]
+        return [Problem(key, f"{checkpoint.folder} is of another model: {error}")]
     if wrong := _other_optimizer(job.optim, plan.optimizer, checkpoint):
         which = "optim.name" if plan.optimizer is None else "optim._target_"
-        return [Problem(which, wrong, f"{RESUME}=never")]
+        return [Problem(which, f"{wrong}; {RESUME}=never starts anew")]
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(s.kind == "train" for s in job.steps.values()):
         text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"

@@ -13,10 +13,11 @@ from launcher import launch, outputs, phases, record, resume, sources
 from launcher.checkpoint.store import latest
 from launcher.console import gone, say, tell
 from launcher.data.problems import absent
-from launcher.decide import before_torch, plan_job, settled
+from launcher.decide import before_torch, plan_job, planning, settled
 from launcher.errors import refuse
 from launcher.job.schema import Job, Launch
 from launcher.plan.phases import Phase, alone
+from launcher.plan.plan import Asked, Plan, impossible
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
 from launcher.runtime import folder, log
@@ -36,7 +37,7 @@ DONE = 0
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show is not None:
-        say("\n".join(_shown(request.job)))
+        say("\n".join(shown(request.job)))
         return DONE
     from launcher.job.report import as_yaml
 
@@ -49,12 +50,13 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
     return DONE
 
 
-def _shown(job: Job) -> Iterator[str]:
+def shown(job: Job) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
     transforms = sources.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
-        notes = [*sources.brought(job, plan)]
+        with planning():
+            notes = [*sources.brought(job, plan)]
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
     if job.show == "plan":
@@ -100,28 +102,12 @@ def _run(
 ) -> dict[str, Any]:
     outer = launch.outer_size()
     job = launch.at_home(_again(settled(job), config, others), outer)
-    key, where = ("run_dir", job.run_dir) if job.run_dir is not None else ("runs", job.runs)
-    writable = folder.check_writable(Path(where), key)
     anew = job.checkpoint.resume == "never"
-    done = record.done(job.run_dir, overrides, config, anew)
-    asked = before_torch(
-        job,
-        [
-            *([writable] if writable else []),
-            *launch.refused(job, outer),
-            *resume.named(job),
-            *sources.named(job, done),
-            *(absent(job.data) if _reads(job) else []),
-            *outputs.unwritable(job),
-        ],
-    )
-    start = launch.start(job, outer, asked.sizes.grid.size)
-    launch.port_is_free(job, start)
-    plan = plan_job(job)
-    refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+    start, plan = preflight(job, overrides, config, outer)
     if others is not None:
         others.gather(job.launch.timeout_s)
-        others.share(Path(where), key)
+        key, where = _home(job)
+        others.share(where, key)
     run = folder.make(Path(job.runs), job.name) if job.run_dir is None else folder.reopen(Path(job.run_dir))
     if others is not None:
         others.went_to(run)
@@ -149,6 +135,68 @@ def _run(
         said.say("done")
         say(f"done in {said.seconds} s: {run}")
         return said.results
+
+
+def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[launch.Start, Plan]:
+    """How the ranks of ``job`` start, and the plan. Raises ``RequestError``; starts nothing, writes nothing."""
+    asked, done = _before_torch(job, overrides, config, outer)
+    with planning():
+        start = launch.start(job, outer, asked.sizes.grid.size)
+        launch.port_is_free(job, start)
+        plan = plan_job(job)
+        refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+    return start, plan
+
+
+def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[Asked, tuple[str, ...]]:
+    """What can be worked out without importing torch, and the steps that are done."""
+    key, where = _home(job)
+    writable = folder.check_writable(where, key)
+    if job.run_dir is not None:
+        refuse([p for p in [folder.check_entries(where)] if p])
+    anew = job.checkpoint.resume == "never"
+    done = () if writable else record.done(job.run_dir, overrides, config, anew)
+    asked = before_torch(
+        job,
+        [
+            *([writable] if writable else []),
+            *launch.refused(job, outer),
+            *resume.named(job),
+            *sources.named(job, done),
+            *(absent(job.data) if _reads(job) else []),
+            *outputs.unwritable(job),
+        ],
+    )
+    return asked, done
+
+
+def rehearse(request: Request, planned: bool = True) -> None:
+    """All that a request can be refused for before it starts or prints anything. Raises ``RequestError``.
+
+    Not ``planned``: what it can be refused for without importing torch.
+    """
+    job, outer = request.job, launch.outer_size()
+    if job.show == "config":
+        return
+    if job.show is not None and planned:
+        list(shown(job))
+    elif job.show is not None:
+        if not (sources.previews(job) and alone(job.steps)):
+            refuse(impossible(before_torch(job)))
+    else:
+        from launcher.job.report import as_yaml
+
+        config = as_yaml(request.data)
+        job = launch.at_home(_again(settled(job), config, None), outer)
+        if planned:
+            preflight(job, request.overrides, config, outer)
+        else:
+            refuse(impossible(_before_torch(job, request.overrides, config, outer)[0]))
+
+
+def _home(job: Job) -> tuple[str, Path]:
+    """The setting that says where the run goes, and the folder that it names."""
+    return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
 
 
 def _again(job: Job, config: str, others: Others | None) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
@@ -180,8 +181,13 @@ def _made(path: str | None, made: Collection[Path]) -> bool:
     """Whether what is at ``path`` may be there only when the steps before have written theirs."""
     if path is None:
         return False
-    here = Path(path).resolve()
-    return any(here.is_relative_to(p.resolve()) or p.resolve().is_relative_to(here) for p in made)
+    here = _real(path)
+    return any(here.is_relative_to(_real(p)) or _real(p).is_relative_to(here) for p in made)
+
+
+def _real(path: str | Path) -> Path:
+    """Without links; where they go in circles ``Path.resolve`` would raise."""
+    return Path(os.path.realpath(path))
 
 
 def _elsewhere(job: Job) -> bool:

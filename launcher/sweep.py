@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job import redact
 from launcher.job.args import Args
 from launcher.job.cells import Cell, cells
-from launcher.job.compose import BadRequest, compose
+from launcher.job.compose import BadRequest, Request, compose, late
 from launcher.job.origins import Origins
 from launcher.job.overrides import quoted, shell
 from launcher.job.shelf import Shelf
@@ -31,6 +31,7 @@ from launcher.runtime.lock import at_work
 from launcher.runtime.preemption import Flag, heard
 
 INDEX = "sweep.json"
+REFUSED = 2
 JOB = "job"
 LOOK_S = 0.1
 SAVE_S = 30.0  # for the cell of a sweep that was killed, which saves and stops
@@ -48,22 +49,27 @@ class Result:
 
 def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable, "-m", "launcher")) -> int:
     """Check every cell, then run those that are not done; 1 if any failed. Raises ``RequestError`` before any runs."""
-    if rank is not None:
-        text = "a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks"
-        words = " ".join(shell(redact.text(o)) for o in args.overrides)
-        raise RequestError((Problem("", f"-m: {text}", f"python -m launcher -m {words}"),))
-    grid = cells(args.overrides, Shelf.of(args.config_dir))
-    _check(grid, args.config_dir)
+    _outside(args, rank)
+    requests = composed(args)
+    if all(r.job.show is not None for r in requests.values()):
+        return _show(requests)
+    impossible = _impossible(requests)
+    if len(impossible) == len(requests):
+        raise _together(impossible)
+    grid = [*requests]
     folder = args.sweep_dir or _begun(Path("runs/sweeps"), grid) or _new(Path("runs/sweeps"))
     named = _index(folder, grid)
     if job := outer.job():
         (folder / JOB).write_text(job, encoding="utf-8")
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
+    refused = {c.overrides: _reason(e) for c, e in impossible.items()}
+    _announce(named, refused)
     results: list[Result] = []
     with heard() as told:
         for k, cell in enumerate(named, 1):
             label = f"[{k}/{len(named)}] {cell.name}"
-            results.append(_done(folder, cell, label) or _told(folder, cell, (*command, *flags), label, told))
+            done = _done(folder, cell, label) or _left_out(cell, refused)
+            results.append(done or _told(folder, cell, (*command, *flags), label, told))
             if told.signum:
                 break
     _summary(folder, results)
@@ -72,23 +78,91 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     return int(any(r.status != "done" for r in results))
 
 
-def _check(grid: Sequence[Cell], config_dir: Path | None) -> None:
-    """Compose every cell; each problem once, whichever cell has it."""
-    places: dict[Problem, Origins] = {}
-    for cell in grid:
+def _outside(args: Args, rank: int | None) -> None:
+    if rank is not None:
+        text = "a sweep cannot run under torchrun or srun (RANK is set): each cell starts its own ranks"
+        words = " ".join(shell(redact.text(o)) for o in args.overrides)
+        raise RequestError((Problem("", f"-m: {text}; outside: python -m launcher -m {words}"),))
+
+
+def check(args: Args, planned: bool) -> None:
+    """Raises ``RequestError`` for what is wrong with every cell that has something wrong; plans only if ``planned``."""
+    _outside(args, outer.rank())
+    if impossible := _impossible(composed(args), planned):
+        raise _together(impossible)
+
+
+def _impossible(requests: Mapping[Cell, Request], planned: bool = True) -> dict[Cell, BadRequest]:
+    """The cells that would be refused when their turn came, and why."""
+    from launcher.run import rehearse
+
+    out = {}
+    for cell, request in requests.items():
         try:
-            request = compose(cell.overrides, config_dir=config_dir)
+            rehearse(request, planned)
+        except RequestError as error:
+            out[cell] = late(error, request)
+    return out
+
+
+def _together(errors: Mapping[Cell, BadRequest]) -> BadRequest:
+    """Each problem once, whichever cell has it."""
+    places: dict[Problem, Origins] = {}
+    for error in errors.values():
+        origins = error.origins if isinstance(error.origins, Origins) else Origins()
+        places.update({p: origins for p in error.problems if p not in places})
+    late, planned = all(e.late for e in errors.values()), any(e.planned for e in errors.values())
+    return BadRequest(tuple(places), places, late, planned)
+
+
+def _reason(error: RequestError) -> str:
+    return "; ".join(f"{p.key}: {p.text}" if p.key else p.text for p in error.problems)
+
+
+def _announce(named: Sequence[Cell], refused: Mapping[tuple[str, ...], str]) -> None:
+    if refused:
+        print(f"{len(refused)} of {len(named)} cells cannot run, the others do:", flush=True)
+    for cell in named:
+        if (reason := refused.get(cell.overrides)) is not None:
+            print(f"  {cell.name}: {reason}", flush=True)
+
+
+def _show(requests: Mapping[Cell, Request]) -> int:
+    """What each cell prints; nothing is started, nothing written. Raises ``RequestError`` when none can."""
+    from launcher.job.report import as_yaml
+    from launcher.run import shown
+
+    errors: dict[Cell, BadRequest] = {}
+    for cell, request in requests.items():
+        print(f"[{cell.name}] {' '.join(redact.text(v) for v in cell.varied)}", flush=True)
+        try:
+            print(as_yaml(request.data) if request.job.show == "config" else "\n".join(shown(request.job)), flush=True)
+        except RequestError as error:
+            errors[cell] = late(error, request)
+            print(f"  cannot run: {_reason(error)}", flush=True)
+    if errors and len(errors) == len(requests):
+        raise _together(errors)
+    return int(bool(errors))
+
+
+def composed(args: Args) -> dict[Cell, Request]:
+    """The cells, each composed. Raises ``RequestError`` with each problem once, whichever cell has it."""
+    errors: dict[Cell, BadRequest] = {}
+    out: dict[Cell, Request] = {}
+    for cell in cells(args.overrides, Shelf.of(args.config_dir)):
+        try:
+            request = out[cell] = compose(cell.overrides, config_dir=args.config_dir)
         except BadRequest as error:
-            origins = error.origins if isinstance(error.origins, Origins) else Origins()
-            places.update({p: origins for p in error.problems if p not in places})
+            errors[cell] = error
             continue
         if request.job.run_dir is not None:
-            problem = Problem(
-                "run_dir", f"{request.job.run_dir}: a sweep gives each cell its own folder", "sweep_dir=DIR"
-            )
-            places.setdefault(problem, request.origins)
-    if places:
-        raise BadRequest(tuple(places), places)
+            text = f"{request.job.run_dir}: a sweep gives each cell its own folder"
+            cure = shell(f"sweep_dir={request.job.run_dir}")
+            typed = tuple(o for o in args.overrides if o.lstrip("+").startswith("run_dir="))[-1:]
+            errors[cell] = BadRequest((Problem("run_dir", text, cure if typed else "", typed),), request.origins)
+    if errors:
+        raise _together(errors)
+    return out
 
 
 def _begun(above: Path, grid: Sequence[Cell]) -> Path | None:
@@ -106,7 +180,7 @@ def _begun(above: Path, grid: Sequence[Cell]) -> Path | None:
 
 def _new(above: Path) -> Path:
     """A folder that no other sweep has."""
-    above.mkdir(parents=True, exist_ok=True)
+    _make(above)
     for k in itertools.count(1):
         folder = above / f"{k:04d}"
         try:
@@ -117,9 +191,16 @@ def _new(above: Path) -> Path:
     raise AssertionError("counting ended")
 
 
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError((Problem("sweep_dir", f"{folder}: cannot be made: {error.strerror}"),)) from error
+
+
 def _index(folder: Path, grid: Sequence[Cell]) -> tuple[Cell, ...]:
     """The same overrides keep the folder they had; new ones are numbered on."""
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     path = folder / INDEX
     known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     names = {tuple(overrides): name for name, overrides in known.items()}
@@ -174,6 +255,11 @@ def _done(folder: Path, cell: Cell, label: str) -> Result | None:
     return done
 
 
+def _left_out(cell: Cell, refused: Mapping[tuple[str, ...], str]) -> Result | None:
+    reason = refused.get(cell.overrides)
+    return None if reason is None else Result(cell, "refused", {}, 0.0, reason)
+
+
 def _told(folder: Path, cell: Cell, command: Sequence[str], label: str, told: Flag) -> Result:
     print(f"{label}: running, log in {folder / cell.name}.log", flush=True)
     done = _run(folder, cell, command, told)
@@ -205,7 +291,7 @@ def _run(folder: Path, cell: Cell, command: Sequence[str], told: Flag) -> Result
     said = _result(folder, cell)
     if said is not None and (said.status == "done") == (code == 0):
         return said
-    return Result(cell, "failed", {}, seconds, f"exit code {code}: {_last_line(folder / f'{cell.name}.log')}")
+    return Result(cell, "failed", {}, seconds, _why(code, folder / f"{cell.name}.log"))
 
 
 def _dies_with(parent: int) -> None:
@@ -236,9 +322,13 @@ def _polled(child: subprocess.Popen[bytes]) -> int | None:
         return None
 
 
-def _last_line(log: Path) -> str:
+def _why(code: int, log: Path) -> str:
+    """Of a request that is refused the first problem, else the last line."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:200] if lines else "no output"
+    at = next((i for i, line in enumerate(lines) if line.startswith("error: ") and "in this request" in line), None)
+    if code == REFUSED and at is not None and at + 1 < len(lines):
+        return lines[at + 1]
+    return f"exit code {code}: {lines[-1][:200] if lines else 'no output'}"
 
 
 def _summary(folder: Path, results: Sequence[Result]) -> None:

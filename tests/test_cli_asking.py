@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,27 @@ def test_asking_needs_no_torch(argv):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
     )
     assert done.stdout.endswith("\n0 False\n")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["train.steps=1k", "show=plan"],
+        ["parallel.pipeline.stages=3"],
+        ["recipe=mlp_autoparallel", "parallel.pipeline.stages=3"],
+        ["model=null", "model._target_=nowhere.Net", "security.allow=[nowhere]"],
+        ["-m", "seed=1,two"],
+        ["optim.lr=fast", "parallel.hsdp.shard_size=3", "data.path=missing.txt", "train.batch_size=7"],
+    ],
+    ids=" ".join,
+)
+def test_a_cure_of_what_needs_no_plan_is_tried_without_torch(argv, tmp_path):
+    script = f"import sys; from launcher.__main__ import main; code = main({argv}); print(code, 'torch' in sys.modules)"
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path, env=where
+    )
+    assert done.stdout == "2 False\n"
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["show=config"], ["seed=1", "show=plan"]], ids=" ".join)

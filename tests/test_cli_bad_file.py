@@ -12,15 +12,14 @@ FILES = {
         "# mine\ndefaults:\n  - override /steps: [train]\ntrain:\n  steps: 5\n  batch_size: abc\nmodel:\n  dimm: 3\n"
         "steps:\n  trian: {}\n",
         f"""
-  model.dimm: unknown key, did you mean 'model.dim'?
+  model.dimm: unknown key, did you mean 'model.dim'? And then model.heads: 4: must cut model.dim=3 into \
+even-sized heads
     set in: recipes/mine.yaml:8:3
           |   dimm: 3
-    try:    '~model.dimm' model.dim=3
 
   train.batch_size = abc: should be a whole number
     set in: recipes/mine.yaml:6:3
           |   batch_size: abc
-    try:    train.batch_size=8
 
   steps.trian: unknown step 'trian', did you mean 'train'? (steps: {STEPS})
     set in: recipes/mine.yaml:10:3
@@ -57,11 +56,19 @@ FILES = {
     "option that is not there": (
         "defaults:\n  - override /model: lmm\n",
         """
-  model: unknown option 'lmm', did you mean 'lm'? """
-        """(there are: lm, lm_tiny, mlp, resnet18, resnet34, resnet50, tied_pair)
+  model: unknown option 'lmm', did you mean 'lm'? (there are: lm, lm_tiny, mlp, resnet18, resnet34, \
+resnet50, tied_pair)
     set in: recipes/mine.yaml:2:5
           |   - override /model: lmm
     try:    model=lm
+
+  train.steps: needs a value
+    set in: conf/config.yaml:25:3
+          |   steps: ???          # optimizer steps
+
+  train.batch_size: needs a value
+    set in: conf/config.yaml:26:3
+          |   batch_size: ???     # samples an optimizer step, over all ranks
 """,
     ),
     "group that is not there": (
@@ -85,12 +92,10 @@ FILES = {
   train.steps: needs a value
     set in: conf/config.yaml:25:3
           |   steps: ???          # optimizer steps
-    try:    train.steps=8
 
   train.batch_size: needs a value
     set in: conf/config.yaml:26:3
           |   batch_size: ???     # samples an optimizer step, over all ranks
-    try:    train.batch_size=8
 """,
     ),
 }

@@ -1,7 +1,8 @@
-"""A bad request: the whole text a user reads, exit code 2, nothing started, nothing written, no torch."""
+"""A bad request: the whole text a user reads, exit code 2, nothing started, nothing written."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,9 +42,10 @@ CASES = {
     "misspelt section": (
         ["parallell.hsdp.shard_size=3"],
         """
-  parallell.hsdp.shard_size: unknown key, did you mean 'parallel.hsdp.shard_size'?
+  parallell.hsdp.shard_size: unknown key, did you mean 'parallel.hsdp.shard_size'?; and then \
+parallel.hsdp.shard_size: 3: does not divide the 2 data-parallel ranks (4 ranks / 2); what does: 1, 2
     set by: parallell.hsdp.shard_size=3 (command line)
-    try:    parallel.hsdp.shard_size=3
+    try:    parallel.hsdp.shard_size=2
 """,
     ),
     "right name in the wrong place": (
@@ -66,7 +68,6 @@ CASES = {
         """
   train.batch_size = abc: should be a whole number
     set by: train.batch_size=abc (command line)
-    try:    train.batch_size=32
 """,
     ),
     "float for a whole number": (
@@ -82,7 +83,6 @@ CASES = {
         """
   train.steps = 0: should be at least 1
     set by: train.steps=0 (command line)
-    try:    train.steps=200
 """,
     ),
     "value instead of a section": (
@@ -97,7 +97,6 @@ CASES = {
         """
   parallel.pipeline.stage_config = 3: should be auto or a group of keys
     set by: parallel.pipeline.stage_config=3 (command line)
-    try:    parallel.pipeline.stage_config=auto
 """,
     ),
     "item of a nested list": (
@@ -105,13 +104,12 @@ CASES = {
         """
   parallel.dataset_strategy = [[1,a]]: item [0][1] = a should be a whole number
     set by: parallel.dataset_strategy=[[1,a]] (command line)
-    try:    parallel.dataset_strategy=data_parallel
 """,
     ),
     "rule over several keys": (
         ["model.heads=3"],
         """
-  model.heads = 3: must cut model.dim=128 into even-sized heads
+  model.heads = 3: must cut model.dim=128 into even-sized heads; use model.heads=4
     set by: model.heads=3 (command line)
     try:    model.heads=4
 """,
@@ -121,7 +119,7 @@ CASES = {
         """
   data.vocab_size = 300: the byte tokenizer has 256 tokens; use data.tokenizer=bpe
     set by: data.vocab_size=300 (command line)
-    try:    data.tokenizer=bpe
+    try:    data.vocab_size=300 data.tokenizer=bpe
 """,
     ),
     "unknown recipe": (
@@ -137,16 +135,14 @@ CASES = {
         """
   recipe: mine.yaml: there is no such file
     set by: recipe=mine.yaml (command line)
-    try:    recipe=NAME
 """,
     ),
     "unknown option": (
         ["model=resnet5"],
         """
-  model: unknown option 'resnet5', did you mean 'resnet50'? """
-        """(there are: lm, lm_tiny, mlp, resnet18, resnet34, resnet50, tied_pair)
+  model: unknown option 'resnet5', did you mean 'resnet50'? (there are: lm, lm_tiny, mlp, resnet18, \
+resnet34, resnet50, tied_pair); and then model: model resnet reads images, data text has tokens
     set by: model=resnet5 (command line)
-    try:    model=resnet50
 """,
     ),
     "unknown model name": (
@@ -181,15 +177,16 @@ CASES = {
         f"""
   steps.evaluat: unknown step 'evaluat', did you mean 'evaluate'? (steps: {STEPS})
     set by: steps.evaluat.batches=1 (command line)
-    try:    steps.evaluate.kind=evaluate
+    try:    steps.evaluate.batches=1
 """,
     ),
     "settings of a step that is not chosen": (
         ["steps=[train,save]", "steps.sample.tokens=5"],
         """
-  steps.sample: 'sample' is not among the steps of this run (train, save)
+  steps.sample: 'sample' is not among the steps of this run (train, save); and then steps.sample: needs an \
+exported model, which 'export' makes, and no 'export' step is asked for
     set by: steps.sample.tokens=5 (command line)
-    try:    'steps=[train,save,sample]' steps.sample.tokens=5
+    try:    'steps=[train,save,export,sample]' steps.sample.tokens=5
 """,
     ),
     "missing value": (
@@ -198,21 +195,30 @@ CASES = {
   data.root: needs a value
     set in: conf/data/idx.yaml:3:1
           | root: ???    # folder with train-images-idx3-ubyte and its kin
-    try:    data.root=VALUE
 
   data.fallback: unknown key (valid here: name, root, size, channels)
     set in: recipes/resnet50_cifar_pp2.yaml:8:8
           | data: {fallback: mnist5k}
     try:    '~data.fallback'
+
+  model.channels: 3 does not fit data idx, whose images are 1 x 28 x 28
+    set in: conf/model/resnet50.yaml:6:1
+          | channels: 3   # of the image
+    try:    model.channels=1
 """,
     ),
     "interpolation to nothing": (
         ["data=mnist5k"],
         """
-  model.vocab_size: ${data.vocab_size}: cannot be resolved; there is no key 'data.vocab_size'
+  model.vocab_size: ${data.vocab_size}: cannot be resolved; there is no key 'data.vocab_size': this data \
+has none
     set in: conf/model/lm.yaml:3:1
           | vocab_size: ${data.vocab_size}  # tokens, as the data has them
-    try:    model.vocab_size=VALUE
+
+  steps.sample: continues text, and data is mnist5k
+    set in: conf/steps/sample.yaml:2:1
+          | sample:
+    try:    'steps=[train,evaluate,sync_shared,save,transform,export]'
 """,
     ),
     "misspelt interpolation": (
@@ -228,11 +234,9 @@ CASES = {
         """
   name: ${runs}: cannot be resolved; it refers to itself
     set by: name=${runs} (command line)
-    try:    name=VALUE
 
   runs: ${name}: cannot be resolved; it refers to itself
     set by: runs=${name} (command line)
-    try:    runs=VALUE
 """,
     ),
     "environment variable that is not set": (
@@ -240,29 +244,26 @@ CASES = {
         """
   runs: ${oc.env:NOT_SET_ANYWHERE}: cannot be resolved; Environment variable 'NOT_SET_ANYWHERE' not found
     set by: runs=${oc.env:NOT_SET_ANYWHERE} (command line)
-    try:    runs=VALUE
 """,
     ),
     "no override": (
         ["lm_single"],
         """
-  lm_single: not an override; write key=value
-    try:    lm_single=VALUE
+  lm_single: not an override; a recipe is chosen with recipe=
+    try:    recipe=lm_single
 """,
     ),
     "value the grammar cannot read": (
         ["data.path=a=b"],
         """
-  data.path: a=b: cannot be read; quote the value
+  data.path: a=b: cannot be read; quote the value; and then data.path: a=b: No such file or directory
     set by: data.path=a=b (command line)
-    try:    "data.path='a=b'"
 """,
     ),
     "group with a name the grammar cannot read": (
         ["parallel.operators={head[a]: {weight: [2, 1]}}"],
         """
-  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; no viable alternative at input '{head['; in a \
-recipe file any name can be written
+  parallel.operators: {head[a]: {weight: [2, 1]}}: cannot be read; name by name any name can be written
     set by: parallel.operators={head[a]: {weight: [2, 1]}} (command line)
 """,
     ),
@@ -294,7 +295,6 @@ recipe file any name can be written
         """
   steps: +steps=sample: the list is given as a whole, in order
     set by: +steps=sample (command line)
-    try:    'steps=[train,save]'
 """,
     ),
     "class of a package that is not trusted": (
@@ -302,15 +302,15 @@ recipe file any name can be written
         """
   model._target_ = torch.nn.Linear: package 'torch' is not trusted (trusted: launcher)
     set by: model={_target_: torch.nn.Linear, in_features: 3, out_features: 4} (command line)
-    try:    'security.allow=[torch]'
+    try:    'model={_target_:torch.nn.Linear,in_features:3,out_features:4}' 'security.allow=[torch]'
 """,
     ),
     "class on top of a shipped option": (
         ["model._target_=mine.Net", "security.allow=[mine]"],
         """
-  model._target_ = mine.Net: the options of model=lm would become its arguments
+  model._target_ = mine.Net: the options of model=lm would become its arguments; and then model._target_: \
+mine.Net: there is no such module
     set by: model._target_=mine.Net (command line)
-    try:    model=null model._target_=mine.Net
 """,
     ),
     "unknown flag": (
@@ -341,17 +341,22 @@ recipe file any name can be written
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 
-  debug: unknown option 'limt', did you mean 'limit'? (there are: anomaly, limit, none, onerank, overfit, profiler)
+  debug: unknown option 'limt', did you mean 'limit'? (there are: anomaly, limit, none, onerank, overfit, \
+profiler)
     set by: debug=limt (command line)
     try:    debug=limit
 
   seed = -1: should be at least 0
     set by: seed=-1 (command line)
-    try:    seed=0
 
   parallel.pipeline.stags: unknown key, did you mean 'parallel.pipeline.stages'?
     set by: parallel.pipeline.stags=2 (command line)
     try:    parallel.pipeline.stages=2
+
+  launch.nproc = 1: cannot be cut evenly into 2 pipeline stages
+    set in: recipes/lm_single.yaml:9:10
+          | launch: {{nproc: 1}}
+    try:    launch.nproc=2
 """,
     ),
 }
@@ -371,9 +376,11 @@ def test_it_says_what_is_wrong_where_it_was_set_and_what_to_type(argv, text, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bad_request_is_answered_without_torch():
-    script = "import sys; from launcher.__main__ import main; print(main(['seed=x']), 'torch' in sys.modules)"
+def test_a_request_that_cannot_be_composed_is_answered_without_torch(tmp_path):
+    (tmp_path / "mine.yaml").write_text("seed: [1\n")
+    script = "import sys; from launcher.__main__ import main; print(main(['recipe=mine.yaml']), 'torch' in sys.modules)"
+    where = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path, env=where
     )
     assert done.stdout == "2 False\n"

@@ -43,7 +43,6 @@ error: 1 problem in this request; nothing was started
 
   train.steps = 0: should be at least 1
     set by: train.steps=0 (command line)
-    try:    train.steps=200
 """
 
 

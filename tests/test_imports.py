@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = {
     "launcher.errors": "errors",
     "launcher.job.schema": "schema",
+    "launcher.job.alike": "schema",
     "launcher.job.base": "schema",
     "launcher.job.models": "schema",
     "launcher.job.inside": "schema",

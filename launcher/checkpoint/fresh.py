@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ def fresh(final: Path) -> Iterator[Path]:
 
     Of a link it is the folder that the link leads to.
     """
-    final = final.resolve()
+    final = Path(os.path.realpath(final))
     new = partial(final)
     if new.exists():
         shutil.rmtree(new)
@@ -52,13 +53,13 @@ def check_empty(dst: Path, cure: str = "; give another") -> None:
 
 def check_outside(dst: Path) -> None:
     """Raises ``ValueError`` when ``dst`` is in a checkpoint, which would be damaged by a file of another kind."""
-    for folder in dst.resolve().parents:
+    for folder in Path(os.path.realpath(dst)).parents:
         if (folder / NAME).is_file():
             raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")
 
 
 def check_apart(src: Path, dst: Path) -> None:
     """Raises ``ValueError`` when one is the other or within it."""
-    here, there = src.resolve(), dst.resolve()
+    here, there = Path(os.path.realpath(src)), Path(os.path.realpath(dst))
     if here == there or here in there.parents or there in here.parents:
         raise ValueError(f"{dst}: the destination and the source {src} are the same folder, or one is in the other")

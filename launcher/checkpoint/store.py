@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 def step_of(folder: Path) -> int | None:
     """The step that its name says, if it says one."""
-    match = _STEP.fullmatch(folder.resolve().name)
+    match = _STEP.fullmatch(os.path.basename(os.path.realpath(folder)))
     return None if match is None else int(match[1])
 
 

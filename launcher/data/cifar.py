@@ -56,7 +56,7 @@ def read_pickle(file: Path) -> Split:
             raise ValueError(f"data is {pixels.dtype} {pixels.shape} for {labels.size} labels")
     except Exception as error:  # a broken pickle can raise anything
         text = f"{file}: not a CIFAR-10 batch: {error}"
-        raise RequestError((Problem("data.root", text, "fetch the archive again"),)) from error
+        raise RequestError((Problem("data.root", f"{text}; fetch the archive again"),)) from error
     return pixels.reshape(-1, 3, 32, 32), labels.astype(np.uint8)
 
 

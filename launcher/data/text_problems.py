@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.data import corpus
+from launcher.data.nearby import file as nearby
 from launcher.errors import Problem
 from launcher.job.models import Text
-
-SHIPPED = "data.path=null"
-LEARNED = "data.tokenizer=bpe data.tokenizer_file=null"
 
 
 def check_text(settings: Text) -> Iterator[Problem]:
@@ -19,10 +18,10 @@ def check_text(settings: Text) -> Iterator[Problem]:
         with file.open("rb") as stream:
             empty = not stream.read(1)
     except OSError as error:
-        yield Problem("data.path", f"{file}: {error.strerror}", SHIPPED)
+        yield Problem("data.path", f"{file}: {error.strerror}", _meant("data.path", str(file)))
         return
     if empty:
-        yield Problem("data.path", f"{file}: the file is empty", SHIPPED)
+        yield Problem("data.path", f"{file}: the file is empty")
         return
     yield from _windows(settings, file)
     if settings.tokenizer != "bytes":
@@ -34,7 +33,8 @@ def check_text(settings: Text) -> Iterator[Problem]:
 def check_absent(settings: Text) -> Iterator[Problem]:
     """A tokenizer may come after the plan, from another machine: ``data.vocab_size`` says all that a plan needs."""
     if settings.tokenizer_file is not None and not Path(settings.tokenizer_file).is_file():
-        yield Problem("data.tokenizer_file", f"{settings.tokenizer_file}: no such file", LEARNED)
+        key, path = "data.tokenizer_file", settings.tokenizer_file
+        yield Problem(key, f"{path}: no such file", _meant(key, path))
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
@@ -43,10 +43,22 @@ def _windows(settings: Text, file: Path) -> Iterator[Problem]:
     window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
     if train <= settings.seq_len:
         text = f"{file}: {train} bytes to train on (data.val_fraction={settings.val_fraction}) are too few: {window}"
-        yield Problem("data.path", text, SHIPPED)
+        yield Problem("data.path", text)
     elif settings.val_fraction and val <= settings.seq_len:
         text = f"{settings.val_fraction} of {file} is {val} bytes, too few: {window}"
-        yield Problem("data.val_fraction", text, "data.val_fraction=0")
+        yield Problem("data.val_fraction", text, _enough(settings, train + val))
+
+
+def _enough(settings: Text, size: int) -> str:
+    """The smallest share, in hundredths, that holds a window, if the rest does too."""
+    share = next((k / 100 for k in range(1, 100) if int(size * k / 100) > settings.seq_len + 1), 1.0)
+    return f"data.val_fraction={share}" if size * (1 - share) > settings.seq_len + 1 else ""
+
+
+def _meant(key: str, path: str) -> str:
+    """The file of nearly this name that is there."""
+    near = nearby(path)
+    return f"{key}={near}" if near and re.fullmatch(r"[\w./-]+", near, re.ASCII) else ""
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
@@ -55,7 +67,7 @@ def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
     try:
         size = bpe.load(path).get_vocab_size()
     except ValueError as error:
-        yield Problem("data.tokenizer_file", str(error), LEARNED)
+        yield Problem("data.tokenizer_file", str(error))
         return
     if size > vocab_size:
         text = f"{vocab_size}: {path} has {size} tokens"
@@ -67,4 +79,4 @@ def _utf8(settings: Text, file: Path) -> Iterator[Problem]:
         file.read_bytes().decode()
     except UnicodeDecodeError as error:
         text = f"{file}: byte {error.start} is not UTF-8, which data.tokenizer={settings.tokenizer} needs"
-        yield Problem("data.path", text, "data.tokenizer=bytes data.vocab_size=256")
+        yield Problem("data.path", f"{text}; data.tokenizer=bytes with data.vocab_size=256 reads any bytes")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, problems
+from launcher.job.redact import text as redacted
 
 FLAGS = ("--help", "--version", "--multirun", "--config-dir", "--cfg")
 SHORT = {"-h": "--help", "-m": "--multirun", "-cd": "--config-dir", "-c": "--cfg"}
@@ -39,26 +41,38 @@ def parse(argv: Sequence[str]) -> Args:
             elif not word.startswith("-"):
                 overrides.append(word)
             elif flag not in FLAGS:
-                found.append(_no_flag(word, name))
+                taken, problem = _no_flag(word, rest, config_dir)
+                found.append(problem)
+                del rest[:taken]
             elif flag in ("--config-dir", "--cfg"):
                 value = value if equals else (rest.pop(0) if rest else "")
                 if flag == "--config-dir":
                     config_dir = Path(value) if value else None
-                    found += [] if value else [Problem("", "--config-dir: needs a folder", "--config-dir DIR")]
+                    found += [] if value else [Problem("", "--config-dir: needs a folder", "", (word,))]
                 elif value == "job":
                     overrides.append("show=config")
                 else:
-                    found.append(Problem("", f"--cfg {value}: only --cfg job is there", "show=config"))
+                    found.append(Problem("", f"--cfg {value}: only --cfg job is there", "show=config", (word, value)))
             else:
                 seen.add(flag)
         if sweep_dir is not None and not {"--multirun", "--help"} & seen:
-            found.append(Problem("sweep_dir", f"{sweep_dir}: only a sweep has one", f"-m sweep_dir={sweep_dir}"))
+            cure = shlex.join(["-m", f"sweep_dir={sweep_dir}"])
+            found.append(Problem("sweep_dir", f"{sweep_dir}: only a sweep has one", cure, (f"sweep_dir={sweep_dir}",)))
     return Args(tuple(overrides), "--help" in seen, "--version" in seen, "--multirun" in seen, config_dir, sweep_dir)
 
 
-def _no_flag(word: str, name: str) -> Problem:
-    from launcher.job.near import nearest
+def _no_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
+    """How many arguments ``after`` it are its value, and what is wrong with it."""
+    from launcher.job.alike import nearest
+    from launcher.job.shelf import Shelf
+    from launcher.job.words import Names, flag
 
-    hint = nearest(name, FLAGS)
+    name = word.partition("=")[0]
+    shelf = Shelf.of(config_dir)
+    taken, meant = flag(word, after, Names(shelf.groups(), shelf.options("recipe")))
+    hint = "" if meant else nearest(name, FLAGS, 0.75) or ""
     said = f", did you mean {hint}?" if hint else ""
-    return Problem("", f"{word}: unknown flag{said} (flags: {', '.join(FLAGS)}; settings are key=value)", hint or "")
+    shown = redacted(" ".join([word, *after[:taken]]))
+    text = f"{shown}: unknown flag{said} (flags: {', '.join(FLAGS)}; settings are key=value)"
+    alone = hint in ("", "--config-dir", "--cfg") and not meant
+    return taken, Problem("", text, "" if alone else meant or hint, (word, *after[:taken]))

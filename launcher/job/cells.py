@@ -16,6 +16,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job import redact
 from launcher.job.overrides import read
 from launcher.job.shelf import Shelf
+from launcher.job.words import Names, sift
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Cell:
 def cells(overrides: Sequence[str], shelf: Shelf) -> tuple[Cell, ...]:
     """Every combination, the last override varying fastest; cells are named by what varies."""
     found: list[Problem] = []
-    lists = [_values(o, shelf, found) for o in overrides]
+    single = sift(overrides, Names(shelf.groups(), shelf.options("recipe")), found)
+    lists = [_values(o, shelf, found) for o in single]
     if found:
         raise RequestError(tuple(found))
     many = [i for i, values in enumerate(lists) if len(values) > 1]
@@ -56,7 +58,7 @@ def _values(text: str, shelf: Shelf, found: list[Problem]) -> list[str]:
         return [text]
     if not parsed.is_discrete_sweep():
         key = parsed.key_or_group
-        found.append(Problem(key, f"{parsed.get_value_string()}: has no list of values", f"-m {key}=1,2"))
+        found.append(Problem(key, f"{parsed.get_value_string()}: has no list of values; write {key}=A,B"))
         return [text]
     values = [f"{parsed.get_key_element()}={v}" for v in parsed.sweep_string_iterator()]
     if not values:

@@ -8,20 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
-from launcher.job import surface
+from launcher.job import meant, surface
+from launcher.job.alike import nearest
 from launcher.job.explain import explain, missing, shown
+from launcher.job.hostile import Hostile
 from launcher.job.hydrate import CONFIG, Composed, hydrate, no_option
-from launcher.job.merge import plain, put
+from launcher.job.merge import keys, plain, put
 from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
-from launcher.job.overrides import Override, paste, quoted, read, shell
+from launcher.job.overrides import Override, paste, read, shell, written
 from launcher.job.redact import text as redacted
 from launcher.job.schema import Job
 from launcher.job.shelf import Shelf
 from launcher.job.steps import named
 from launcher.job.targets import refusal
+from launcher.job.whole import whole
+from launcher.job.words import Names, sift
 
 _JOB = TypeAdapter(Job)  # its complaints are explained here, with where each value was set
 
@@ -37,11 +42,28 @@ class Request:
 
 
 class BadRequest(RequestError):
-    """A request that cannot be carried out, and where its values were set (problem by problem, where they differ)."""
+    """A request that cannot be carried out, and where its values were set (problem by problem, where they differ).
 
-    def __init__(self, problems: tuple[Problem, ...], origins: Origins | Mapping[Problem, Origins]) -> None:
+    ``late``: each value is right by itself, and they cannot be together.
+    """
+
+    def __init__(
+        self,
+        problems: tuple[Problem, ...],
+        origins: Origins | Mapping[Problem, Origins],
+        late: bool = False,
+        planned: bool = False,
+    ) -> None:
         self.origins = origins
+        self.late = late
+        self.planned = planned
         super().__init__(problems)
+
+
+def late(error: RequestError, request: Request) -> BadRequest:
+    """``error`` about a request that is composed, with where its values were set."""
+    typed = read(request.overrides, [])
+    return BadRequest(whole(error.problems, typed, request.origins), request.origins, late=True, planned=error.planned)
 
 
 def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Request:
@@ -51,9 +73,10 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     Raises ``BadRequest`` with every problem found.
     """
     found: list[Problem] = []
-    typed = read(overrides, found)
+    here = Shelf.of(config_dir)
+    typed = read(sift(overrides, Names(here.groups(), here.options("recipe")), found), found)
     shelf, typed = _shelf(typed, config_dir, found)
-    said = tuple(_said(overrides))
+    said = tuple(_said(overrides, typed))
     groups = [o for o in typed if o.key in shelf.groups() and not isinstance(o.value, Mapping)]
     choices = _choices(groups, shelf, found)
     wrong = {p.key for p in found} & set(shelf.groups())
@@ -64,10 +87,11 @@ def compose(overrides: Sequence[str], *, config_dir: Path | None = None) -> Requ
     found += [p for p in (put(composed.cfg, o) for o in rest) if p is not None]
     data = _data(composed, found)
     origins = gather((*of_files(composed.files), *said), data)
+    found += _idle(origins)
     found = [p if p.text else missing(tuple(p.key.split(".")), data, origins) for p in found]
     job = _validated(data, origins, found)
     if job is None or found:
-        raise BadRequest(_relevant(found, wrong, origins), origins)
+        raise BadRequest(whole(_relevant(found, wrong, origins), typed, origins), origins)
     return Request(job, data, origins, tuple(overrides))
 
 
@@ -85,38 +109,52 @@ def _shelf(typed: tuple[Override, ...], user: Path | None, found: list[Problem])
             typed = tuple(Override(t.key, path.stem, t.text) if t is o else t for t in typed)
         else:
             why = "there is no such file" if not path.is_file() else "its name must end in .yaml"
-            found.append(Problem("recipe", f"{o.value}: {why}", "recipe=NAME"))
+            found.append(Problem("recipe", f"{o.value}: {why}", _file_meant(o.value)))
             typed = tuple(t for t in typed if t is not o)
     shelf = Shelf.of(user, folder)
     found += [Problem("", f"{f}: a shipped option has this name; give yours another") for f in shelf.hidden()]
     return shelf, typed
 
 
+def _file_meant(name: str) -> str:
+    """The recipe that is there under nearly this name."""
+    path = Path(name)
+    there = [str(p) for p in path.parent.glob("*.yaml") if p.is_file()] if path.parent.is_dir() else []
+    shipped = [f"{r}.yaml" for r in Shelf().options("recipe")]
+    if path.name in shipped:
+        return paste("recipe", path.stem)
+    close = nearest(name, there, 0.8)
+    return paste("recipe", close) if close else ""
+
+
 def _choices(groups: list[Override], shelf: Shelf, found: list[Problem]) -> list[str]:
     """Overrides of groups for Hydra; those whose option is not there are reported, and left out."""
     texts = []
     for o in groups:
-        names = [n for n in (o.value if isinstance(o.value, list) else [o.value]) if n is not None]
+        names = [_name(n) for n in (o.value if isinstance(o.value, list) else [o.value]) if n is not None]
         options = shelf.options(o.key)
         bad = [str(n) for n in names if n not in options]
         if o.add and o.key == "steps":
-            found.append(
-                Problem("steps", f"{o.text}: the list is given as a whole, in order", shell("steps=[train,save]"))
-            )
+            found.append(Problem("steps", f"{o.text}: the list is given as a whole, in order"))
         elif bad and not o.delete:
             found += [_misspelt(o, b, options) for b in bad]
         elif o.delete or o.value is None:
             texts.append(f"~{o.key}")
         else:
-            listed = (
-                f"[{','.join(quoted(str(n)) for n in names)}]" if isinstance(o.value, list) else quoted(str(o.value))
-            )
+            listed = f"[{','.join(map(written, names))}]" if isinstance(o.value, list) else written(names[0])
             texts.append(f"{o.key}={listed}")
     return texts
 
 
+def _name(option: Any) -> str:
+    """An option's name may read as a number or a boolean: 1, true."""
+    return str(option).lower() if isinstance(option, bool) else str(option)
+
+
 def _misspelt(o: Override, bad: str, options: Sequence[str]) -> Problem:
     problem = no_option(o.key, bad, options)
+    if o.key == "steps" and set(bad.split(",")) <= set(options):
+        return Problem("steps", f"{bad!r} is one word; a list is [a,b]", paste("steps", bad.split(",")))
     if isinstance(o.value, list) and problem.cure:
         right = no_option(o.key, bad, options).cure.strip("'").partition("[")[2].rstrip("]")
         return Problem(problem.key, problem.text, paste(o.key, [right if n == bad else n for n in o.value]))
@@ -128,11 +166,28 @@ def _data(composed: Composed, found: list[Problem]) -> dict[str, Any]:
     cfg = composed.cfg
     cfg["recipe"] = composed.recipe
     data = plain(cfg, found)
+    _typed_by_schema(cfg, data)
     if data.get("name") is None:
         model = data.get("model")
         kind = model.get("name") if isinstance(model, dict) else None
         data["name"] = (composed.recipe or str(kind or "run")).replace("/", "-")
     return data
+
+
+def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:
+    """The environment holds texts: what comes from there is read as what its key takes."""
+    raw = OmegaConf.to_container(cfg, resolve=False)
+    for key in keys(raw):
+        *above, name = key.split(".")
+        source: Any = raw
+        node: Any = data
+        for part in above:
+            source, node = (t.get(part) if isinstance(t, dict) else None for t in (source, node))
+        written_as = source.get(name) if isinstance(source, dict) else None
+        if isinstance(written_as, str) and "oc.env:" in written_as and isinstance(node, dict):
+            value, note = node.get(name), surface.at(key.split("."), data)
+            if isinstance(value, str) and note is not None and not surface.accepts(note, value):
+                node[name] = next(meant.readings(key, note, value), value)
 
 
 def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> Job | None:
@@ -146,6 +201,13 @@ def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> 
     allow = data.get("security", {}).get("allow") if isinstance(data.get("security"), dict) else ()
     found += _targets(data, tuple(allow) if isinstance(allow, list) else (), origins)
     return job
+
+
+def _idle(origins: Origins) -> Iterator[Problem]:
+    """What Hydra would read, and nothing here does."""
+    if (origin := origins.of("hydra")) is not None and not origin.typed:
+        text = "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"
+        yield Problem("", f"{origin.where}: {text}")
 
 
 def _of_hole(key: str, holes: set[str]) -> bool:
@@ -182,7 +244,13 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
         name = origins.of(f"{section}.name") if "name" in node else None
         if name is not None and name.shipped:
             text = f"{target}: the options of {section}={shown(node['name'], '')} would become its arguments"
-            yield Problem(key, text, f"{section}=null {paste(key, target)}")
+            mine = origins.of(key)
+            if mine is not None and not mine.typed:
+                yield Problem(
+                    key, f"{text}; a recipe leaves them out with - override /{section}: null", f"{section}=null"
+                )
+            else:
+                yield Problem(key, text, f"{section}=null {paste(key, target)}")
         if why := refusal(target, allow):
             yield Problem(key, f"{target}: {why[0]}", why[1])
 
@@ -196,9 +264,14 @@ def _relevant(found: list[Problem], wrong: set[str], origins: Origins) -> tuple[
     return tuple(p for p in once if p.key in wrong or p.key.partition(".")[0] not in hidden)
 
 
-def _said(overrides: Sequence[str]) -> Iterator[tuple[str, Origin]]:
+def _said(overrides: Sequence[str], typed: Sequence[Override]) -> Iterator[tuple[str, Origin]]:
+    """What each override set: its key, and those of the group of keys that it is."""
+    read = {o.text: o for o in typed}
     for text in overrides:
-        yield text.partition("=")[0].lstrip("+~"), Origin(COMMAND_LINE, redacted(text))
+        origin, override = Origin(COMMAND_LINE, redacted(text)), read.get(text)
+        yield text.partition("=")[0].strip().lstrip("+~"), origin
+        if override is not None and isinstance(override.value, Mapping):
+            yield from ((key, origin) for key in keys(override.value, override.key))
 
 
 def _partial(typed: Sequence[Override], shelf: Shelf, said: Sequence[tuple[str, Origin]]) -> Origins:
@@ -207,5 +280,5 @@ def _partial(typed: Sequence[Override], shelf: Shelf, said: Sequence[tuple[str, 
     paths = [p for p in (shelf.file(CONFIG), shelf.file(f"recipe/{recipe}") if recipe else None) if p]
     try:
         return gather((*of_files([(p, "") for p in paths]), *said), {})
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, UnicodeDecodeError, Hostile):
         return gather(said, {})

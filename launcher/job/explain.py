@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
-from launcher.job import cure, near, surface
+from launcher.job import cure, meant, near, surface
+from launcher.job.alike import nearest
 from launcher.job.origins import Origins
 from launcher.job.overrides import paste, shell, written
 from launcher.job.redact import HIDDEN, secret, values
@@ -60,14 +61,27 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
         (name, value), *_ = value.items()
         parts = (*parts, str(name))
     key = ".".join(parts)
-    meant = near.key(parts, bad, data)
+    right = near.key(parts, bad, data)
     origin = origins.of(key)
     drop = "" if origin and origin.typed else shell(f"~{key}")
-    if meant is None:
+    if right is None:
         valid = surface.names(parts[:bad], data)
-        return Problem(key, "unknown key" + (f" (valid here: {', '.join(valid)})" if valid else ""), drop)
-    put = f"{meant}={HIDDEN}" if secret(key) else paste(meant, values(value, key))
-    return Problem(key, f"unknown key, did you mean {meant!r}?", f"{drop} {put}".strip())
+        why = near.why_not(parts[-1])
+        listed = f" (valid here: {', '.join(valid)})" if valid else ""
+        ours = origin is not None and origin.shipped  # a recipe's, for another option than the one chosen now
+        return Problem(key, f"unknown key{f': {why}' if why else listed}", drop if ours else "")
+    text = f"unknown key, did you mean {right!r}?"
+    if secret(key):
+        return Problem(key, text)
+    return Problem(key, text, f"{drop} {_moved(right, value, data)}".strip())
+
+
+def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
+    """``value`` at ``key``, in the form that this takes."""
+    parts = tuple(key.split("."))
+    note = surface.at(parts, data)
+    fits = isinstance(value, Mapping) or surface.accepts(note, value)
+    return paste(key, value) if fits else cure.value(parts, value, data) or paste(key, value)
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
@@ -103,11 +117,8 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
         whole = origins.value(key)
         at = "".join(f"[{i}]" for i in spot.items)
         item = "" if kind == "missing" else f" = {shown(bad, key)}"
-        return Problem(
-            key, f"{shown(whole, key)}: item {at}{item} {reason}", cure.value(spot.parts, whole, origins, data)
-        )
-    bound = next((context[b] for b in ("ge", "le") if b in context), None)
-    return Problem(key, f"{shown(bad, key)}: {reason}", cure.value(spot.parts, bad, origins, data, bound))
+        return Problem(key, f"{shown(whole, key)}: item {at}{item} {reason}", cure.value(spot.parts, whole, data))
+    return Problem(key, f"{shown(bad, key)}: {reason}", cure.value(spot.parts, bad, data))
 
 
 def _choice(
@@ -117,15 +128,15 @@ def _choice(
     key, bad = ".".join(parts), details[0]["input"]
     words = surface.literals(surface.at(parts, data))
     reasons = [_reason(d, ()).removeprefix("should be ") for d in details if d["type"] != "literal_error"]
-    hint = near.nearest(bad, words) if isinstance(bad, str) else None
+    hint = meant.word_of(bad, words) if isinstance(bad, str) else None
     text = f"should be {' or '.join([*words, *reasons])}" + (f", did you mean {hint!r}?" if hint else "")
-    return Problem(key, f"{shown(bad, key)}: {text}", cure.value(parts, bad, origins, data))
+    return Problem(key, f"{shown(bad, key)}: {text}", cure.value(parts, bad, data))
 
 
 def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
     kind = detail["type"]
     if kind == "literal_error":
-        hint = near.nearest(detail["input"], [str(w) for w in words])
+        hint = meant.word_of(detail["input"], [str(w) for w in words])
         listed = ", ".join(map(str, words))
         return f"should be one of {listed}" + (f"; did you mean {hint!r}?" if hint else "")
     return "is missing" if kind == "missing" else reason(detail)
@@ -136,10 +147,10 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
     note = surface.at(parts, data)
     if tags := surface.kinds(note):
         listed = [t for t in tags if t != "_target_"]
-        return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})", f"{parts[-1]}={listed[0]}")
+        return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
     field = surface.field_at(parts, data)
     what = f": {field.description}" if field is not None and field.description else ""
-    return Problem(".".join(parts), f"needs a value{what}", cure.value(parts, None, origins, data))
+    return Problem(".".join(parts), f"needs a value{what}")
 
 
 def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
@@ -153,14 +164,18 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     step = parts[0] == "steps" and tag == parts[-1]
     key = ".".join(parts if step else (*parts, field))
     if tag is None:
-        return Problem(key, f"needs a value ({title}: {', '.join(tags)})", paste(key, tags[0]))
-    hint = near.nearest(tag, tags)
+        return Problem(key, f"needs a value ({title}: {', '.join(tags)})")
+    hint = nearest(tag, tags)
     text = f"unknown {word} {tag!r}{near.choice(tag, tags, title)}"
     if not step:
-        return Problem(key, text, paste(key, hint or tags[0]))
+        return Problem(key, text, paste(key, hint) if hint else "")
     origin = origins.of(key)
-    drop = "" if origin and origin.typed else shell(f"~{key}")
-    return Problem(key, text, f"{drop} {f'steps.{hint}.kind={hint}' if hint else ''}".strip())
+    if hint is None:
+        return Problem(key, text)
+    kept = [paste(f"steps.{hint}.{name}", v) for name, v in bad.items() if name != "kind"]
+    if origin and origin.typed:
+        return Problem(key, text, " ".join(kept))
+    return Problem(key, text, " ".join([shell(f"~{key}"), f"steps.{hint}.kind={hint}", *kept]))
 
 
 def _value_error(spot: Spot, message: str, bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
@@ -168,10 +183,10 @@ def _value_error(spot: Spot, message: str, bad: Any, data: Mapping[str, Any], or
     advice = re.search(r"use ([\w.]+=[\w.\[\],-]+)", message)
     named = re.match(r"([a-z_]+(?:\.[a-z_]+)+)=([^\s:]+):? (.*)", message, re.DOTALL)
     if named:
-        fixed = advice[1] if advice else cure.value(tuple(named[1].split(".")), origins.value(named[1]), origins, data)
+        fixed = advice[1] if advice else cure.value(tuple(named[1].split(".")), origins.value(named[1]), data)
         return Problem(named[1], f"{named[2]}: {named[3]}", fixed)
     key = ".".join(spot.parts)
     if isinstance(bad, Mapping):
         return Problem(key, f"{shown(bad, key)}: {message}", advice[1] if advice else cure.group(spot.parts, bad, data))
-    fixed = advice[1] if advice else cure.value(spot.parts, bad, origins, data)
+    fixed = advice[1] if advice else cure.value(spot.parts, bad, data)
     return Problem(key, f"{shown(bad, key)}: {message}", fixed)

@@ -19,7 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.near import choice, nearest
+from launcher.job.alike import nearest
+from launcher.job.hostile import Hostile
+from launcher.job.near import choice
 from launcher.job.overrides import quoted, shell
 from launcher.job.paths import short
 from launcher.job.recipe_source import register
@@ -27,6 +29,11 @@ from launcher.job.redact import text as redacted
 from launcher.job.shelf import Shelf
 
 CONFIG = "config"
+ALMOST = {
+    ("optim", "adam"): ("it is adamw without decay", "optim=adamw optim.weight_decay=0"),
+    ("data", "mnist"): ("idx reads its files, mnist5k is 5000 of its digits", ""),
+}
+"""Options that others have: what they are among ours."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +55,14 @@ def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
 
 def _hydrated(choices: tuple[str, ...], shelf: Shelf) -> Composed | Problem:
     register()
-    places = [*(f"recipes://{r}" for r in shelf.recipes), *(f"file://{c}" for c in shelf.conf[1:])]
+    places = [*(f"recipes://{r}" for r in shelf.recipes), *(f"options://{c}" for c in shelf.conf[1:])]
     overrides = [f"hydra.searchpath=[{','.join(map(quoted, places))}]", *choices]
     try:
         with _opened(shelf.conf[0]):
             cfg = compose(CONFIG, overrides, return_hydra_config=True)
             layers = GlobalHydra.instance().config_loader().compute_defaults_list(CONFIG, overrides, RunMode.RUN)
+    except Hostile as error:
+        return error.problem
     except yaml.YAMLError as error:
         return _syntax(error)
     except UnicodeDecodeError:
@@ -116,9 +125,27 @@ def _no_option(error: MissingConfigException, shelf: Shelf) -> Problem:
     """An option that a defaults list names; those of the command line were checked before."""
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
     options = shelf.options(group)
+    if not options and (told := _chosen_wrongly(group.removeprefix("recipe/"), option, shelf)):
+        return told
     if not options:
         return Problem("", " ".join(str(error).partition("Config search path")[0].split()))
     return no_option(group, option, options)
+
+
+def _chosen_wrongly(group: str, option: str, shelf: Shelf) -> Problem | None:
+    """``- model: mlp`` or ``- override model: mlp`` in a recipe, which is below the groups that it chooses from."""
+    if group not in shelf.groups():
+        return None
+    for path in (p for folder in shelf.recipes for p in sorted(folder.rglob("*.yaml"))):
+        for n, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            got = re.match(rf"(\s*-\s*)(?:override\s+)?{re.escape(group)}\s*:\s*(.*?)\s*(?:#.*)?$", line)
+            if got and (not option or option in got[2]):
+                right = f"- override /{group}: {got[2]}"
+                text = f"a recipe chooses options of the whole run; write {right}"
+                return Problem(
+                    "", f"{short(path)}:{n}:{len(got[1]) + 1}: {text}\n          | {redacted(line.rstrip())}"
+                )
+    return None
 
 
 def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
@@ -127,13 +154,19 @@ def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
     word = "step" if group == "steps" else "option"
     fixed = (f"steps=[{hint}]" if group == "steps" else f"{group}={hint}") if hint else ""
     title = "there are" if group != "steps" else "steps"
+    if (group, option.lower()) in ALMOST:
+        why, fixed = ALMOST[group, option.lower()]
+        return Problem(group, f"unknown {word} {option!r}: {why} ({title}: {', '.join(options)})", fixed)
     return Problem(group, f"unknown {word} {option!r}{choice(option, options, title)}", shell(fixed) if fixed else "")
 
 
 def _conflict(text: str, shelf: Shelf) -> Problem:
     """Files that do not go together."""
-    if named := re.search(r"Could not override '([^'@]+)'", text):
-        return Problem(named[1], f"there is no such group{choice(named[1], shelf.groups(), 'groups')}")
+    if named := re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text):
+        group = named[1].removeprefix("recipe/")
+        if told := _chosen_wrongly(group, "", shelf):
+            return told
+        return Problem(group, f"there is no such group{choice(group, shelf.groups(), 'groups')}")
     text = text.partition(" full_key:")[0]
     if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
         text = text.partition(":")[0] + ": a list where there should be a group of keys, or the other way round"

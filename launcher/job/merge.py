@@ -10,7 +10,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.near import nearest
+from launcher.job.alike import nearest
 from launcher.job.overrides import OPEN, Override, paste, shell
 from launcher.job.redact import text as redacted
 
@@ -74,7 +74,7 @@ def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
 
     A key still at ``???`` is left out too, and reported without text: what it needs is known once all data is.
     """
-    out: dict[str, Any] = _plain(cfg, "", found, tuple(_keys(OmegaConf.to_container(cfg, resolve=False))))
+    out: dict[str, Any] = _plain(cfg, "", found, tuple(keys(OmegaConf.to_container(cfg, resolve=False))))
     return out
 
 
@@ -113,10 +113,13 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
         reason = "it refers to itself"
     wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
     if wanted is None:
-        return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}", f"{key}=VALUE")
+        return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
     hint = nearest(wanted, known, 0.8)
     said = f", did you mean ${{{hint}}}?" if hint else ""
-    fixed = paste(key, text.replace(wanted, hint)) if hint else f"{key}=VALUE"
+    fixed = paste(key, text.replace(wanted, hint)) if hint else ""
+    section = wanted.partition(".")[0]
+    if not hint and section in CHOSEN:
+        said = f": this {section} has none"
     return Problem(key, f"{redacted(text)}: cannot be resolved; there is no key {wanted!r}{said}", fixed)
 
 
@@ -126,8 +129,9 @@ def _first_line(error: BaseException) -> str:
     return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
 
 
-def _keys(tree: Any, above: str = "") -> list[str]:
+def keys(tree: Any, above: str = "") -> list[str]:
+    """Every dotted key of a group of keys, those above before those below."""
     if not isinstance(tree, Mapping):
         return []
     names = [(f"{above}.{k}" if above else str(k), v) for k, v in tree.items()]
-    return [key for name, value in names for key in (name, *_keys(value, name))]
+    return [key for name, value in names for key in (name, *keys(value, name))]

@@ -39,9 +39,13 @@ class LanguageModel(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.dim % self.heads or self.dim // self.heads % 2:
-            raise ValueError(f"model.heads={self.heads} must cut model.dim={self.dim} into even-sized heads")
+            fits = [n for n in range(1, self.dim // 2 + 1) if self.dim % (2 * n) == 0]
+            advice = f"; use model.heads={min(fits, key=lambda n: (abs(n - self.heads), -n))}" if fits else ""
+            raise ValueError(f"model.heads={self.heads} must cut model.dim={self.dim} into even-sized heads{advice}")
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}")
+            fits = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            advice = f"use model.kv_heads={min(fits, key=lambda n: (abs(n - (self.kv_heads or 1)), -n))}"
+            raise ValueError(f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}; {advice}")
         return self
 
 

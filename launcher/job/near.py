@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any
 
 from launcher.job import surface
-
-
-def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
-    """The most similar of ``names``, if any is at least ``alike`` (0 to 1)."""
-    lower = {n.lower(): n for n in names}
-    found = get_close_matches(str(word).lower(), lower, 1, alike)
-    return lower[found[0]] if found else None
+from launcher.job.alike import nearest
+from launcher.job.synonyms import OTHERS, UNLIKE
 
 
 def choice(word: object, names: Sequence[str], title: str) -> str:
@@ -23,13 +17,35 @@ def choice(word: object, names: Sequence[str], title: str) -> str:
 
 
 def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
-    """A valid key instead of ``parts``, whose part ``bad`` is unknown: a similar name, else the same leaf elsewhere."""
-    similar = nearest(parts[bad], surface.names(parts[:bad], data))
-    if similar and surface.at(meant := (*parts[:bad], similar, *parts[bad + 1 :]), data) is not None:
-        return ".".join(meant)
-    valid = dict.fromkeys(k for k in surface.everywhere() if surface.at(k.split("."), data) is not None)
-    same_leaf = [k for k in valid if k.rpartition(".")[2] == parts[-1]]
-    if same_leaf:
-        return nearest(".".join(parts), same_leaf) or same_leaf[0]
-    leaf = nearest(parts[-1], {k.rpartition(".")[2] for k in valid})
-    return nearest(".".join(parts), [k for k in valid if k.rpartition(".")[2] == leaf])
+    """A valid key instead of ``parts``, whose part ``bad`` is unknown: a similar name, what other programs call it,
+    else the same leaf elsewhere; ``None`` where several would do. Without ``data`` all keys that there can be count."""
+    leaf = parts[-1].lower().replace("-", "_")
+    if bad == len(parts) - 1 and leaf in UNLIKE:
+        return None
+    valid = dict.fromkeys(k for k in surface.everywhere() if not data or surface.at(k.split("."), data) is not None)
+    above = ".".join(parts[:bad])
+    beside = [k.rpartition(".")[2] for k in valid if k.rpartition(".")[0] == above]
+    if other := next((k for k, names in OTHERS.items() if leaf in names and k in valid), None):
+        return other
+    similar = nearest(parts[bad], beside)
+    if similar and (meant := ".".join((*parts[:bad], similar, *parts[bad + 1 :]))) in valid:
+        return meant
+    if same_leaf := [k for k in valid if k.rpartition(".")[2] == leaf]:
+        return same_leaf[0] if len(same_leaf) == 1 else _of(parts, same_leaf)
+    near = nearest(leaf, {k.rpartition(".")[2] for k in valid}, 0.75)
+    alike = [k for k in valid if k.rpartition(".")[2] == near]
+    return alike[0] if len(alike) == 1 else _of(parts, alike)
+
+
+def _of(parts: Sequence[str], keys: Sequence[str]) -> str | None:
+    """The one of ``keys`` that what stands above tells; of a bare name the least deep, if that is one alone."""
+    if len(parts) > 1:
+        return nearest(".".join(parts), keys)
+    least = min((k.count(".") for k in keys), default=0)
+    high = [k for k in keys if k.count(".") == least]
+    return high[0] if len(high) == 1 else None
+
+
+def why_not(name: str) -> str:
+    """Why there is no key of this name, of those that other programs have; "" of others."""
+    return UNLIKE.get(name.lower().replace("-", "_"), "")

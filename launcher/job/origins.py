@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from launcher.job.hostile import check
 from launcher.job.paths import CONF, RECIPES, short
 from launcher.job.redact import HIDDEN, secret
 from launcher.job.redact import text as redacted
@@ -78,6 +79,7 @@ def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
 
 
 def _of_file(path: Path, package: str, name: str, shipped: bool) -> tuple[tuple[str, Origin], ...]:
+    check(path)
     lines = path.read_text(encoding="utf-8").splitlines()
     out = []
     for key, mark, value in _marks(path, package):

@@ -1,13 +1,16 @@
-"""Hydra reads a folder of recipes as the config group ``recipe``."""
+"""The folders that Hydra reads: recipes as the group ``recipe``, the user's own options."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
+
+from launcher.job.hostile import check
 
 GROUP = "recipe"
 
@@ -38,6 +41,7 @@ class RecipeSource(ConfigSource):
         path = self._file(self._normalize_file_name(config_path))
         if path is None or not path.is_file():
             raise ConfigLoadError(f"Recipe not found: {config_path}")
+        check(path)
         return ConfigResult(
             config=OmegaConf.load(path),
             path=self.full_path(),
@@ -55,6 +59,21 @@ class RecipeSource(ConfigSource):
         return sorted(set(found))
 
 
+class OptionSource(FileConfigSource):
+    """``options://<folder>``: Hydra's own folder of groups, whose files are looked at before they are read."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "options"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if path.exists():
+            check(path)
+        return super().load_config(config_path)
+
+
 def register() -> None:
-    """Make Hydra know the scheme; doing so twice changes nothing."""
+    """Make Hydra know the schemes; doing so twice changes nothing."""
     Plugins.instance().register(RecipeSource)
+    Plugins.instance().register(OptionSource)

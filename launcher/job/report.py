@@ -12,6 +12,8 @@ from launcher.job import redact
 from launcher.job.explain import shown
 from launcher.job.origins import Origins
 
+LONGEST = 300
+
 
 def render(problems: Iterable[Problem], origins: Origins | Mapping[Problem, Origins] | None = None) -> str:
     """Every problem with where its key was set and what to type instead; no newline at the end."""
@@ -40,8 +42,13 @@ def _source(key: str, origins: Origins) -> list[str]:
     if origin is None:
         return ["    set in: default"] if origins.value(key) is not None else []
     if origin.typed:
-        return [f"    set by: {origin.text} ({origin.where})"]
-    return [f"    set in: {origin.where}", f"          | {origin.text}"]
+        return [f"    set by: {_short(origin.text)} ({origin.where})"]
+    return [f"    set in: {origin.where}", f"          | {_short(origin.text)}"]
+
+
+def _short(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def as_yaml(data: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,9 @@ class Shelf:
     @classmethod
     def of(cls, user: Path | None, recipe: Path | None = None) -> Shelf:
         """With the user's own folder (recipes in its ``recipe`` or ``recipes``) and that of a recipe named by path."""
-        own = () if user is None else (user.resolve(),)
+        own = () if user is None else (Path(os.path.realpath(user)),)
         more = tuple(p for u in own for p in (u / "recipes",) if p.is_dir())
-        return cls((CONF, *own), (*((recipe.resolve(),) if recipe else ()), RECIPES, *more))
+        return cls((CONF, *own), (*((Path(os.path.realpath(recipe)),) if recipe else ()), RECIPES, *more))
 
     def groups(self) -> tuple[str, ...]:
         """Names such as ``model`` and ``recipe``, sorted."""

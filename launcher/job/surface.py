@@ -81,11 +81,20 @@ def names(parts: Sequence[str], data: Any) -> tuple[str, ...]:
 
 def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
     """Every dotted key of the schema; the members of a union one after another, so names may repeat."""
+    yield from (key for key, _ in _noted(note, above))
+
+
+def anywhere(key: str) -> Any:
+    """Annotation of a key that some model, data set, optimizer or step has; ``None`` when none has."""
+    return next((note for name, note in _noted(Job, "") if name == key), None)
+
+
+def _noted(note: Any, above: str) -> Iterator[tuple[str, Any]]:
     for cls in kinds(note).values() or [c for c in [settings(note, None)] if c]:
         for name, field in fields(cls).items():
             key = f"{above}.{name}" if above else name
-            yield key
-            yield from everywhere(typed(field), key)
+            yield key, typed(field)
+            yield from _noted(typed(field), key)
 
 
 def accepts(note: Any, value: Any) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, of_users
+from launcher.job.alike import nearest
 from launcher.job.models import Target
 
 T = TypeVar("T")
@@ -28,6 +31,16 @@ def refusal(path: str, allow: tuple[str, ...]) -> tuple[str, str] | None:
             f"'security.allow=[{','.join((*allow, parts[0]))}]'",
         )
     return None
+
+
+def there(path: str) -> bool:
+    """Whether the package that the dotted ``path`` begins with can be imported. Imports nothing."""
+    package = path.partition(".")[0]
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def absent(key: str, path: str) -> Problem:
+    return Problem(key, f"{path}: there is no such module")
 
 
 def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:
@@ -62,8 +75,21 @@ def build(
     try:
         inspect.signature(cls).bind(*positional, **made)
     except TypeError as error:
-        raise _error(key, path, f"its arguments do not fit: {error}") from None
+        raise _error(key, path, *_unfit(str(error), cls, made, key)) from None
     return cls(*positional, **made)
+
+
+def _unfit(why: str, cls: type, given: Mapping[str, Any], key: str) -> tuple[str, str]:
+    """What does not fit, and the cure where a name is misspelt."""
+    text, names = f"its arguments do not fit: {why}", list(inspect.signature(cls).parameters)
+    wrong = next((name for name in given if name not in names), "")
+    right = nearest(wrong, [n for n in names if n not in given]) if wrong else None
+    if right is None:
+        return f"{text} (it takes {', '.join(names) or 'none'})" if wrong else text, ""
+    value = given[wrong]
+    plain = isinstance(value, int | float | bool) or (isinstance(value, str) and value.isidentifier())
+    cure = f"~{_above(key)}{wrong} {_above(key)}{right}={str(value).lower() if isinstance(value, bool) else value}"
+    return f"{text}, did you mean {right!r}?", cure if plain else ""
 
 
 def _argument(value: Any, allow: tuple[str, ...], base: type[T], key: str) -> Any:
@@ -92,13 +118,22 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
         except ModuleNotFoundError as error:
             if error.name and (module == error.name or module.startswith(error.name + ".")):
                 continue
-            raise _error(key, path, f"importing {module} failed: {error}") from None
+            raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
+        except (Exception, SystemExit) as error:  # whatever the user's file does
+            raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
         for name in parts[n:]:
             if not hasattr(found, name):
-                raise _error(key, path, f"{'.'.join(parts[:n])} has no {name!r}")
+                raise _absent(key, path, ".".join(parts[:n]), name, found)
             found = getattr(found, name)
         return found
-    raise _error(key, path, "there is no such module", "")
+    raise RequestError((absent(key, path),))
+
+
+def _absent(key: str, path: str, module: str, name: str, there: object) -> RequestError:
+    close = nearest(name, [n for n in dir(there) if not n.startswith("_")], 0.8)
+    hint = f", did you mean {close!r}?" if close else ""
+    right = path.replace(f"{module}.{name}", f"{module}.{close}") if close else ""
+    return _error(key, path, f"{module} has no {name!r}{hint}", f"{key}={right}" if right else "")
 
 
 def _inside(path: str, allow: tuple[str, ...]) -> bool:

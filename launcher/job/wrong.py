@@ -93,6 +93,8 @@ def _problem(key: str, found: list[tuple[int, ErrorDetails]]) -> Problem:
 def reason(detail: ErrorDetails) -> str:
     """What is wrong, in plain words."""
     kind, context = detail["type"], detail.get("ctx", {})
+    if isinstance(detail["input"], float) and detail["input"] != detail["input"]:
+        return "should be a number"
     if kind == "literal_error":
         return f"should be {context['expected']}"
     if kind == "value_error":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.errors import RequestError
+from launcher.errors import RequestError, of_users
 from launcher.optim.build import keep_rates, scale_lr
 from launcher.optim.packing import pack, unpack
 
@@ -109,7 +109,7 @@ class Trial:
         except RequestError:
             raise
         except Exception as error:
-            raise Broken(f"it cannot be made for this model's parameters: {_said(error)}") from error
+            raise Broken(f"it cannot be made for this model's parameters: {of_users(error)}") from error
         if wrong := _unusable(optimizer):
             raise Broken(wrong)
         keep_rates(optimizer)
@@ -189,7 +189,7 @@ def advance(
     try:
         optimizer.step()
     except Exception as error:
-        raise Broken(f"its step() without a closure fails on dense gradients: {_said(error)}") from error
+        raise Broken(f"its step() without a closure fails on dense gradients: {of_users(error)}") from error
     if theirs != _members(optimizer):
         raise Broken("it puts other tensors into its groups in place of the parameters")
     if rates != _rates(optimizer):
@@ -246,9 +246,3 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
     return a is b or (type(a) is type(b) and isinstance(a, int | float | str) and a == b)
-
-
-def _said(error: Exception) -> str:
-    """Its kind and the first line of what it says."""
-    lines: Iterator[str] = (line.strip() for line in str(error).splitlines() if line.strip())
-    return ": ".join([type(error).__name__, *[line for line in [next(lines, "")] if line]])

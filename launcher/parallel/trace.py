@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, of_users
 from launcher.parallel.ambient import ambient
 from launcher.parallel.aside import Aside
 from launcher.parallel.backward_state import moved
@@ -272,10 +272,21 @@ def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | 
             text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
         shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
-        text = f"the forward of {name} fails for inputs of shape {shapes}: {type(first).__name__}: {line}"
+        inner = f" in {path}" if (path := _submodule(model, first)) else ""
+        text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first)}"
         if "dtype" in line or "scalar type" in line:
-            text = f"{text}{at}; {DTYPES}"
+            text = f"{text}; {DTYPES}"
         raise RequestError((Problem("model", text),)) from first
+
+
+def _submodule(model: nn.Module, error: BaseException) -> str:
+    """The innermost module of ``model`` whose forward ``error`` went through; "" for the model's own."""
+    names = {id(m): f"{path} ({type(m).__name__})" for path, m in model.named_modules() if path}
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        found = names.get(id(frame.tb_frame.f_locals.get("self")), found)
+        frame = frame.tb_next
+    return found
 
 
 def same(a: fx.Graph, b: fx.Graph) -> str:

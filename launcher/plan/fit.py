@@ -35,7 +35,7 @@ def _held_out(job: Job) -> Iterator[Problem]:
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0:
         text = f"0: leaves no held-out samples for {', '.join(readers)}"
-        yield Problem("data.val_fraction", text, "data.val_fraction=0.1")
+        yield Problem("data.val_fraction", text)
 
 
 def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:

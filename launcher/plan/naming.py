@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
@@ -59,11 +60,9 @@ def owner(param: str) -> str:
 
 def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: int = 1) -> list[Problem]:
     """Everything wrong with an explicit ``stage_config`` for this model on ``ranks`` x ``chunks`` stages."""
-    stages = ranks * chunks
+    stages, there = ranks * chunks, _there(ranks, chunks)
     names = (*skeleton.modules, *(p.name for p in skeleton.params))
-    there = ("0" if stages == 1 else f"0..{stages - 1}") + f" (parallel.pipeline.stages={ranks}"
-    there += f" x chunks={chunks})" if chunks > 1 else ")"
-    numbers = {k: s for k, s in keys.items() if isinstance(s, int) and not isinstance(s, bool)}
+    numbers = _numbers(keys)
     found = [p for key, stage in numbers.items() for p in _key_problems(key, stage, names, stages, there)]
     if len(numbers) < len(keys):
         guess = _without(numbers, skeleton, stages)
@@ -72,11 +71,38 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
         return found
     if without := _without(keys, skeleton, stages):
         return [_no_stage(without)]
-    unused = set(range(stages)) - {stage_of(keys, n) for n in names}
-    if unused:
-        text = f"nothing is on stage {', '.join(map(str, sorted(unused)))}; there are stages {there}"
-        return [Problem(KEY, text, f"{KEY}=auto")]
-    return []
+    return _unused(set(range(stages)) - {stage_of(keys, n) for n in names}, there)
+
+
+def impossible(keys: Mapping[str, Any], ranks: int, chunks: int = 1) -> list[Problem]:
+    """What is wrong with ``keys`` whatever the model: stages that are not there, or that no name is given."""
+    stages, there, numbers = ranks * chunks, _there(ranks, chunks), _numbers(keys)
+    found = [p for p in (_no_such_stage(k, s, stages, there) for k, s in numbers.items()) if p]
+    if found or len(numbers) < len(keys):
+        return found
+    return _unused(set(range(stages)) - set(numbers.values()), there)
+
+
+def _numbers(keys: Mapping[str, Any]) -> dict[str, int]:
+    return {k: s for k, s in keys.items() if isinstance(s, int) and not isinstance(s, bool)}
+
+
+def _there(ranks: int, chunks: int) -> str:
+    stages = ranks * chunks
+    text = ("0" if stages == 1 else f"0..{stages - 1}") + f" (parallel.pipeline.stages={ranks}"
+    return text + (f" x chunks={chunks})" if chunks > 1 else ")")
+
+
+def _unused(stages: Collection[int], there: str) -> list[Problem]:
+    text = f"nothing is on stage {', '.join(map(str, sorted(stages)))}; there are stages {there}"
+    return [Problem(KEY, text, f"{KEY}=auto")] if stages else []
+
+
+def _no_such_stage(key: str, stage: int, stages: int, there: str) -> Problem | None:
+    if 0 <= stage < stages:
+        return None
+    where, nearest = f"{KEY}.{key}", 0 if stage < 0 else stages - 1
+    return Problem(where, f"{stage}: no such stage; there are stages {there}", f"{where}={nearest}")
 
 
 def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
@@ -86,9 +112,8 @@ def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
 
 def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, there: str) -> list[Problem]:
     where = f"{KEY}.{key}"
-    if not 0 <= stage < stages:
-        nearest = 0 if stage < 0 else stages - 1
-        return [Problem(where, f"{stage}: no such stage; there are stages {there}", f"{where}={nearest}")]
+    if missing := _no_such_stage(key, stage, stages, there):
+        return [missing]
     if not any(_matches(key, n) for n in names):
         tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
         if close := _near(key, names, tops):
@@ -101,9 +126,10 @@ def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, the
 
 
 def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
-    """The name that ``key`` comes closest to; of a glob, the one whose first part does."""
+    """The name that ``key`` comes closest to; of a glob, the one whose first part does. Numbers are not misspelt."""
     if not _is_glob(key):
-        return next(iter(get_close_matches(key, names, 1, 0.5)), None)
+        same = [n for n in names if re.findall(r"\d+", n) == re.findall(r"\d+", key)]
+        return next(iter(get_close_matches(key, same, 1, 0.5)), None)
     first, dot, rest = key.partition(".")
     fits = [t for t in tops if any(_matches(t + dot + rest, n) for n in names)]
     return next((t + dot + rest for t in get_close_matches(first, fits, 1, 0.5)), None)

@@ -136,6 +136,12 @@ def ask(job: Job, found: list[Problem] | None = None) -> Asked:
     return Asked(got, None if config == "auto" else naming.flatten(config))
 
 
+def impossible(asked: Asked) -> list[Problem]:
+    """What a plan would refuse for any model."""
+    config = asked.config or {}
+    return naming.impossible(config, asked.sizes.grid["pp"], asked.sizes.chunks) if config else []
+
+
 def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, ...] | None:
     """The modules that stay whole, or ``None`` when there is one stage and nothing to cut.
 

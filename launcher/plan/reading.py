@@ -73,7 +73,6 @@ def check(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         yield Problem(
             KEY,
             f"{written(strategy)}: should be a list a tensor, with a number of slices a dim",
-            f"{KEY}=data_parallel",
         )
         return
     for i, dims in enumerate(strategy):
@@ -88,7 +87,7 @@ def check(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     if len(counts) > 1:
         text = f"{written(strategy)}: dim 0 is cut in {' and in '.join(map(str, counts))}"
         text += ": inputs and targets of a sample go together"
-        yield Problem(KEY, text, _pasted(_with(strategy, max(n for n in fits if n <= max(counts)))))
+        yield Problem(KEY, text)
     elif counts[0] not in fits:
         text = f"{written(strategy)}: dim 0 is cut in {counts[0]}: does not divide the "
         text += f"{many(sizes.replicas, 'data-parallel rank')}; what does: {', '.join(map(str, fits))}"
@@ -103,6 +102,8 @@ def unlike(strategy: Slices, dims: tuple[int, ...]) -> Problem | None:
     text = (
         f"{written(strategy)}: a batch has {many(len(dims), 'tensor')}: {have}, the target has {many(dims[-1], 'dim')}"
     )
+    if len({slices[0] for slices in strategy}) > 1:
+        return Problem(KEY, text)
     return Problem(KEY, text, _pasted(tuple((strategy[0][0], *(1 for _ in range(n - 1))) for n in dims)))
 
 

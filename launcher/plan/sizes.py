@@ -130,7 +130,7 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
         notes.append(Note("parallel.hsdp.shard_size", f"-1 -> {shard}: {why}"))
     if dp % shard:
         found.append(_indivisible_shard(job, world, dp, shard))
-        return None
+        shard = gcd(dp, shard)  # what else is wrong does not hang on it
     if par.grid.dp_replicate not in (None, dp // shard):
         key, asked = "parallel.grid.dp_replicate", par.grid.dp_replicate
         text = f"{asked}: {asked} x {shard} sharded is not the {many(dp, 'data-parallel rank')} there are"

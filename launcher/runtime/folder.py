@@ -19,13 +19,29 @@ _log = logging.getLogger(__name__)
 def check_writable(root: Path, key: str = "runs", what: str = "a run folder") -> Problem | None:
     """What would keep a folder from being made at ``root`` or below; writes nothing."""
     there = root
-    while not os.path.lexists(there):
+    while not os.path.lexists(there) and there != there.parent:  # a current folder that may not be read has no end
         there = there.parent
-    if not there.is_dir():
+    if os.path.lexists(there) and not there.is_dir():
         return _problem(key, root, f"{there} is not a folder", what)
     if not os.access(there, os.W_OK | os.X_OK):
         return _problem(key, root, f"{there} is not writable", what)
     return None
+
+
+FOLDERS = (
+    "certify", "checkpoints", "errors", "exports", "local_norm", "logs", "profile", "strategy", "transformed",
+)  # fmt: skip
+FILES = (
+    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "metrics.csv", "metrics.jsonl",
+    "plan.json", "plan.txt", "status.json", "timeline.json", "timeline.svg",
+)  # fmt: skip
+
+
+def check_entries(run: Path) -> Problem | None:
+    """What stands in ``run`` in the place of something that a run writes there."""
+    wrong = [f"{run / n} is not a folder" for n in FOLDERS if os.path.lexists(run / n) and not (run / n).is_dir()]
+    wrong += [f"{run / n} is not a file" for n in FILES if os.path.lexists(run / n) and not (run / n).is_file()]
+    return Problem("run_dir", f"{run} is no folder of a run: {'; '.join(wrong)}") if wrong else None
 
 
 def make(root: Path, name: str) -> Path:
@@ -113,4 +129,4 @@ def _refused(key: str, path: Path) -> Iterator[None]:
 
 
 def _problem(key: str, path: Path, why: str, what: str = "a run folder") -> Problem:
-    return Problem(key, f"{what} cannot be made at {path}: {why}", f"{key}=/path/you/can/write")
+    return Problem(key, f"{what} cannot be made at {path}: {why}")

@@ -75,7 +75,7 @@ def _wait_for_the_dead(file: TextIO, run: Path) -> None:
         file.seek(0)
         pid, _, host = file.read().strip().partition(" ")
         if _alive(pid, host) or time.monotonic() > end:
-            raise RequestError((Problem("run_dir", f"{run}: {_who(file)}", "run_dir=ANOTHER"),))
+            raise RequestError((Problem("run_dir", f"{run}: {_who(file)}"),))
         time.sleep(0.02)
         if not _taken(file):
             return

@@ -66,4 +66,4 @@ def _listen(port: int) -> socket.socket:
         return socket.create_server((_HOST, port), backlog=1024)
     except OSError as error:
         text = f"port {port} on {_HOST} cannot be used: {os.strerror(error.errno or 0)}"
-        raise RequestError((Problem("launch.port", text, "launch.port=null"),)) from error
+        raise RequestError((Problem("launch.port", f"{text}; null takes a free one"),)) from error

@@ -95,7 +95,7 @@ def test_a_pickle_that_calls_a_function_is_refused_and_the_function_is_not_calle
         cifar.read_pickle(file)
     assert not (tmp_path / "called").exists()
     assert str(refused.value) == (
-        f"data.root: {file}: not a CIFAR-10 batch: __builtin__.eval is not allowed (try: fetch the archive again)"
+        f"data.root: {file}: not a CIFAR-10 batch: __builtin__.eval is not allowed; fetch the archive again"
     )
 
 
@@ -114,7 +114,7 @@ def test_a_pickle_of_something_else_is_refused_by_name(tmp_path, batch, why):
     file.write_bytes(pickle.dumps(batch, protocol=2))
     with pytest.raises(RequestError) as refused:
         cifar.read_pickle(file)
-    assert str(refused.value) == (f"data.root: {file}: not a CIFAR-10 batch: {why} (try: fetch the archive again)")
+    assert str(refused.value) == (f"data.root: {file}: not a CIFAR-10 batch: {why}; fetch the archive again")
 
 
 def test_an_encoding_other_than_the_one_for_bytes_is_refused(tmp_path):
@@ -123,7 +123,7 @@ def test_an_encoding_other_than_the_one_for_bytes_is_refused(tmp_path):
     with pytest.raises(RequestError) as refused:
         cifar.read_pickle(file)
     why = "encoding 'rot13' is not allowed"
-    assert str(refused.value) == f"data.root: {file}: not a CIFAR-10 batch: {why} (try: fetch the archive again)"
+    assert str(refused.value) == f"data.root: {file}: not a CIFAR-10 batch: {why}; fetch the archive again"
 
 
 def test_idx_gz_and_plain_hold_the_same(tmp_path):

@@ -144,8 +144,7 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
         return str(problem.key), problem.text, problem.cure
 
     bpe.train("to be or not to be\n" * 50, 270).save(str(tmp_path / "tokenizer.json"))
-    other = "data.tokenizer=bpe data.tokenizer_file=null"
-    assert said(tmp_path / "no.json", 300) == ("data.tokenizer_file", f"{tmp_path / 'no.json'}: no such file", other)
+    assert said(tmp_path / "no.json", 300) == ("data.tokenizer_file", f"{tmp_path / 'no.json'}: no such file", "")
     assert said(tmp_path / "tokenizer.json", 256) == (
         "data.vocab_size",
         f"256: {tmp_path / 'tokenizer.json'} has 265 tokens",
@@ -153,5 +152,5 @@ def test_a_tokenizer_file_that_does_not_fit_says_so(tmp_path):
     )
     (tmp_path / "bad.json").write_text("{}")
     key, text, cure = said(tmp_path / "bad.json", 300)
-    assert (key, cure) == ("data.tokenizer_file", other)
+    assert (key, cure) == ("data.tokenizer_file", "")
     assert text.startswith(f"{tmp_path / 'bad.json'}: not a tokenizer: ")

@@ -27,7 +27,7 @@ def test_the_shipped_files_are_found_from_any_folder(layout, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "launcher", "recipe=lm_single", "model.dmi=3"],
+        [sys.executable, "-m", "launcher", "recipe=lm_single", "model.dmi=64"],
         cwd=elsewhere,
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
@@ -36,8 +36,8 @@ def test_the_shipped_files_are_found_from_any_folder(layout, tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(
         "  model.dmi: unknown key, did you mean 'model.dim'?\n"
-        "    set by: model.dmi=3 (command line)\n"
-        "    try:    model.dim=3\n"
+        "    set by: model.dmi=64 (command line)\n"
+        "    try:    model.dim=64\n"
     )
     assert list(elsewhere.iterdir()) == []
 

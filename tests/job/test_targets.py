@@ -22,7 +22,8 @@ REJECTED = {
     "torch.optim.AdamW": "torch.optim.AdamW: is not a Module class",
     "torch.nn.Linear.__init__": "torch.nn.Linear.__init__: a private name may not be used",
     "torch._C": "torch._C: a private name may not be used",
-    "torch.nn.Lineer": "torch.nn.Lineer: torch.nn has no 'Lineer'",
+    "torch.nn.Lineer": "torch.nn.Lineer: torch.nn has no 'Lineer', did you mean 'Linear'? "
+    "(try: model._target_=torch.nn.Linear)",
     "torch.nothing.Linear": "torch.nothing.Linear: torch has no 'nothing'",
     "os.system": "os.system: package 'os' is not trusted (trusted: launcher, torch) (try: 'security.allow=[torch,os]')",
     "builtins.open": "builtins.open: package 'builtins' is not trusted (trusted: launcher, torch) "
@@ -69,7 +70,8 @@ def test_a_trusted_module_that_cannot_be_imported_says_why(tmp_path, monkeypatch
     with pytest.raises(RequestError) as caught:
         locate("broken.Net", ("broken",), torch.nn.Module)
     assert str(caught.value) == (
-        "_target_: broken.Net: importing broken failed: No module named 'not_installed_anywhere'"
+        "_target_: broken.Net: importing broken failed: ModuleNotFoundError: No module named "
+        "'not_installed_anywhere' (broken.py:1: import not_installed_anywhere)"
     )
 
 
@@ -112,7 +114,8 @@ BAD = {
     ),
     "an argument too many": (
         {"_target_": "torch.nn.ReLU", "colour": 3},
-        "model._target_: torch.nn.ReLU: its arguments do not fit: got an unexpected keyword argument 'colour'",
+        "model._target_: torch.nn.ReLU: its arguments do not fit: got an unexpected keyword argument 'colour' "
+        "(it takes inplace)",
     ),
 }
 

@@ -42,7 +42,10 @@ def test_a_class_that_only_a_gpu_can_run_so_is_tried_without_that():
 def test_a_class_for_fp32_alone_is_tried_in_it():
     path = "tests.optim.theirs.SinglePrecision"
     assert tried(path, dtype="float32") == Traits(path, copies=0)
-    assert tried(path).broken == "its step() without a closure fails on dense gradients: AssertionError: fp32 only"
+    assert tried(path).broken == (
+        "its step() without a closure fails on dense gradients: AssertionError: fp32 only "
+        '(theirs.py:343, in update: assert p.dtype is torch.float32, "fp32 only")'
+    )
 
 
 def test_sums_over_rows_and_state_that_comes_late_are_seen():

@@ -211,9 +211,11 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                 "its step() needs closure: a step works out loss and gradients once, before it"),
     "sparse": ("torch.optim.SparseAdam", "one",
                f"{FAILS} RuntimeError: SparseAdam does not support dense gradients, please consider Adam instead"),
-    "SAM": (OURS + "SAM", "one", f"{FAILS} AssertionError: SAM requires a closure"),
+    "SAM": (OURS + "SAM", "one", f"{FAILS} AssertionError: SAM requires a closure "
+            '(theirs.py:300, in step: assert closure is not None, "SAM requires a closure")'),
     "groups": (OURS + "Grouped", "one", "it cannot be made for this model's parameters: AssertionError: groups with "
-               "use_muon are needed"),
+               "use_muon are needed (theirs.py:307, in __init__: assert all(isinstance(g, dict) and \"use_muon\" in g "
+               'for g in params), "groups wit)'),
     "modes": (OURS + "ScheduleFree", "one",
               "it wants its train() and eval() called around validation and saving, which nobody does here"),
     "no rate": (OURS + "NoRate", "one", "its groups have no number lr, which the schedule sets before every step"),

@@ -15,12 +15,11 @@ REFUSED = {
     ),
     "nothing held out to evaluate": (
         ["data.val_fraction=0", "steps=[train,evaluate]"],
-        "data.val_fraction: 0: leaves no held-out samples for evaluate (try: data.val_fraction=0.1)",
+        "data.val_fraction: 0: leaves no held-out samples for evaluate",
     ),
     "nothing held out for three": (
         ["data.val_fraction=0", "train.eval_every=5", "steps=[train,evaluate,save,export]"],
-        "data.val_fraction: 0: leaves no held-out samples for evaluate, export, train.eval_every "
-        "(try: data.val_fraction=0.1)",
+        "data.val_fraction: 0: leaves no held-out samples for evaluate, export, train.eval_every",
     ),
     "more stages than there are": (
         [*PP4, TRANSFORM, "steps.transform.nproc=8", "steps.transform.stages=8"],
@@ -53,7 +52,8 @@ def test_what_would_fail_after_the_training_is_refused_before_it(case: str) -> N
     overrides, text = REFUSED[case]
     error = refusal(*overrides)
     assert str(error) == text
-    ask(job(*overrides, *words(error)))
+    if words(error):
+        ask(job(*overrides, *words(error)))
 
 
 @pytest.mark.parametrize("overrides", [

@@ -80,6 +80,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"embed": 0, "layer.*": 0, "norm": 1, "head": 1},
         f"{KEY}.layer.*: the model has no module 'layer.*', did you mean 'layers.*'? (try: {KEY}.layers.*=0)",
     ),
+    "another number": (
+        GOOD | {"layers.7": 1},
+        f"{KEY}.layers.7: the model has no module 'layers.7'; it has embed, layers, norm, head, act",
+    ),
     "unlike any": (
         GOOD | {"zzz": 0},
         f"{KEY}.zzz: the model has no module 'zzz'; it has embed, layers, norm, head, act",
@@ -182,7 +186,7 @@ def test_a_parameter_of_the_root_can_be_named() -> None:
 
 
 CURED = {
-    "misspelt": (["~{0}.layer1", "{0}.layer11=0"], True),
+    "misspelt": (["~{0}.layer1", "{0}.layr1=0"], True),
     "forgotten": (["~{0}.layer2"], False),
     "too large": (["{0}.layer3=5"], False),
     "text": (["{0}.layer3=first"], False),

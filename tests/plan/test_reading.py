@@ -47,16 +47,15 @@ def test_every_rank_that_uses_something_reads_it_or_is_given_it(level: int, last
 REFUSED = {
     "[[2,2],[2,2]]": "[[2,2],[2,2]]: item [0][1] = 2: only dim 0, the samples, is handed out to ranks; what cuts a "
     f"sequence cuts it inside the model (parallel.operators) (try: '{KEY}=[[2,1],[2,1]]')",
-    "[[2,1],[1,1]]": "[[2,1],[1,1]]: dim 0 is cut in 1 and in 2: inputs and targets of a sample go together "
-    f"(try: '{KEY}=[[2,1],[2,1]]')",
+    "[[2,1],[1,1]]": "[[2,1],[1,1]]: dim 0 is cut in 1 and in 2: inputs and targets of a sample go together",
     "[[3,1],[3,1]]": "[[3,1],[3,1]]: dim 0 is cut in 3: does not divide the 4 data-parallel ranks; what does: 1, 2, 4 "
     f"(try: '{KEY}=[[2,1],[2,1]]')",
     "[[4,1],[4]]": "[[4,1],[4]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims "
     f"(try: '{KEY}=[[4,1],[4,1]]')",
     "[[4,1]]": "[[4,1]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims "
     f"(try: '{KEY}=[[4,1],[4,1]]')",
-    "[]": f"[]: should be a list a tensor, with a number of slices a dim (try: {KEY}=data_parallel)",
-    "[[]]": f"[[]]: should be a list a tensor, with a number of slices a dim (try: {KEY}=data_parallel)",
+    "[]": "[]: should be a list a tensor, with a number of slices a dim",
+    "[[]]": "[[]]: should be a list a tensor, with a number of slices a dim",
 }  # fmt: skip
 
 
@@ -66,4 +65,5 @@ def test_slices_that_cannot_be_handed_out_are_refused_and_the_cure_accepted(stra
     with pytest.raises(RequestError) as caught:
         before_torch(job(*typed))
     assert str(caught.value) == f"{KEY}: {REFUSED[strategy]}"
-    before_torch(job(*typed, *words(caught.value)))
+    if "try: " in REFUSED[strategy]:
+        before_torch(job(*typed, *words(caught.value)))

@@ -55,7 +55,6 @@ def test_a_key_that_is_not_there_is_refused_before_anything_starts(tmp_path, cap
         "  checkpoint.encrypt: env:NOBODY: this environment variable is not set; it must hold the key "
         "(openssl rand -hex 32)\n"
         "    set by: checkpoint.encrypt=env:NOBODY (command line)\n"
-        "    try:    checkpoint.encrypt=null\n"
     )
 
 

@@ -60,9 +60,9 @@ def test_a_checkpoint_of_an_optimizer_that_keeps_other_things_is_refused(tmp_pat
     assert capsys.readouterr().err == (
         "error: 1 problem in this request; nothing was started\n\n"
         "  optim._target_ = torch.optim.RMSprop: it keeps square_avg, step for each parameter, "
-        f"{folder}/checkpoints/step-000002 has even, last, m, none, power, step, v\n"
+        f"{folder}/checkpoints/step-000002 has even, last, m, none, power, step, v; "
+        "checkpoint.resume=never starts anew\n"
         "    set by: optim={_target_: torch.optim.RMSprop} (command line)\n"
-        "    try:    checkpoint.resume=never\n"
     )
 
 

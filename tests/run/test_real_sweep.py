@@ -29,7 +29,8 @@ def test_a_sweep_of_real_runs(tmp_path, capsys):
     assert {cell: row["status"] for cell, row in found.items()} == {
         c: "failed" if c == CELLS[2] else "done" for c in CELLS
     }
-    assert found[CELLS[2]]["error"].startswith("[Errno 21] Is a directory: ")
+    why = f"is no folder of a run: {blocked} is not a file"
+    assert found[CELLS[2]]["error"] == f"run_dir: {folder / CELLS[2]} {why}"
     assert float(found[CELLS[0]]["loss"]) > 0
     assert found[CELLS[0]]["loss"] == found[CELLS[1]]["loss"]  # one rank, whatever the schedule is called
     blocked.rmdir()

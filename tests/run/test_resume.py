@@ -157,7 +157,6 @@ error: 1 problem in this request; nothing was started
   checkpoint.resume = {path}: cannot go on from there: {path}: incomplete checkpoint: it has no manifest.json, \
 which is written last
     set by: checkpoint.resume={path} (command line)
-    try:    checkpoint.resume=auto
 """
     )
     assert not runs.exists()
@@ -186,10 +185,10 @@ def test_another_optimizer_is_refused(straight, tmp_path, capsys):
         == f"""\
 error: 1 problem in this request; nothing was started
 
-  optim.name = momentum: it keeps momentum_buffer for each parameter, {path} has exp_avg, exp_avg_sq, step
+  optim.name = momentum: it keeps momentum_buffer for each parameter, {path} has exp_avg, exp_avg_sq, step; \
+checkpoint.resume=never starts anew
     set in: conf/optim/momentum.yaml:2:1
           | name: momentum
-    try:    checkpoint.resume=never
 """
     )
     assert not runs.exists()

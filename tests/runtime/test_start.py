@@ -146,7 +146,7 @@ def test_a_port_that_is_taken_is_a_bad_request():
         with pytest.raises(RequestError) as caught:
             on_ranks(2, total, port=port)
     assert str(caught.value) == (
-        f"launch.port: port {port} on 127.0.0.1 cannot be used: Address already in use (try: launch.port=null)"
+        f"launch.port: port {port} on 127.0.0.1 cannot be used: Address already in use; null takes a free one"
     )
 
 

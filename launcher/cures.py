@@ -1,0 +1,162 @@
+"""Every problem of a request at once, with the cures that hold: pasted, they pass and keep what was meant.
+
+What is wrong hides what would be found behind it. So each problem is mended, by its cure or with something that the
+schema takes, and the request is looked at again. Nothing is started, nothing is written.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.errors import Problem, RequestError
+from launcher.job.compose import BadRequest
+from launcher.job.kept import kept, pasted, swept, whole_override
+from launcher.job.origins import Origins
+from launcher.job.overrides import shell
+from launcher.job.shelf import Shelf
+from launcher.job.standins import standin
+
+ROUNDS = 6
+OF_DEVICES = ("launch.device=cuda", "launch.backend=nccl")
+Words = tuple[str, ...]
+Look = Callable[[Words], list["Finding"]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem, and where the keys of its request were set."""
+
+    problem: Problem
+    origins: Origins
+
+    @property
+    def said(self) -> tuple[str, str]:
+        return self.problem.key, self.problem.text
+
+
+def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bool], None]) -> BadRequest:
+    """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that hold.
+
+    ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else; ``False``: without a
+    plan, and without torch, which takes seconds to import. So a plan is made only where one has found what is wrong.
+    """
+    listed = _findings(error, words)
+    see = _seeing(words, look, error.planned)
+    found: Sequence[Finding] = listed
+    for _ in range(ROUNDS):
+        left = see(_mended(words, listed, True))
+        if not left:
+            return _told(listed)
+        fresh = [f for f in left if not _near(f, listed)]
+        if not fresh:
+            break
+        other = {f.said for f in see(_mended(words, listed, False))}
+        if not (found := [f for f in fresh if f.said in other]):
+            break
+        listed = [*listed, *found]
+    return _told(_holding(words, listed, see))
+
+
+def _told(listed: Iterable[Finding]) -> BadRequest:
+    return BadRequest(tuple(f.problem for f in listed), {f.problem: f.origins for f in listed})
+
+
+def _findings(error: RequestError, words: Sequence[str]) -> list[Finding]:
+    places = error.origins if isinstance(error, BadRequest) else Origins()
+    late = isinstance(error, BadRequest) and error.late
+    out = []
+    for problem in error.problems:
+        origins = places if isinstance(places, Origins) else places.get(problem, Origins())
+        problem = swept(whole_override(problem, origins), origins, words)
+        out.append(Finding(problem if kept(problem, origins, late) else replace(problem, cure=""), origins))
+    return out
+
+
+def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: bool) -> Look:
+    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is imported.
+
+    Whether there is a device for each rank torch alone knows.
+    """
+    known: dict[Words, list[Finding]] = {}
+
+    def see(words: Words) -> list[Finding]:
+        if words not in known:
+            new = [w for w in words if w not in typed]
+            trusting, devices = any(w.startswith("security") for w in new), any(w in OF_DEVICES for w in new)
+            try:
+                look(words, (planned or devices) and not trusting)
+                known[words] = []
+            except RequestError as error:
+                known[words] = _findings(error, words)
+        return known[words]
+
+    return see
+
+
+def _near(finding: Finding, listed: Iterable[Finding]) -> bool:
+    """Whether it is about a key that is listed, or one above or below it: it may follow from what stands in there."""
+    key = f"{finding.problem.key}."
+    keys = [f"{f.problem.key}." for f in listed if f.problem.key]
+    return any(key.startswith(k) or k.startswith(key) for k in keys) or finding.said in {f.said for f in listed}
+
+
+def _mended(words: Sequence[str], listed: Iterable[Finding], by_cure: bool, only: Finding | None = None) -> Words:
+    """``words`` without what is listed: cured where that can be, or each with a value that stands in."""
+    out = tuple(words)
+    for f in listed:
+        cured = f.problem.cure and (by_cure if only is None else f is only)
+        out = pasted(out, f.problem, f.origins) if cured else _stood_in(out, f, 0 if by_cure else 1)
+    return out
+
+
+def _stood_in(words: Words, finding: Finding, which: int) -> Words:
+    problem, origins = finding.problem, finding.origins
+    if not problem.key:
+        return pasted(words, replace(problem, cure=""), origins)
+    if "." not in problem.key and (options := Shelf().options(problem.key)):
+        other = f"{problem.key}={options[-1]}" if which and problem.key not in ("recipe", "steps") else ""
+        return pasted(words, replace(problem, cure=other), origins)
+    word = standin(problem.key, origins, which)
+    if word is None and (origin := origins.of(problem.key)) is not None and not origin.typed:
+        word = f"~{problem.key}"
+    return pasted(words, replace(problem, cure=shlex.quote(word) if word else ""), origins)
+
+
+def _holding(words: Sequence[str], listed: Sequence[Finding], see: Look) -> list[Finding]:
+    """``listed`` without cures that bring something new, each alone or all together."""
+    bare = {f.said for f in see(_mended(words, listed, False))}
+    out = [_alone(f, words, listed, bare, see) for f in listed]
+    for _ in range(ROUNDS):
+        new = _new(_mended(words, out, True), bare | {f.said for f in out}, see)
+        more = [f for f in new if not _near(f, out)]
+        out += more  # wrong with what was meant
+        if not more:
+            break
+    return out
+
+
+def _alone(
+    f: Finding, words: Sequence[str], listed: Sequence[Finding], bare: set[tuple[str, str]], see: Look
+) -> Finding:
+    """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
+    if not f.problem.cure or not (new := _new(_mended(words, listed, False, f), bare, see)):
+        return f
+    other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
+    told = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
+    joined = " And" if f.problem.text.endswith("?") else "; and"
+    text = f"{f.problem.text}{joined} then {told}" if told else f.problem.text
+    further = tuple(shlex.split(f.problem.cure))
+    for g in new:
+        further = pasted(further, g.problem, g.origins) if g.problem.cure else ()
+    last = {w.partition("=")[0]: w for w in further}
+    better = replace(f, problem=replace(f.problem, cure=" ".join(map(shell, last.values()))))
+    others = [better if g is f else g for g in listed]
+    if further and not _new(_mended(words, others, False, better), bare, see):
+        return replace(better, problem=replace(better.problem, text=text))
+    return replace(f, problem=replace(f.problem, text=text, cure=""))
+
+
+def _new(words: Words, known: set[tuple[str, str]], see: Look) -> list[Finding]:
+    return [f for f in see(words) if f.said not in known]

@@ -1,0 +1,18 @@
+"""Files of nearly the name that was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.job.alike import nearest
+
+
+def file(path: str) -> str | None:
+    """The file of nearly this name in the same folder."""
+    here = Path(path)
+    try:
+        names = sorted(p.name for p in here.parent.iterdir() if p.is_file())
+    except OSError:
+        return None
+    found = nearest(here.name, names, 0.8)
+    return str(here.with_name(found)) if found and found != here.name else None

@@ -1,0 +1,222 @@
+"""What a value of another form was meant to be: 1k is 1000, float16 is fp16, None is null."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from launcher.job import surface
+from launcher.job.alike import nearest
+from launcher.job.inside import RUN
+
+NOTHING = ("none", "nil", "null", "nan", "nothing")
+OFF = ("off", "no", "never", "false", "disable", "disabled", "unlimited", "inf", "infinity")
+YES = ("yes", "on", "y", "t", "true", "enable", "enabled", "1")
+NO = ("no", "off", "n", "f", "false", "disable", "disabled", "none", "0")
+SWITCHED = (
+    "train.clip_norm", "train.eval_every", "train.loss_scale", "checkpoint.every", "checkpoint.encrypt",
+    "debug.limit", "debug.overfit", "parallel.hsdp", "parallel.group_file", "parallel.transformer_opt",
+    "parallel.local_norm.dump", "parallel.param_strategy.save", "parallel.param_strategy.load",
+    "parallel.operator_strategy.save", "parallel.operator_strategy.load",
+)  # fmt: skip
+"""Where null switches something off, so that 0 and false can mean nothing else."""
+
+NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.prompt")
+"""Texts that may well be numbers."""
+
+SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+UNITS = {
+    "threshold": {"b": 1 / 1024, "kb": 1, "kib": 1, "mb": 1024, "mib": 1024, "gb": 1024**2, "k": 1, "m": 1024},
+    "config": {"kb": 1 / 1024, "kib": 1 / 1024, "mb": 1, "mib": 1, "gb": 1024, "gib": 1024, "m": 1, "g": 1024},
+    "timeout_s": {
+        "ms": 1e-3, "s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "mins": 60,
+        "minute": 60, "minutes": 60, "h": 3600, "hour": 3600, "hours": 3600,
+    },
+    "latency_us": {"us": 1, "ms": 1e3, "ns": 1e-3, "s": 1e6},
+    "gb_per_s": {"gb/s": 1, "gbps": 0.125, "gbit/s": 0.125, "gb": 1, "mb/s": 1e-3, "g": 1},
+}  # fmt: skip
+"""Of the keys that count in a unit: what one of another unit is."""
+
+WORDS = {
+    "fp16": ("float16", "half", "f16", "16", "16-mixed", "16-true", "torch.float16"),
+    "bf16": ("bfloat16", "bfloat", "bf16-mixed", "bf16-true", "torch.bfloat16"),
+    "fp32": ("float32", "float", "single", "f32", "full", "32", "32-true", "torch.float32"),
+    "fp64": ("float64", "double", "f64", "64", "64-true", "torch.float64"),
+    "cuda": ("gpu", "gpus", "nvidia"),
+    "zero_bubble_h1": ("zb_h1", "zb-h1", "zbh1", "zb1", "interleavedzerobubble"),
+    "zero_bubble_v": ("zb_v", "zb-v", "zbv", "zbvzerobubble"),
+    "1f1b": ("one_f_one_b", "pipedream", "pipedream_flush", "1f-1b", "1f_1b"),
+    "dualpipe_v": ("dualpipe", "dualpipev"),
+    "semi_auto": ("semi_auto_parallel", "semi-auto"),
+    "full_batch": ("fullbatch", "full-batch"),
+    "level1": ("zero1", "stage1", "os"),
+    "level2": ("zero2", "stage2", "os_g"),
+    "level3": ("zero3", "stage3", "p_g_os", "fsdp"),
+}
+"""The names that others have for a word of ours."""
+
+
+def readings(key: str, note: Any, bad: Any) -> Iterator[Any]:
+    """Every value that ``bad`` can be read as where ``key`` takes a ``note``, the likeliest first."""
+    for good in _candidates(key, note, bad):
+        if (good, type(good)) != (bad, type(bad)) and surface.accepts(note, good):
+            yield good
+
+
+def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
+    if surface.accepts(note, None) and _nothing(key, bad):
+        yield None
+    if surface.accepts(note, True) and not surface.accepts(note, 0.5) and (flag := _flag(bad)) is not None:
+        yield flag
+    if word := word_of(bad, [str(w) for w in surface.literals(note)]):
+        yield next(w for w in surface.literals(note) if str(w) == word)
+    yield from _numbers(key, note, bad)
+    yield from _groups(key, bad)
+    if isinstance(bad, str):
+        yield from _texts(key, bad)
+    elif isinstance(bad, int | float) and not isinstance(bad, bool) and key in NAMES:
+        yield str(bad)
+    if isinstance(bad, list):
+        items = [_item(key, item) for item in bad]
+        yield items
+    elif bad is not None and not isinstance(bad, Mapping):
+        yield [bad]
+
+
+def _nothing(key: str, bad: Any) -> bool:
+    """Whether ``bad`` can only mean null there."""
+    if bad == -1 and not isinstance(bad, bool):
+        return True  # as others write: all, or worked out
+    if key in SWITCHED and (bad is False or bad == 0):
+        return True
+    word = str(bad).strip().lower() if isinstance(bad, str) else None
+    return word in NOTHING or word == "auto" or (key in SWITCHED and word in ("", *OFF))
+
+
+def _flag(bad: Any) -> bool | None:
+    word = str(bad).strip().lower()
+    return True if word in YES else False if word in NO or bad is None else None
+
+
+def word_of(bad: Any, words: Sequence[str]) -> str | None:
+    """The one of ``words`` that ``bad`` is another name for, or a misspelling of."""
+    if isinstance(bad, Mapping | list) or bad is None or not words:
+        return None
+    text = str(bad).strip().lower()
+    if same := next((w for w in words if text in (w.lower(), *WORDS.get(w, ()))), None):
+        return same
+    if alike := [w for w in words if _squeezed(w) == _squeezed(text)]:
+        return alike[0]
+    counted = [w for w in words if re.fullmatch(r"level\d", w) and w[-1] == re.sub(r"\D", "", text)]
+    if counted and re.fullmatch(r"(l|lv|lvl|level|stage|zero|o|os)?[ _-]?\d(\.0)?", text):
+        return counted[0]
+    begun = [w for w in words if w.startswith(text)]
+    return None if len(begun) > 1 or text == "auto" else nearest(text, words)
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+def _numbers(key: str, note: Any, bad: Any) -> Iterator[Any]:
+    number = number_of(key, bad)
+    if number is None and surface.accepts(note, 0.5) and isinstance(bad, str):
+        number = _share(bad)
+    if number is not None:
+        yield int(number) if float(number).is_integer() and abs(number) < 2**53 else number
+        yield number
+
+
+def number_of(key: str, bad: Any) -> float | None:
+    """The number that a text is, its unit turned into the one of ``key``; ``None`` for what is none."""
+    if isinstance(bad, int | float) and not isinstance(bad, bool):
+        return float(bad)
+    if not isinstance(bad, str) or len(bad) > 40:
+        return None
+    text = bad.strip().strip("'\"").lower().replace("_", "")
+    if re.fullmatch(r"\d{1,3}(,\d{3})*,000", text):
+        text = text.replace(",", "")
+    if got := re.fullmatch(r"(\d+)\s*(\*\*|\^|\*|x)\s*(\d+)", text):
+        a, how, b = int(got[1]), got[2], int(got[3])
+        return float(a * b) if how in "*x" else float(a**b) if a <= 1024 and b <= 40 else None
+    got = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z/]*)", text)
+    if not got:
+        return None
+    number, unit = float(got[1]), got[2]
+    units = UNITS.get(key.rpartition(".")[2])
+    factor = units.get(unit, 1.0 if not unit else None) if units is not None else SIZES.get(unit)
+    return None if factor is None else round(number * factor, 9)
+
+
+def _share(bad: str) -> float | None:
+    """10% and 1/8, and a decimal comma."""
+    text = bad.strip()
+    if got := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
+        return float(got[1]) / 100
+    if (got := re.fullmatch(r"(\d+)\s*/\s*(\d+)", text)) and int(got[2]):
+        return int(got[1]) / int(got[2])
+    got = re.fullmatch(r"0,(\d\d+)", text)
+    return float(f"0.{got[1]}") if got else None
+
+
+def _item(key: str, item: Any) -> Any:
+    """An item of a list: numbers as such."""
+    if isinstance(item, list):
+        return [_item(key, i) for i in item]
+    number = number_of(key, item)
+    return item if number is None else int(number) if number.is_integer() else number
+
+
+def _groups(key: str, bad: Any) -> Iterator[Any]:
+    """A single word where a group of keys is wanted."""
+    if key == "parallel.hsdp":
+        if bad is True or (isinstance(bad, str) and bad.lower() in (*YES, "auto")):
+            yield {}
+        if isinstance(bad, int) and not isinstance(bad, bool):
+            yield {"shard_size": bad}
+        if level := word_of(bad, ["level1", "level2", "level3"]):
+            yield {"optimizer_level": level}
+    if re.fullmatch(r"parallel\.comm_fusion\.(allreduce|allgather|reducescatter)", key):
+        if bad in ("auto", "size"):
+            yield {"mode": bad}
+        if isinstance(bad, list):
+            yield {"mode": "index", "config": bad}
+        elif (size := number_of(f"{key}.config", bad)) is not None:
+            yield {"mode": "size", "config": int(size) if size.is_integer() else size}
+    if key == "parallel.comm_fusion" and (flag := _flag(bad)) is not None:
+        yield {"openstate": flag}
+    if key == "parallel.pipeline" and isinstance(bad, int) and not isinstance(bad, bool):
+        yield {"stages": bad}
+
+
+def _texts(key: str, bad: str) -> Iterator[Any]:
+    """A text that is a list, a group of keys, or almost the text that is wanted."""
+    inner = bad.strip()
+    if inner[:1] == "(" and inner[-1:] == ")":
+        inner = f"[{inner[1:-1].rstrip(', ')}]"
+    if inner[:1] in ("[", "{") and len(inner) < 1000:
+        yield _yaml(inner)
+    elif "," in inner:
+        items = [_yaml(i.strip()) for i in inner.split(",") if i.strip()]
+        yield items
+    if key == "name":
+        yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
+    if bad.startswith(RUN):
+        name = "/".join(part for p in bad.removeprefix(RUN).split("/") if (part := p.lstrip(".")))
+        yield from (f"{RUN}{name}", f"{RUN}mine/{name}")
+    if bad and not bad.startswith(RUN):
+        yield os.path.abspath(bad)
+    if bad and not key.endswith(".load"):  # what is read has the name that it has
+        stem = re.sub(r"[.][^./]*$", "", bad)
+        yield from (f"{stem}.json", os.path.abspath(f"{stem}.json"))
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return None

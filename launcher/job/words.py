@@ -1,0 +1,170 @@
+"""Arguments that are no overrides: cut by the shell at their spaces, flags of other programs, names alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import Problem
+from launcher.job import near, surface
+from launcher.job.overrides import parsable, rewritten, shell
+from launcher.job.redact import text as redacted
+
+SPACES = "the shell cuts arguments at their spaces; quote what has some"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a word alone may name: keys of the schema, groups of options, recipes."""
+
+    groups: tuple[str, ...]
+    recipes: tuple[str, ...]
+
+    def key(self, word: str) -> bool:
+        """Whether ``word`` is a key that can be set."""
+        return bool(re.fullmatch(r"[a-z_][\w.]*", word)) and (word in self.groups or word in _keys())
+
+    def meant(self, word: str) -> str | None:
+        """The key that ``word`` is, or is another name for."""
+        name = word.lstrip("-").replace("-", "_") if word.startswith("-") else word
+        if self.key(name):
+            return name
+        return near.key(name.split("."), _unknown(name), {}) if re.fullmatch(r"[a-z_][\w.]*", name) else None
+
+
+def _keys() -> frozenset[str]:
+    return frozenset(surface.everywhere())
+
+
+def _unknown(name: str) -> int:
+    """Which part of a key that is none is the first unknown one."""
+    parts = name.split(".")
+    known = _keys()
+    return next((i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in known), len(parts) - 1)
+
+
+def sift(texts: Sequence[str], names: Names, found: list[Problem]) -> list[str]:
+    """``texts`` without those that are no override of their own; what they were meant to be is told in ``found``."""
+    out, at = [], 0
+    while at < len(texts):
+        taken, problem = _odd(texts[at:], names)
+        if problem is None:
+            out.append(texts[at])
+        else:
+            found.append(problem)
+        at += taken
+    return out
+
+
+def _odd(rest: Sequence[str], names: Names) -> tuple[int, Problem | None]:
+    """How many arguments at the head of ``rest`` belong together, and what is wrong with them."""
+    for look in (_brackets, _around_equals, _listed, _several, _alone):
+        if got := look(rest, names):
+            taken, text, cure = got
+            return taken, Problem("", text, cure, tuple(rest[:taken]))
+    return 1, None
+
+
+Found = tuple[int, str, str] | None
+
+
+def _brackets(rest: Sequence[str], names: Names) -> Found:
+    """``steps=[train, save]``"""
+    if _depth(rest[0]) <= 0 or "=" not in rest[0]:
+        return None
+    for taken in range(2, min(len(rest), 40) + 1):
+        whole = " ".join(rest[:taken])
+        if _depth(whole) == 0:
+            return taken, f"{_shown(rest[:taken])}: {SPACES}", _pasted(whole)
+    return None
+
+
+def _depth(text: str) -> int:
+    return sum(text.count(c) for c in "[{(") - sum(text.count(c) for c in "]})")
+
+
+def _around_equals(rest: Sequence[str], names: Names) -> Found:
+    """``key = value``, ``key= value``, ``key =value``, ``key: value``, ``key value``, ``key:value``"""
+    head, second, third = (*rest[:3], "", "")[:3]
+    if names.key(head) and second == "=" and third and "=" not in third:
+        return 3, f"{_shown(rest[:3])}: {SPACES}", _pasted(f"{head}={third}")
+    if names.key(head) and second.startswith("=") and len(second) > 1:
+        return 2, f"{_shown(rest[:2])}: {SPACES}", _pasted(head + second)
+    loose = second and "=" not in second and second[0] != "-" and not names.key(second)
+    if head[-1:] == "=" and names.key(head[:-1]) and loose and second not in names.recipes:
+        return 2, f"{_shown(rest[:2])}: {SPACES}", _pasted(head + second)
+    if names.key(head.rstrip(":")) and second and "=" not in second and second[0] not in "-~+":
+        return 2, f"{_shown(rest[:2])}: not an override; write key=value", _pasted(f"{head.rstrip(':')}={second}")
+    name, colon, value = head.partition(":")
+    if colon and value and "=" not in name and names.key(name):
+        return 1, f"{redacted(head)}: not an override; write key=value", _pasted(f"{name}={value}")
+    return None
+
+
+def _listed(rest: Sequence[str], names: Names) -> Found:
+    """``optim.lr=0.1, 0.2``"""
+    if "=" not in rest[0] or not rest[0].endswith(",") or len(rest) < 2 or "=" in rest[1]:
+        return None
+    taken = 1
+    while taken < len(rest) and rest[taken - 1].endswith(",") and "=" not in rest[taken]:
+        taken += 1
+    return taken, f"{_shown(rest[:taken])}: {SPACES}", _pasted("".join(rest[:taken]))
+
+
+def _several(rest: Sequence[str], names: Names) -> Found:
+    """``'train.steps=5 seed=1'``, as one argument"""
+    parts = rest[0].split()
+    keyed = [p.partition("=") for p in parts]
+    if len(parts) < 2 or not all(equals and names.key(name) for name, equals, _ in keyed):
+        return None
+    cure = " ".join(shell(redacted(p)) for p in parts) if all(map(parsable, parts)) else ""
+    return 1, f"{redacted(rest[0])}: these are {len(parts)} overrides in one argument", cure
+
+
+def _alone(rest: Sequence[str], names: Names) -> Found:
+    """A word without a value: a recipe, a file with one, a step."""
+    word = rest[0]
+    if "=" in word or word.startswith("~"):
+        return None
+    if word in names.recipes or word.endswith((".yaml", ".yml")):
+        return 1, f"{word}: not an override; a recipe is chosen with recipe=", shell(f"recipe={_recipe(word, names)}")
+    return 1, f"{redacted(word)}: not an override; write key=value", ""
+
+
+def _recipe(word: str, names: Names) -> str:
+    """A recipe by name, or the file that has the name."""
+    bare = word.removesuffix(".yaml")
+    if word in names.recipes or (bare in names.recipes and not Path(word).is_file()):
+        return bare
+    return f"{word}.yaml" if not Path(word).is_file() and Path(f"{word}.yaml").is_file() else word
+
+
+def flag(word: str, after: Sequence[str], names: Names) -> tuple[int, str]:
+    """What an unknown flag was meant to be, and how many arguments ``after`` it are its value."""
+    name, equals, value = word.partition("=")
+    follows = bool(not equals and after and "=" not in after[0] and not after[0].startswith("-"))
+    value = after[0] if follows else value
+    bare = name.lstrip("-").replace("_", "-")
+    if bare in ("config-name", "config", "cn", "recipe", "config-file", "cfg-file") and value:
+        return int(follows), shell(f"recipe={_recipe(value, names)}")
+    if bare in ("dry-run", "plan", "print-plan", "dryrun"):
+        return 0, "show=plan"
+    if value and (key := names.meant(name)):
+        return int(follows), _fitted(key, value)
+    return 0, ""
+
+
+def _fitted(key: str, value: str) -> str:
+    return _pasted(f"{key}={value}")
+
+
+def _pasted(text: str) -> str:
+    """``text`` as one argument, in the grammar's own form; "" when that cannot read it either way."""
+    good = text if parsable(text) else rewritten(text)
+    return shell(redacted(good)) if good and redacted(good) == good else ""
+
+
+def _shown(words: Sequence[str]) -> str:
+    return redacted(" ".join(words))
