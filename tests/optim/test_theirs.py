@@ -215,7 +215,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
             '(theirs.py:300, in step: assert closure is not None, "SAM requires a closure")'),
     "groups": (OURS + "Grouped", "one", "it cannot be made for this model's parameters: AssertionError: groups with "
                "use_muon are needed (theirs.py:307, in __init__: assert all(isinstance(g, dict) and \"use_muon\" in g "
-               'for g in params), "groups wit)'),
+               'for g in params), "groups ...)'),
     "modes": (OURS + "ScheduleFree", "one",
               "it wants its train() and eval() called around validation and saving, which nobody does here"),
     "no rate": (OURS + "NoRate", "one", "its groups have no number lr, which the schedule sets before every step"),
