@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from launcher.parallel.mode import default_dtype
 from launcher.parallel.python_state import changed, held, library
+from launcher.parallel.pytree import tree_leaves
 from launcher.parallel.structure import mapped
 
 HOOKING = frozenset({"apply", "register_hook", "register_multi_grad_hook", "register_prehook"})

@@ -46,10 +46,11 @@ def copied(model: M) -> M:
 def _single(model: nn.Module) -> dict[int, Any]:
     """The attributes that cannot be copied, as deepcopy's memory of what it has copied."""
     out: dict[int, Any] = {}
-    for module in model.modules():
+    modules = {id(m): m for m in model.modules()}
+    for module in modules.values():
         for value in [v for k, v in vars(module).items() if k not in OURS]:
             try:
-                copy.deepcopy(value, dict(out) | {id(m): m for m in model.modules()})
+                copy.deepcopy(value, modules | out)
             except Exception:
                 out[id(value)] = value
     return out

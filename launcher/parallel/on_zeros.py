@@ -95,7 +95,9 @@ def call(
         made = {id(t): _zeros(t) for t in given}
         own |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
-        since, before = (len(watch.order), watch.effects.changed) if watch is not None else (0, 0)
+        since, before, looked = 0, 0, 0
+        if watch is not None:
+            since, before, looked = len(watch.order), watch.effects.changed, watch.looked
         with ExitStack() as seen:
             if watch is not None:
                 seen.enter_context(watch.counting(module, real))
@@ -103,7 +105,7 @@ def call(
             out = real(*args, **kwargs)
         if watch is not None and watch.effects.changed > before:
             _again(real, args, kwargs, meter, watch)
-        if watch is not None and (watch.units_below() or (told is not None and not really)):
+        if watch is not None and (watch.units_below() or (told is not None and watch.looked > looked)):
             was = watch.ran(since)
             for ran, other in _tried(real, args, kwargs, meter, watch):
                 watch.steers |= watch.units_below() and (other is MISSING or ran != was)

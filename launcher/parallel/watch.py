@@ -68,8 +68,9 @@ class Watch(TorchFunctionMode):
     ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
     used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
     ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose
-    own code looked at the numbers of a tensor, as far as these were real (``looking``). ``steers``: units ran in
-    another order with other numbers. ``effects``: what it changes; ``taken``: gradients that it takes itself;
+    own code looked at the numbers of a tensor, as far as these were real (``looking``); ``looked``: how often.
+    ``steers``: units ran in another order with other numbers. ``effects``: what it changes; ``taken``: gradients that
+    it takes itself;
     ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``fills``:
     those that change a list or dictionary that they are given; ``nested``: those that run inside of themselves;
     ``inferred``: those that run in inference mode. ``counted``: what copies of them change in Python.
@@ -104,6 +105,7 @@ class Watch(TorchFunctionMode):
         self.runs: list[Run] = []
         self.order: list[tuple[str, bool]] = []
         self.looks: set[str] = set()
+        self.looked = 0
         self.over = self._real = self.steers = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
@@ -143,6 +145,7 @@ class Watch(TorchFunctionMode):
     def look(self) -> None:
         """The innermost module that runs looks at data."""
         self.looks.add(self._running[-1])
+        self.looked += 1
 
     def _region(self) -> int | None:
         """The checkpoint that now runs, if any: what is in it runs again before its backward."""

@@ -78,3 +78,17 @@ class Picked(Net):
 
     def use(self, made: Any) -> Any:
         return torch.tanh(made[0].sum())
+
+
+class SummedUnderAutocast(Net):
+    """The same where a module runs in half precision."""
+
+    kind = Sums
+
+    def use(self, made: Any) -> Any:
+        return made["total"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h, made = self.a(x)
+        return self.head(h.to(x.dtype) * self.use(made))
