@@ -21,7 +21,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import Problem, RequestError, RunError, printable
-from launcher.runtime import log
+from launcher.runtime import garbage, log
 from launcher.runtime.blame import failed
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
 from launcher.runtime.outer import Place, place
@@ -206,6 +206,7 @@ def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
 
 
 def _obey(order: Order, at: Place, whole: Store) -> int:
+    garbage.as_usual()
     console = os.dup(2)  # what this rank says goes to its log from now on
     try:
         carry_out(order, among(at), at, whole)

@@ -16,6 +16,7 @@ from launcher.launch import Start
 from launcher.plan.phases import Phase
 from launcher.plan.plan import Plan
 from launcher.plan.reduced import Copy, copies
+from launcher.runtime import garbage
 from launcher.runtime.faults import log_file
 from launcher.steps import alone, importing
 
@@ -61,6 +62,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
         before=latest(run.folder / "checkpoints"), copies=copies, drawn=_drawn(run, phase, copies),
     )  # fmt: skip
+    garbage.as_usual()
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, work, hear)
 
