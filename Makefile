@@ -19,9 +19,13 @@ export OMP_NUM_THREADS := 1
 demo: .venv/installed
 	@$(BIN)/python -m launcher
 
-# Two at a time: many tests wait for ranks to start and end. A file stays together, its tests share what they made.
+# One more at a time than there are cores: many tests wait for ranks to start and end. More than five get in each
+# other's way. A file stays together, its tests share what they made.
+CORES := $(shell env -u OMP_NUM_THREADS nproc)
+JOBS ?= $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 5 )))
+
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-real: .venv/installed-real
 	$(BIN)/python -m pytest tests/real

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import resource
 import subprocess
 import sys
@@ -215,7 +216,9 @@ def test_deferred_init_of_384_mb_over_4_ranks_never_holds_much_more_than_a_share
     # of an interpreter of its own: what the tests before have left in this one moves while it is measured
     call = f"on_ranks(4, rank_memory, wide({stages}, 2), wide({stages}, 24))"
     work = f"from tests.parallel.test_tape import *; print({call})"
-    said = subprocess.run([sys.executable, "-c", work], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for peak, held in ast.literal_eval(said):
+    # glibc puts large blocks that are freed back into holes, or not, as their addresses fall: here it never does
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    done = subprocess.run([sys.executable, "-c", work], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    for peak, held in ast.literal_eval(done.stdout):
         assert held == 96  # without building the pieces of the test twice
-        assert peak < 144, f"{peak:.0f} MB at the peak for {held:.0f} MB of shards"
+        assert peak < held + 16 + 8, f"{peak:.0f} MB at the peak for {held:.0f} MB of shards and 16 MB of a layer"
