@@ -91,7 +91,8 @@ def test_the_two_commands_at_the_top_are_what_make_knows() -> None:
     ((_, _, _, script),) = [b for b in blocks("sh") if b[1] == "dry run"]
     demo, test = script.splitlines()
     assert (demo.split()[:2], test.split()[:2]) == (["make", "demo"], ["make", "test"])
-    lines = {what: shell(f"make --dry-run -C {ROOT} {what} JOBS=3", ROOT).stdout.splitlines() for what in ("demo", "test")}
+    dry = "make --dry-run JOBS=3"
+    lines = {what: shell(f"{dry} -C {ROOT} {what}", ROOT).stdout.splitlines() for what in ("demo", "test")}
     assert ".venv/bin/python -m launcher" in lines["demo"]
     assert ".venv/bin/python -m pytest -n 3 --dist loadfile" in lines["test"]
 
