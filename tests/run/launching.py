@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
 from launcher.__main__ import main
+from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
 BATCH = "steps.evaluate.batches=1"
@@ -74,8 +76,11 @@ def tensors(folder: Path, step: int) -> dict[str, bytes]:
 @contextmanager
 def child(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
     """``python -m WORDS`` from the checkout, ended with the block."""
-    command = [sys.executable, "-m", *words]
-    with subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **options) as process:
+    if words[0] == "launcher":
+        start = partial(python, *words)
+    else:  # torchrun, whose own children are fresh interpreters
+        start = partial(subprocess.Popen, [sys.executable, "-m", *words], cwd=ROOT, text=True, start_new_session=True)
+    with start(**options) as process:
         try:
             yield process
         finally:

@@ -6,35 +6,24 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from launcher.runtime.faults import Interrupted
 from launcher.runtime.supervise import caught
+from tests.forked import python
 from tests.ranks import on_ranks
-
-ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
 def waiting(*how: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A run in a process of its own, and a descriptor for each rank that turns readable when the rank has ended."""
-    command = [sys.executable, "-m", "tests.runtime.waiting", *how]
     with (
         tempfile.TemporaryDirectory() as tmp,  # a run that is killed leaves its store behind
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"TMPDIR": tmp},
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as process,
+        python("tests.runtime.waiting", *how, env={"TMPDIR": tmp}, stdout=subprocess.PIPE) as process,
     ):
         assert process.stdout is not None
         ranks = []

@@ -1,0 +1,87 @@
+"""``python -m WORDS`` as a process of its own that need not import torch again: a fork of this one.
+
+All that a test can see from outside is that of a fresh interpreter: arguments, environment, folder, streams, signals,
+session. What only a fresh one shows (imports, paths, the command as installed) has tests that start one.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+import launcher.decide
+import launcher.run
+import launcher.steps.ranks  # noqa: F401
+
+ROOT = Path(__file__).parents[1]
+FIRST = 3
+"""The first file descriptor that is no standard stream."""
+
+
+def python(
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, session: bool = True, **options: Any
+) -> subprocess.Popen[str]:
+    """``env``: what it has beside this process's own; ``session``: it leads one; ``options``: of ``Popen``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=cwd, text=True, start_new_session=session,
+        preexec_fn=lambda: _become(words, os.environ | (env or {}), cwd), **options,
+    )  # fmt: skip
+
+
+def _become(words: Sequence[str], env: Mapping[str, str], cwd: Path) -> NoReturn:
+    """Never comes back, so that nothing is executed; what waits for that hears of it when its pipe is closed."""
+    code = 1
+    try:
+        gc.freeze()
+        faulthandler.disable()
+        os.closerange(FIRST, os.sysconf("SC_OPEN_MAX"))
+        _as_at_the_start(env)
+        sys.argv = ["", *words[1:]]
+        sys.path[0:0] = [str(cwd)]
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _as_at_the_start(env: Mapping[str, str]) -> None:
+    """Undoes what pytest and earlier tests have set for this process."""
+    os.environ.clear()
+    os.environ.update(env)
+    tempfile.tempdir = None
+    sys.stdin = _stream(0, "r")
+    sys.stdout = sys.__stdout__ = _stream(1, "w")
+    sys.stderr = sys.__stderr__ = _stream(2, "w")
+    sys.excepthook = sys.__excepthook__
+    warnings.resetwarnings()
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    logging.getLogger("launcher").handlers.clear()
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stream(fd: int, mode: str) -> TextIO:
+    return open(fd, mode, encoding="utf-8", closefd=False, buffering=1 if fd == 2 else -1)
