@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 BATCH = "steps.evaluate.batches=1"
 TINY = (
     "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "data.samples=64",
-    "train.batch_size=16", "parallel.hsdp.threshold=0", "logger=plain", "steps=[train,save]",
+    "train.batch_size=16", "parallel.hsdp.threshold=0", "parallel.pipeline.micro_batch_num=2", "logger=plain",
+    "steps=[train,save]",
 )  # fmt: skip
 """The default recipe (2 stages x 2-way HSDP, tied) at a size where a step takes milliseconds."""
 

@@ -40,6 +40,7 @@ CASES = {
             "parallel.hsdp=null",
             "launch.nproc=3",
             f"{PIPE}.stages=3",
+            f"{PIPE}.micro_batch_num=4",
             STAGES + "={embed: 0, layers: 2, norm: 2, head: 2}",
         ],
         """
@@ -64,10 +65,10 @@ CASES = {
 """,
     ),
     "a batch that cannot be divided": (
-        ["train.batch_size=12"],
+        ["train.batch_size=14"],
         """
-  train.batch_size = 12: these samples cannot be cut evenly into 2 data-parallel ranks x 4 micro batches
-    set by: train.batch_size=12 (command line)
+  train.batch_size = 14: these samples cannot be cut evenly into 2 data-parallel ranks x 2 micro batches
+    set by: train.batch_size=14 (command line)
     try:    train.batch_size=16
 """,
     ),

@@ -92,13 +92,14 @@ def test_the_step_writes_a_certificate_with_all_that_is_needed_to_make_it_again(
     assert said["holds"]
     assert said["copy"] == {
         "model.layers": "3 -> 2", "train.precision": "fp32 -> fp64", "schedule.warmup_steps": "20 -> 2",
+        "train.batch_size": "16 -> 8",
     }  # fmt: skip
     assert (said["precision"], said["tolerance"]) == ("fp64", 1e-12)
     own = said["own"]
     assert (own["precision"], own["tolerance"], own["wrong"]) == ("fp32", 1e-6, [])
-    assert own["copy"] == {"model.layers": "3 -> 2", "schedule.warmup_steps": "20 -> 2"}
+    assert own["copy"] == {"model.layers": "3 -> 2", "schedule.warmup_steps": "20 -> 2", "train.batch_size": "16 -> 8"}
     assert len(own["errors"]) == len(said["errors"])
-    assert said["settings"]["pipeline"] == {"stages": 2, "micro_batch_num": 4}
+    assert said["settings"]["pipeline"] == {"stages": 2, "micro_batch_num": 2}
     assert (said["layout"]["pp"], said["layout"]["dp_shard"], said["layout"]["tied"]) == (2, 2, ["embed.weight"])
     assert said["versions"]["torch"] == torch.__version__
     assert re.search(r"certify: holds: \d+ parameters, \d+ comparisons, largest error \d\.\de", capfd.readouterr().out)
