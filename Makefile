@@ -12,6 +12,8 @@ TORCH := 'torch>=2.11,<2.14'
 
 # Ranks share the cores of one machine: more threads a rank only get in each other's way.
 export OMP_NUM_THREADS := 1
+# Hundreds of processes import the same modules: compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-real test-zoo drills check clean
 .DELETE_ON_ERROR:
