@@ -20,6 +20,7 @@ from launcher.plan.phases import Phase, alone
 from launcher.plan.plan import Asked, Plan, impossible
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
+from launcher.plan.words import many
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.lock import locked
@@ -122,18 +123,20 @@ def _run(
             say(f"already done: {run}")
             return said.results
         this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
-        outputs.write(job, plan, run)
-        record.write(run, plan, command, config, anew=not said.steps)
-        said.say("running")
-        say("\n".join([text(plan), *start.notes]))
+        folder.reserve_status(run)
         try:
+            outputs.write(job, plan, run)
+            record.write(run, plan, command, config, anew=not said.steps)
+            said.say("running")
+            say("\n".join([text(plan), *start.notes]))
             with _saved(job):
                 _phases(this, left, said)
         except BaseException as error:
             said.fail(error)
             raise
         said.say("done")
-        say(f"done in {said.seconds} s: {run}")
+        lost = f"; {many(n, 'checkpoint')} could not be written" if (n := said.results.get("unsaved")) else ""
+        say(f"done in {said.seconds} s: {run}{lost}")
         return said.results
 
 
@@ -235,8 +238,9 @@ def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> Non
     trains = any(p.where == "ranks" for p in left)
     first = 0 if this.resume is None else resume.step(this.resume, this.job) + 1
     table = this.folder / "metrics.csv" if this.job.logger.csv else None
+    patient = this.job.checkpoint.on_error == "continue"
     with (
-        Metrics(this.folder / "metrics.jsonl", first if trains else sys.maxsize, table) as metrics,
+        Metrics(this.folder / "metrics.jsonl", first if trains else sys.maxsize, table, patient) as metrics,
         progress(this.job.logger.progress) as bar,
     ):
         for phase in left:

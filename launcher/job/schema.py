@@ -53,6 +53,7 @@ class Checkpoint(Settings):
     asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
     accept_plain: Flag = False
+    on_error: Literal["stop", "continue"] = Field("stop", description="when there is no room for one while training")
     resume: str = "auto"
 
 

@@ -1,0 +1,189 @@
+"""A disk with random room, or that fills up at a random moment: one line says so, and the run goes on with room."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.drills import Tally
+
+TIMES = 60
+SIZE_KB = 1024
+STEPS = 24
+TINY = (
+    "model=lm_tiny", "model.dim=16", "data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "data.samples=64",
+    "train.batch_size=16", "parallel.hsdp.threshold=0", "logger=plain", "recipe=lm_tied_pp2_hsdp2",
+    f"train.steps={STEPS}", "checkpoint.every=5",
+)  # fmt: skip
+KEY = {"DRILL_KEY": "ab" * 32}
+HOW = {
+    "blocking": ("steps=[train,save]",),
+    "async": ("steps=[train,save]", "checkpoint.async=true"),
+    "encrypted": ("steps=[train,save]", "checkpoint.encrypt=env:DRILL_KEY"),
+    "files": ("steps=[train,save,export,transform]", "logger.csv=true", "steps.export.check=false"),
+    "continue": ("steps=[train,save]", "checkpoint.on_error=continue"),
+    "continue async": ("steps=[train,save]", "checkpoint.on_error=continue", "checkpoint.async=true"),
+    "norms": ("steps=[train,save]", "parallel.local_norm.dump=run:norms"),
+    "inproc": ("steps=[train,save]", "debug=onerank", "launch.mode=inproc"),
+}
+PATIENCE_S = 90
+NEEDED = re.compile(r"No space left on device: the file needs \d+ bytes, \d+ are free")
+
+
+def run(times: int, chance: random.Random, folder: Path) -> Tally:
+    """Needs to be root, who may mount a file system of 1 MiB."""
+    tally = Tally()
+    _import()
+    with disk(folder / "disk", SIZE_KB) as small:
+        straight = {how: _straight(how, folder) for how in HOW}
+        for n in range(times):
+            how = [*HOW][n % len(HOW)]
+            told = _try(how, chance, small, folder / f"{n}.log", straight[how])
+            right = told in ("right", "over")
+            tally.note(told if right else f"wrong ({how})", "" if right else told)
+    return tally
+
+
+@contextmanager
+def disk(folder: Path, size_kb: int) -> Iterator[Path]:
+    """A file system of so many KiB. Raises ``PermissionError`` where this user may mount none."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "launcher-test", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PermissionError(done.stderr.strip())
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def leave(small: Path, kb: int) -> None:
+    """Take all room but this."""
+    free = shutil.disk_usage(small).free
+    with (small / "ballast").open("ab") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, file.tell() + free - kb * 1024))
+
+
+def _try(how: str, chance: random.Random, small: Path, log: Path, straight: list[object]) -> str:
+    run_dir = small / "run"
+    words = (*TINY, *HOW[how], f"run_dir={run_dir}")
+    begun = chance.random() < 0.5
+    room = chance.randrange(4, 800)
+    if begun:
+        leave(small, room)
+        code = forked(words, log)
+    else:
+        code = forked(words, log, lambda: _fill(chance, small, run_dir))
+    try:
+        told = _judged(how, code, log.read_text(), run_dir)
+        if told != "right":
+            return f"{'room of ' + str(room) if begun else 'later'} KiB: {told}" if told != "over" else told
+        (small / "ballast").unlink(missing_ok=True)
+        if forked(words, log) != 0:
+            return f"room {room}: does not go on: {log.read_text()[-400:]}"
+        return "right" if _rows(run_dir) == straight else "goes on to other numbers"
+    finally:
+        for path in small.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _fill(chance: random.Random, small: Path, run_dir: Path) -> None:
+    """Called again and again while it runs: fills the disk once, some time after the folder is there."""
+    if run_dir.exists() and not (small / "ballast").exists() and chance.random() < 0.02:
+        leave(small, chance.choice((0, 0, 4, 16, 64, 200)))
+
+
+def _judged(how: str, code: int | None, said: str, run_dir: Path) -> str:
+    """``over``: there was room enough."""
+    if code is None:
+        return f"still running: {said[-200:]}"
+    if "Traceback" in said or "Logging error" in said:
+        return f"traceback: {said[-900:]}"
+    left = [p.name for p in run_dir.rglob("*") if ".status.json" in p.name or p.name.endswith(".partial")]
+    left += [p.name for p in run_dir.rglob(".*") if p.name != ".lock"]
+    if left:
+        return f"left behind: {left}"
+    if code == 0:
+        return "over"
+    heads = [line for line in said.splitlines() if line.startswith("error: ")]
+    if code == 2:
+        return "right" if not (run_dir / "status.json").exists() else f"refused, and begun: {said[-300:]}"
+    if len(heads) != 1 or not NEEDED.search(heads[0]):
+        return f"does not say what is needed: {heads or said[-300:]}"
+    if not (run_dir / "status.json").exists():
+        return "right"  # there was no room to say anything
+    status = json.loads((run_dir / "status.json").read_text())
+    if status["status"] != "failed" or "No space left" not in status.get("error", ""):
+        return f"the status says {status['status']}: {status.get('error')}"
+    return "right"
+
+
+def _straight(how: str, folder: Path) -> list[object]:
+    run_dir = folder / f"straight {how}"
+    words = [word for word in HOW[how] if "on_error" not in word]
+    assert forked((*TINY, *words, f"run_dir={run_dir}"), folder / "straight.log") == 0
+    return _rows(run_dir)
+
+
+def _rows(folder: Path) -> list[object]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row.get("loss")) for row in rows]
+
+
+def _import() -> None:
+    """All that a run needs, once: each try is forked from here."""
+    import launcher.__main__
+    import launcher.runtime.start
+    import launcher.steps.ranks
+    import launcher.steps.sample
+    import launcher.steps.whole  # noqa: F401
+
+
+def forked(words: tuple[str, ...], log: Path, meanwhile: object = None) -> int | None:
+    """The exit code of ``launcher WORDS``; ``None`` when it had to be ended."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        _child(words, log)
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        if gone:
+            return os.waitstatus_to_exitcode(status)
+        if callable(meanwhile):
+            meanwhile()
+        time.sleep(0.02)
+    os.killpg(pid, 9)
+    os.waitpid(pid, 0)
+    return None
+
+
+def _child(words: tuple[str, ...], log: Path) -> None:
+    code = 99
+    try:
+        os.setsid()
+        os.environ.update(KEY)
+        with log.open("w") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        from launcher.__main__ import main
+
+        code = main(list(words))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
