@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import launch, outputs, phases, record, resume, sources
+from launcher import launch, local_memory, outputs, phases, record, resume, sources
 from launcher.checkpoint.store import latest
 from launcher.console import gone, say, tell
 from launcher.data.problems import absent
@@ -60,6 +60,8 @@ def shown(job: Job) -> Iterator[str]:
             notes = [*sources.brought(job, plan)]
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
+        if job.show == "plan" and (short := local_memory.shortage(job, plan)):
+            yield short
     if job.show == "plan":
         yield from transforms
 
@@ -148,6 +150,7 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
         launch.port_is_free(job, start)
         plan = plan_job(job)
         refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+        start = local_memory.checked(job, plan, start)
     return start, plan
 
 

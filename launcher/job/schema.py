@@ -41,6 +41,7 @@ class Launch(Settings):
         None, description="null: a free one, chosen by the system"
     )
     threads: Count = Field(1, description="CPU threads a rank")
+    check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
     signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
 
 
