@@ -13,6 +13,7 @@ from launcher.job.schema import Job
 from launcher.launch import Start, mode, outer_size
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, fit, least, lighter, refused
 from launcher.plan.facts import ITEMSIZE
+from launcher.plan.memory import copies
 from launcher.plan.plan import Plan
 from launcher.runtime import free_memory
 from launcher.runtime.outer import place
@@ -29,7 +30,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
         raise RequestError((refused(found, _cure(job, plan, ranks, free)),))
     note = str(found) if found.fits else f"{KEY}=false: {found}"
     if found.fits and start.device == "cpu" and found.needed * HEAP > found.free:
-        note += f"; but a process on a CPU may take {HEAP:g} times what its tensors do"
+        note += f"; it may take {HEAP:g} times that, for the C library keeps what is freed in pieces"
     return replace(start, notes=(*start.notes, note))
 
 
@@ -55,14 +56,17 @@ def local_ranks(job: Job, plan: Plan) -> tuple[int, ...]:
 
 def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None:
     copied = job.checkpoint.asynchronous and job.checkpoint.every is not None
-    return fit(job, plan, ranks, free, {rank: _copied(plan, rank) for rank in ranks if copied})
+    return fit(job, plan, ranks, free, {rank: _copied(job, plan, rank) for rank in ranks if copied})
 
 
-def _copied(plan: Plan, rank: int) -> int:
-    """Bytes of the copy that ``checkpoint.async`` writes from."""
-    layout = of_plan(plan)
+def _copied(job: Job, plan: Plan, rank: int) -> int:
+    """Bytes of the copy that ``checkpoint.async`` writes from: its share of the weights, with what is kept of each."""
+    layout, each = of_plan(plan), copies(job.optim, plan.optimizer)
+    trained = {p.name for p in plan.params if p.trainable}
     boxes = [(name, box) for share in shares(layout, rank).values() for name, box in share.items()]
-    return sum(prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] for name, box in boxes)
+    return sum(
+        prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * (1 + each * (name in trained)) for name, box in boxes
+    )
 
 
 def _cure(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> str:
