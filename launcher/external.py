@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import Problem, RequestError, RunError, printable
@@ -176,16 +176,27 @@ def follow(timeout_s: Seconds) -> int:
                 if told():
                     raise Preempted(told())
 
-            whole = open_store(at, timeout_s, tell, look)
-            own = _corner(whole, at)
-            own.set(f"here{at.rank}", _whereabouts())
-            word = _hear(own, at, look)
+            with _answered(at):
+                whole = open_store(at, timeout_s, tell, look)
+                own = _corner(whole, at)
+                own.set(f"here{at.rank}", _whereabouts())
+                word = _hear(own, at, look)
             code = word if isinstance(word, int) else _obey(word, at, whole)
             if not isinstance(word, int) and code != FAILED:
                 own.set(f"left{at.rank}", "")
             return code
     except Interrupted as stop:
         return stop.code
+
+
+@contextmanager
+def _answered(at: Place) -> Iterator[None]:
+    """Who hosts the store must live until it has said its last word: rank 0, or its outer launcher."""
+    try:
+        yield
+    except DistError as error:
+        why = str(error).splitlines()[0]
+        raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
 
 
 def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:

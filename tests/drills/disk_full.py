@@ -8,14 +8,11 @@ import random
 import re
 import shutil
 import subprocess
-import sys
-import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.drills import Tally
+from tests.drills import Tally, forked, imported
 
 TIMES = 60
 SIZE_KB = 1024
@@ -25,7 +22,6 @@ TINY = (
     "train.batch_size=16", "parallel.hsdp.threshold=0", "logger=plain", "recipe=lm_tied_pp2_hsdp2",
     f"train.steps={STEPS}", "checkpoint.every=5",
 )  # fmt: skip
-KEY = {"DRILL_KEY": "ab" * 32}
 HOW = {
     "blocking": ("steps=[train,save]",),
     "async": ("steps=[train,save]", "checkpoint.async=true"),
@@ -36,14 +32,14 @@ HOW = {
     "norms": ("steps=[train,save]", "parallel.local_norm.dump=run:norms"),
     "inproc": ("steps=[train,save]", "debug=onerank", "launch.mode=inproc"),
 }
-PATIENCE_S = 90
 NEEDED = re.compile(r"No space left on device: the file needs \d+ bytes, \d+ are free")
 
 
 def run(times: int, chance: random.Random, folder: Path) -> Tally:
     """Needs to be root, who may mount a file system of 1 MiB."""
     tally = Tally()
-    _import()
+    imported()
+    os.environ["DRILL_KEY"] = "ab" * 32
     with disk(folder / "disk", SIZE_KB) as small:
         straight = {how: _straight(how, folder) for how in HOW}
         for n in range(times):
@@ -139,51 +135,3 @@ def _straight(how: str, folder: Path) -> list[object]:
 def _rows(folder: Path) -> list[object]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(row["step"], row.get("loss")) for row in rows]
-
-
-def _import() -> None:
-    """All that a run needs, once: each try is forked from here."""
-    import launcher.__main__
-    import launcher.runtime.start
-    import launcher.steps.ranks
-    import launcher.steps.sample
-    import launcher.steps.whole  # noqa: F401
-
-
-def forked(words: tuple[str, ...], log: Path, meanwhile: object = None) -> int | None:
-    """The exit code of ``launcher WORDS``; ``None`` when it had to be ended."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid == 0:
-        _child(words, log)
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        gone, status = os.waitpid(pid, os.WNOHANG)
-        if gone:
-            return os.waitstatus_to_exitcode(status)
-        if callable(meanwhile):
-            meanwhile()
-        time.sleep(0.02)
-    os.killpg(pid, 9)
-    os.waitpid(pid, 0)
-    return None
-
-
-def _child(words: tuple[str, ...], log: Path) -> None:
-    code = 99
-    try:
-        os.setsid()
-        os.environ.update(KEY)
-        with log.open("w") as out:
-            os.dup2(out.fileno(), 1)
-            os.dup2(out.fileno(), 2)
-        from launcher.__main__ import main
-
-        code = main(list(words))
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)

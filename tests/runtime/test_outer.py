@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import pytest
 
 from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.runtime.outer import Place, again, job, place, rank
+from launcher.runtime.rendezvous import open_store
+from tests.drills import free_port
 from tests.runtime.test_world import SRUN, TORCHRUN
 
 BAD = ": the environment of torchrun or srun is damaged, or made by hand"
@@ -108,3 +113,22 @@ def test_a_job_keeps_its_name_when_it_is_run_again():
     ]
     counts = [{}, {"SLURM_RESTART_COUNT": "0"}, {"SLURM_RESTART_COUNT": "1"}, {"TORCHELASTIC_RESTART_COUNT": "2"}]
     assert [again(e) for e in counts] == [False, False, True, True]
+
+
+def test_a_rank_0_that_dies_before_its_last_word_is_told(monkeypatch, capsys):
+    port = free_port()
+    first = Place(0, 2, 0, 2, 0, "localhost", port)
+    env = {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    pid = os.fork()
+    if pid == 0:
+        open_store(first, lambda: 60.0, print).get("launcher0/here1")
+        os._exit(0)
+    assert main(["recipe=lm_single"]) == 1
+    os.waitpid(pid, 0)
+    told = r"error: rank 1: rank 0, or what has started it, has ended: .*(Connection|got 0 bytes).*\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
