@@ -89,6 +89,7 @@ def pause_until(done: Iterator[bool] | Sequence[bool], seconds: float) -> bool:
 def imported() -> None:
     """Import all that a run needs, once: what is ``forked`` has it."""
     import launcher.__main__
+    import launcher.external
     import launcher.runtime.start
     import launcher.steps.ranks
     import launcher.steps.sample
