@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -144,6 +145,8 @@ def _live(words: Sequence[str], log: Path, env: Mapping[str, str | None]) -> Non
         with log.open("w") as out:
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what a test captures with
+        logging.getLogger().handlers.clear()
         from launcher.__main__ import main
 
         code = main(list(words))

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from launcher.checkpoint import latest, verify
+from launcher.checkpoint.store import step_of
 from tests.drills import Tally, forked, imported
 
 TIMES = 60
@@ -41,9 +43,11 @@ def run(times: int, chance: random.Random, folder: Path) -> Tally:
     imported()
     os.environ["DRILL_KEY"] = "ab" * 32
     with disk(folder / "disk", SIZE_KB) as small:
-        straight = {how: _straight(how, folder) for how in HOW}
+        straight: dict[str, list[object]] = {}
         for n in range(times):
             how = [*HOW][n % len(HOW)]
+            if how not in straight:
+                straight[how] = _straight(how, folder)
             told = _try(how, chance, small, folder / f"{n}.log", straight[how])
             right = told in ("right", "over")
             tally.note(told if right else f"wrong ({how})", "" if right else told)
@@ -85,9 +89,14 @@ def _try(how: str, chance: random.Random, small: Path, log: Path, straight: list
         told = _judged(how, code, log.read_text(), run_dir)
         if told != "right":
             return f"{'room of ' + str(room) if begun else 'later'} KiB: {told}" if told != "over" else told
+        last = latest(run_dir / "checkpoints")
+        if last is not None and how != "encrypted" and (wrong := verify(last)):
+            return f"the last checkpoint is damaged: {wrong}"
         (small / "ballast").unlink(missing_ok=True)
         if forked(words, log) != 0:
             return f"room {room}: does not go on: {log.read_text()[-400:]}"
+        if last is not None and step_of(last) != STEPS and f"going on from {last.name}," not in log.read_text():
+            return f"did not go on from {last.name}: {log.read_text()[-400:]}"
         return "right" if _rows(run_dir) == straight else "goes on to other numbers"
     finally:
         for path in small.iterdir():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 
 import pytest
 
 from launcher.__main__ import main
-from launcher.errors import RequestError
-from launcher.external import leading
+from launcher.errors import RequestError, RunError
+from launcher.external import follow, leading
 from launcher.runtime.outer import Place, again, job, place, rank
 from launcher.runtime.rendezvous import open_store
 from tests.drills import free_port
@@ -117,7 +116,7 @@ def test_a_job_keeps_its_name_when_it_is_run_again():
     assert [again(e) for e in counts] == [False, False, True, True]
 
 
-def test_a_rank_0_that_dies_before_its_last_word_is_told(monkeypatch, capsys):
+def test_a_rank_0_that_dies_before_its_last_word_is_told(monkeypatch):
     port = free_port()
     first = Place(0, 2, 0, 2, 0, "localhost", port)
     env = {
@@ -130,13 +129,13 @@ def test_a_rank_0_that_dies_before_its_last_word_is_told(monkeypatch, capsys):
     if pid == 0:
         open_store(first, lambda: 60.0, print).get("launcher0/here1")
         os._exit(0)
-    assert main(["recipe=lm_single"]) == 1
+    told = r"rank 1: rank 0, or what has started it, has ended: .*(Connection|got 0 bytes).*"
+    with pytest.raises(RunError, match=told):
+        follow(lambda: 60.0)
     os.waitpid(pid, 0)
-    told = r"error: rank 1: rank 0, or what has started it, has ended: .*(Connection|got 0 bytes).*\n"
-    assert re.fullmatch(told, capsys.readouterr().err)
 
 
-def test_a_rank_that_knows_of_another_world_is_told(capsys):
+def test_a_rank_that_knows_of_another_world_is_told():
     port = free_port()
     with leading(Place(0, 2, 0, 2, 0, "localhost", port)) as others:
         store = open_store(Place(1, 3, 1, 3, 0, "localhost", port), lambda: 60.0, print)
