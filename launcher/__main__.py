@@ -60,9 +60,9 @@ def _main(words: list[str], rank: int | None) -> int:
         tell(printable(f"error: {error}", "\n\t"))
         return FAILED
     except OSError as error:
-        from launcher.checkpoint.space import no_room
+        from launcher.checkpoint.space import unwritten
 
-        if (full := no_room(error)) is None:
+        if (full := unwritten(error)) is None:
             raise
         tell(printable(f"error: {full}", "\n\t"))
         return FAILED

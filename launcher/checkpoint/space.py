@@ -13,12 +13,13 @@ from pathlib import Path
 from launcher.errors import RunError, users_frame
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE)
 BLOCK = 4096  # bytes that a file or a folder takes at least
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-class NoRoom(OSError, RunError):
-    """A file that there is no room for. Its text says all that the user has to know: no traceback is needed."""
+class Unwritten(OSError, RunError):
+    """A file of ours that cannot be written. Its text says all that the user has to know: no traceback is needed."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -26,27 +27,29 @@ class NoRoom(OSError, RunError):
 
 @contextmanager
 def told(path: Path, needed: int) -> Iterator[None]:
-    """An ``OSError`` of the block gets the name of ``path``, one of a full disk is ``NoRoom`` for ``needed`` bytes."""
+    """An ``OSError`` of the block is ``Unwritten`` of ``path``; of a full disk it says that ``needed`` bytes are."""
     try:
         yield
-    except NoRoom:
+    except Unwritten:
         raise
     except OSError as error:
-        if error.errno not in FULL:
-            error.filename = os.fspath(path)
-            raise
-        raise NoRoom(error.errno, _reason(error.errno, path, needed), os.fspath(path)) from error
+        raise _of(error, path, needed) from error
 
 
-def no_room(error: BaseException) -> NoRoom | None:
-    """``error`` itself, or what says so when it is of a full disk and comes from code of ours or of torch."""
-    if isinstance(error, NoRoom):
+def unwritten(error: BaseException) -> Unwritten | None:
+    """``error`` itself, or what says so when it is of a disk and comes from code of ours or of torch."""
+    if isinstance(error, Unwritten):
         return error
-    if not isinstance(error, OSError) or error.errno not in FULL or users_frame(error) is not None:
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN) or users_frame(error) is not None:
         return None
     if error.filename is None:
-        return NoRoom(error.errno, os.strerror(error.errno), "a file")
-    return NoRoom(error.errno, _reason(error.errno, Path(error.filename), BLOCK), error.filename)
+        return Unwritten(error.errno, os.strerror(error.errno), "a file")
+    return _of(error, Path(error.filename), BLOCK)
+
+
+def _of(error: OSError, path: Path, needed: int) -> Unwritten:
+    code = error.errno or errno.EIO
+    return Unwritten(code, _reason(code, path, needed) if code in FULL else os.strerror(code), os.fspath(path))
 
 
 def _reason(code: int, path: Path, needed: int) -> str:

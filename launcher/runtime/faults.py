@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.space import no_room
+from launcher.checkpoint.space import unwritten
 from launcher.errors import RunError
 
 _log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
     error = _own(error)
     text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
-    told = error if isinstance(error, RunError) else no_room(error)
+    told = error if isinstance(error, RunError) else unwritten(error)
     kind = RunError.__name__ if told is not None else type(error).__name__
     return Fault(rank, attempt, kind, str(told or error), text.rstrip(), time.time_ns(), echo)
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.space import NoRoom, told
+from launcher.checkpoint.space import FULL, Unwritten, told
 from launcher.errors import Problem, RequestError, RunError
 
 _log = logging.getLogger(__name__)
@@ -149,9 +149,9 @@ def _point(link: Path, target: str) -> None:
 def _refused(key: str, path: Path) -> Iterator[None]:
     try:
         yield
-    except NoRoom:
-        raise
     except OSError as error:
+        if isinstance(error, Unwritten) and error.errno in FULL:
+            raise
         raise RequestError((_problem(key, path, f"{error.filename}: {error.strerror}"),)) from error
 
 

@@ -11,7 +11,7 @@ from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from launcher.checkpoint.space import FULL
+from launcher.checkpoint.space import BROKEN, FULL
 from launcher.runtime.faults import log_file
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError) or error.errno not in FULL:
+        if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
             super().handleError(record)
 
 
@@ -56,7 +56,7 @@ class _Lossy(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in (*FULL, *BROKEN):
                 raise
             return memoryview(data).nbytes
 

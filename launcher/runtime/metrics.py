@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.space import BLOCK, NoRoom, told
+from launcher.checkpoint.space import BLOCK, Unwritten, told
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Metrics:
     ``first_step`` is the step that will be written next: rows from there on, and a line torn by a kill, are cut off.
     So are they when a row comes again: a restarted attempt goes on from its checkpoint.
     ``table`` names a CSV of all rows, written on leaving the block.
-    ``patient``: on a full disk rows wait in memory for room, until the block is left; else ``NoRoom`` comes at once.
+    ``patient``: on a full disk rows wait in memory for room, until the block is left; else ``Unwritten`` comes at once.
     """
 
     def __init__(self, path: Path, first_step: int = 0, table: Path | None = None, patient: bool = False) -> None:
@@ -49,7 +49,7 @@ class Metrics:
             self._flush()
             if self._table is not None:
                 write_csv(read(self._path), self._table)
-        except NoRoom as full:
+        except Unwritten as full:
             if error is None:
                 raise
             _log.warning("%s", full)
@@ -65,7 +65,7 @@ class Metrics:
         self._waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
         try:
             self._flush()
-        except NoRoom as full:
+        except Unwritten as full:
             if not self._patient:
                 self._waiting.clear()
                 raise

@@ -1,4 +1,4 @@
-"""A disk with random room, or that fills up at a random moment: one line says so, and the run goes on with room."""
+"""A disk with random room, one that fills up or turns read-only, a folder deleted: one line, and it goes on after."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ HOW = {
     "norms": ("steps=[train,save]", "parallel.local_norm.dump=run:norms"),
     "inproc": ("steps=[train,save]", "debug=onerank", "launch.mode=inproc"),
 }
-NEEDED = re.compile(r"No space left on device: the file needs \d+ bytes, \d+ are free")
+NEEDED = r"No space left on device: the file needs \d+ bytes, \d+ are free"
+GONE = r"was deleted or moved while the run was at work there|No such file or directory"
+TOLD = {"little room": NEEDED, "fills up": NEEDED, "read-only": "Read-only file system", "deleted": GONE,
+        "deleted checkpoints": GONE}  # fmt: skip
+HARMS = ("little room", "little room", "fills up", "fills up", "read-only", "deleted", "deleted checkpoints")
 
 
 def run(times: int, chance: random.Random, folder: Path) -> Tally:
@@ -76,60 +80,72 @@ def leave(small: Path, kb: int) -> None:
 
 
 def _try(how: str, chance: random.Random, small: Path, log: Path, straight: list[object]) -> str:
-    run_dir = small / "run"
+    run_dir, harm = small / "run", chance.choice(HARMS)
     words = (*TINY, *HOW[how], f"run_dir={run_dir}")
-    begun = chance.random() < 0.5
     room = chance.randrange(4, 800)
-    if begun:
+    if harm == "little room":
         leave(small, room)
-        code = forked(words, log)
-    else:
-        code = forked(words, log, lambda: _fill(chance, small, run_dir))
+    code = forked(words, log, lambda: _harm(harm, chance, small, run_dir))
+    _remount(small, "rw")
     try:
-        told = _judged(how, code, log.read_text(), run_dir)
+        told = _judged(harm, code, log.read_text(), run_dir)
         if told != "right":
-            return f"{'room of ' + str(room) if begun else 'later'} KiB: {told}" if told != "over" else told
+            return f"{harm} ({room} KiB): {told}" if told != "over" else told
         last = latest(run_dir / "checkpoints")
         if last is not None and how != "encrypted" and (wrong := verify(last)):
-            return f"the last checkpoint is damaged: {wrong}"
+            return f"{harm}: the last checkpoint is damaged: {wrong}"
         (small / "ballast").unlink(missing_ok=True)
         if forked(words, log) != 0:
-            return f"room {room}: does not go on: {log.read_text()[-400:]}"
+            return f"{harm}: does not go on: {log.read_text()[-400:]}"
         if last is not None and step_of(last) != STEPS and f"going on from {last.name}," not in log.read_text():
-            return f"did not go on from {last.name}: {log.read_text()[-400:]}"
+            return f"{harm}: did not go on from {last.name}: {log.read_text()[-400:]}"
         return "right" if _rows(run_dir) == straight else "goes on to other numbers"
     finally:
         for path in small.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _fill(chance: random.Random, small: Path, run_dir: Path) -> None:
-    """Called again and again while it runs: fills the disk once, some time after the folder is there."""
-    if run_dir.exists() and not (small / "ballast").exists() and chance.random() < 0.02:
+def _harm(harm: str, chance: random.Random, small: Path, run_dir: Path) -> None:
+    """Called again and again while it runs: does it once, some time after the folder is there."""
+    done = (small / "ballast").exists() or harm == "little room"
+    if done or not (run_dir / "status.json").exists() or chance.random() > 0.02:
+        return
+    (small / "ballast").touch()
+    if harm == "fills up":
         leave(small, chance.choice((0, 0, 4, 16, 64, 200)))
+    elif harm == "read-only":
+        _remount(small, "ro")
+    elif harm == "deleted":
+        shutil.rmtree(run_dir, ignore_errors=True)
+    else:
+        shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
 
 
-def _judged(how: str, code: int | None, said: str, run_dir: Path) -> str:
-    """``over``: there was room enough."""
+def _remount(small: Path, how: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{how}", str(small)], check=True, capture_output=True)
+
+
+def _judged(harm: str, code: int | None, said: str, run_dir: Path) -> str:
+    """``over``: it did not come to that."""
     if code is None:
         return f"still running: {said[-200:]}"
     if "Traceback" in said or "Logging error" in said:
         return f"traceback: {said[-900:]}"
     left = [p.name for p in run_dir.rglob("*") if ".status.json" in p.name or p.name.endswith(".partial")]
     left += [p.name for p in run_dir.rglob(".*") if p.name != ".lock"]
-    if left:
+    if left and harm != "read-only" and code != 0:
         return f"left behind: {left}"
     if code == 0:
-        return "over"
+        return "over" if not left else f"left behind: {left}"
     heads = [line for line in said.splitlines() if line.startswith("error: ")]
     if code == 2:
         return "right" if not (run_dir / "status.json").exists() else f"refused, and begun: {said[-300:]}"
-    if len(heads) != 1 or not NEEDED.search(heads[0]):
-        return f"does not say what is needed: {heads or said[-300:]}"
-    if not (run_dir / "status.json").exists():
-        return "right"  # there was no room to say anything
+    if len(heads) != 1 or not re.search(TOLD[harm], heads[0]):
+        return f"does not say why: {heads or said[-300:]}"
+    if harm == "read-only" or not (run_dir / "status.json").exists():
+        return "right"  # nothing could be said there
     status = json.loads((run_dir / "status.json").read_text())
-    if status["status"] != "failed" or "No space left" not in status.get("error", ""):
+    if status["status"] != "failed" or not re.search(TOLD[harm], status.get("error", "")):
         return f"the status says {status['status']}: {status.get('error')}"
     return "right"
 

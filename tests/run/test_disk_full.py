@@ -17,7 +17,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import latest, verify
-from launcher.checkpoint.space import NoRoom
+from launcher.checkpoint.space import Unwritten
 from launcher.runtime import folder, log, save
 from launcher.runtime.metrics import Metrics, read
 from tests.drills.disk_full import disk, leave
@@ -168,7 +168,7 @@ def test_rows_that_never_find_room_are_a_failure_and_no_row_is_torn(small: Path,
                 rows.write({"step": step, "loss": 1.0})
                 written.append(step)
 
-    with pytest.raises(NoRoom, match=FULL):
+    with pytest.raises(Unwritten, match=FULL):
         write()
     assert len(written) == 399 if patient else len(written) < 399
     assert [row["step"] for row in read(small / "metrics.jsonl")] == written[: len(read(small / "metrics.jsonl"))]
