@@ -59,6 +59,13 @@ def _main(words: list[str], rank: int | None) -> int:
     except RunError as error:
         tell(printable(f"error: {error}", "\n\t"))
         return FAILED
+    except OSError as error:
+        from launcher.checkpoint.space import unwritten
+
+        if (full := unwritten(error)) is None:
+            raise
+        tell(printable(f"error: {full}", "\n\t"))
+        return FAILED
     except KeyboardInterrupt:
         tell("interrupted")
         return INTERRUPTED

@@ -93,9 +93,14 @@ def of_users(error: BaseException) -> str:
     said_so = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename and not error.filename.startswith(_OTHERS):
         return f"{type(error).__name__}: {error.msg} ({_line(error.filename, error.lineno, '', error.text)})"
+    own = users_frame(error)
+    return f"{said_so} ({_line(own.filename, own.lineno, own.name, own.line)})" if own else said_so
+
+
+def users_frame(error: BaseException) -> traceback.FrameSummary | None:
+    """The last line of the user's own code that ran before ``error``, if any did."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(_OTHERS)]
-    return f"{said_so} ({_line(own[-1].filename, own[-1].lineno, own[-1].name, own[-1].line)})" if own else said_so
+    return next((f for f in reversed(frames) if not f.filename.startswith(_OTHERS)), None)
 
 
 def _line(path: str, line: int | None, function: str, source: str | None) -> str:

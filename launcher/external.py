@@ -11,20 +11,20 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
 from launcher.errors import Problem, RequestError, RunError, printable
 from launcher.runtime import garbage, log
 from launcher.runtime.blame import failed
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
-from launcher.runtime.outer import Place, place
+from launcher.runtime.outer import DAMAGED, Place, place
 from launcher.runtime.preemption import STOPS, heard
 from launcher.runtime.rendezvous import Seconds, await_ranks, open_store, ranks_text
 from launcher.runtime.world import World, among, connect, never
@@ -86,6 +86,10 @@ class Others:
             have = "has" if len(self._absent) == 1 else "have"
             text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
             raise RunError(f"{text} (launch.timeout_s); each {what}")
+        for rank in range(1, self._at.size):
+            if (size := int(self._own.get(f"size{rank}"))) != self._at.size:
+                text = f"rank {rank} was told that there are {size} ranks, rank 0 that there are {self._at.size}"
+                raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
 
     def share(self, root: Path, key: str) -> None:
         """Raises ``RequestError`` unless every rank sees at ``root`` what rank 0 writes there; leaves nothing."""
@@ -176,16 +180,28 @@ def follow(timeout_s: Seconds) -> int:
                 if told():
                     raise Preempted(told())
 
-            whole = open_store(at, timeout_s, tell, look)
-            own = _corner(whole, at)
-            own.set(f"here{at.rank}", _whereabouts())
-            word = _hear(own, at, look)
+            with _answered(at):
+                whole = open_store(at, timeout_s, tell, look)
+                own = _corner(whole, at)
+                own.set(f"size{at.rank}", str(at.size))
+                own.set(f"here{at.rank}", _whereabouts())
+                word = _hear(own, at, look)
             code = word if isinstance(word, int) else _obey(word, at, whole)
             if not isinstance(word, int) and code != FAILED:
                 own.set(f"left{at.rank}", "")
             return code
     except Interrupted as stop:
         return stop.code
+
+
+@contextmanager
+def _answered(at: Place) -> Iterator[None]:
+    """Who hosts the store must live until it has said its last word: rank 0, or its outer launcher."""
+    try:
+        yield
+    except DistError as error:
+        why = str(error).splitlines()[0]
+        raise RunError(f"rank {at.rank}: rank 0, or what has started it, has ended: {why}") from error
 
 
 def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
@@ -274,8 +290,9 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
 
     log.configure(mine.rank, order.folder)
     faulthandler.enable(file=2)
-    with _told(order, mine) as told, connect(mine, whole, order.timeout_s, order.threads):
+    with _told(order, mine) as told, ExitStack() as group:
         try:
+            group.enter_context(connect(mine, whole, order.timeout_s, order.threads))
             return order.work(replace(mine, told=told))
         except Preempted:
             raise

@@ -18,6 +18,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.reduced import Copy, copies
 from launcher.runtime import garbage
 from launcher.runtime.faults import log_file
+from launcher.runtime.log import LogFile
 from launcher.steps import alone, importing
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
     path.parent.mkdir(exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     try:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.durable import write_text
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.strategy_file import dump
+from launcher.errors import said
 from launcher.job import redact
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
@@ -37,10 +39,13 @@ class Record:
     before: str | None = None
 
     def say(self, status: str, **more: Any) -> None:
+        """On disk; while it runs, with room for the next one."""
         folder.write_status(
             self.run, status=status, **more, metrics=self.results, seconds=self.seconds, steps=self.steps,
             overrides=self.overrides, plan="plan.json", **({"job": job} if (job := outer.job()) else {}),
         )  # fmt: skip
+        if status == "running":
+            folder.reserve_status(self.run)
 
     def add(self, steps: tuple[str, ...], results: dict[str, Any]) -> None:
         self.steps += steps
@@ -55,7 +60,7 @@ class Record:
             self.say(status, error=line)
         except OSError as more:  # what is to be told is why it failed
             if self.run.is_dir():
-                _log.warning("%s: the status %s could not be written: %s", self.run, status, more.strerror)
+                _log.warning("the status %s could not be written: %s", status, said(more))
 
     @property
     def seconds(self) -> float:
@@ -110,5 +115,6 @@ def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool
         "timeline.json": chrome(plan.timeline),
     }
     for name, content in files.items():
-        (run / name).write_text(content, encoding="utf-8")
+        if _reads(run / name) != content:  # a run that goes on needs no room for what is there
+            write_text(run / name, content)
     dump(of_plan(plan), run / "strategy")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import launch, outputs, phases, record, resume, sources
+from launcher import launch, local_memory, outputs, phases, record, resume, sources
 from launcher.checkpoint.store import latest
 from launcher.console import gone, say, tell
 from launcher.data.problems import absent
@@ -20,6 +20,7 @@ from launcher.plan.phases import Phase, alone
 from launcher.plan.plan import Asked, Plan, impossible
 from launcher.plan.show import text
 from launcher.plan.timeline import text as drawn
+from launcher.plan.words import many
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.lock import locked
@@ -59,6 +60,8 @@ def shown(job: Job) -> Iterator[str]:
             notes = [*sources.brought(job, plan)]
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
+        if job.show == "plan" and (short := local_memory.shortage(job, plan)):
+            yield short
     if job.show == "plan":
         yield from transforms
 
@@ -122,18 +125,20 @@ def _run(
             say(f"already done: {run}")
             return said.results
         this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
-        outputs.write(job, plan, run)
-        record.write(run, plan, command, config, anew=not said.steps)
-        said.say("running")
-        say("\n".join([text(plan), *start.notes]))
+        folder.reserve_status(run)
         try:
+            outputs.write(job, plan, run)
+            record.write(run, plan, command, config, anew=not said.steps)
+            said.say("running")
+            say("\n".join([text(plan), *start.notes]))
             with _saved(job):
                 _phases(this, left, said)
         except BaseException as error:
             said.fail(error)
             raise
         said.say("done")
-        say(f"done in {said.seconds} s: {run}")
+        lost = f"; {many(n, 'checkpoint')} could not be written" if (n := said.results.get("unsaved")) else ""
+        say(f"done in {said.seconds} s: {run}{lost}")
         return said.results
 
 
@@ -145,6 +150,7 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
         launch.port_is_free(job, start)
         plan = plan_job(job)
         refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+        start = local_memory.checked(job, plan, start)
     return start, plan
 
 
@@ -235,8 +241,9 @@ def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> Non
     trains = any(p.where == "ranks" for p in left)
     first = 0 if this.resume is None else resume.step(this.resume, this.job) + 1
     table = this.folder / "metrics.csv" if this.job.logger.csv else None
+    patient = this.job.checkpoint.on_error == "continue"
     with (
-        Metrics(this.folder / "metrics.jsonl", first if trains else sys.maxsize, table) as metrics,
+        Metrics(this.folder / "metrics.jsonl", first if trains else sys.maxsize, table, patient) as metrics,
         progress(this.job.logger.progress) as bar,
     ):
         for phase in left:

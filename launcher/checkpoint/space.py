@@ -5,25 +5,58 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+from launcher.errors import RunError, users_frame
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+BROKEN = (errno.EROFS, errno.EIO, errno.ESTALE)
+BLOCK = 4096  # bytes that a file or a folder takes at least
 _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Unwritten(OSError, RunError):
+    """A file of ours that cannot be written. Its text says all that the user has to know: no traceback is needed."""
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
 
 
 @contextmanager
 def told(path: Path, needed: int) -> Iterator[None]:
-    """An ``OSError`` of the block gets the name of ``path``, one of a full disk the bytes needed and free too."""
+    """An ``OSError`` of the block is ``Unwritten`` of ``path``; of a full disk it says that ``needed`` bytes are."""
     try:
         yield
+    except Unwritten:
+        raise
     except OSError as error:
-        if error.errno not in FULL:
-            error.filename = os.fspath(path)
-            raise
-        text = f"{os.strerror(error.errno)}: the file needs {needed} bytes, {free(path)} are free"
-        raise OSError(error.errno, text, os.fspath(path)) from error
+        raise _of(error, path, needed) from error
+
+
+def unwritten(error: BaseException) -> Unwritten | None:
+    """``error`` itself, or what says so when it is of a disk and comes from code of ours or of torch."""
+    if isinstance(error, Unwritten):
+        return error
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN) or users_frame(error) is not None:
+        return None
+    if error.filename is None:
+        return Unwritten(error.errno, os.strerror(error.errno), "a file")
+    return _of(error, Path(error.filename), BLOCK)
+
+
+def _of(error: OSError, path: Path, needed: int) -> Unwritten:
+    code = error.errno or errno.EIO
+    return Unwritten(code, _reason(code, path, needed) if code in FULL else os.strerror(code), os.fspath(path))
+
+
+def _reason(code: int, path: Path, needed: int) -> str:
+    room = f"{free(path)} are free"
+    if code == errno.EFBIG:
+        room = f"{resource.getrlimit(resource.RLIMIT_FSIZE)[0]} are allowed (ulimit -f)"
+    return f"{os.strerror(code)}: the file needs {needed} bytes, {room}"
 
 
 def reserve(fd: int, size: int) -> None:
@@ -45,5 +78,5 @@ def reserve(fd: int, size: int) -> None:
 
 def free(path: Path) -> int:
     """Bytes that this user may still write on the disk of ``path``."""
-    disk = os.statvfs(path.parent)
+    disk = os.statvfs(next(p for p in path.absolute().parents if p.is_dir()))
     return disk.f_bavail * disk.f_frsize

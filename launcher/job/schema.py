@@ -41,6 +41,7 @@ class Launch(Settings):
         None, description="null: a free one, chosen by the system"
     )
     threads: Count = Field(1, description="CPU threads a rank")
+    check_memory: Flag = Field(True, description="refuse what does not fit the memory of this machine")
     signal_save: Flag = Field(True, description="a signal that asks to stop: save a checkpoint first")
 
 
@@ -53,6 +54,7 @@ class Checkpoint(Settings):
     asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
     accept_plain: Flag = False
+    on_error: Literal["stop", "continue"] = Field("stop", description="when there is no room for one while training")
     resume: str = "auto"
 
 

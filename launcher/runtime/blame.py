@@ -34,7 +34,8 @@ def failed(
     if not isinstance(error, faults.Interrupted):
         mine = faults.raised(world.rank, world.attempt, error, skip)
         faults.write(mine, folder)
-        _tell_torchrun(error)
+        if not mine.told:
+            _tell_torchrun(error)
     if world.rank and (mine is None or not mine.echo):
         return error
     found = _written(folder, world, patient=mine is not None and mine.echo)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
 from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.space import unwritten
 from launcher.errors import RunError
+
+_log = logging.getLogger(__name__)
 
 # What a healthy rank says when it has lost another one.
 ECHOES = (
@@ -131,7 +136,9 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
     error = _own(error)
     text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
-    return Fault(rank, attempt, type(error).__name__, str(error), text.rstrip(), time.time_ns(), echo)
+    told = error if isinstance(error, RunError) else unwritten(error)
+    kind = RunError.__name__ if told is not None else type(error).__name__
+    return Fault(rank, attempt, kind, str(told or error), text.rstrip(), time.time_ns(), echo)
 
 
 def _own(error: BaseException) -> BaseException:
@@ -227,8 +234,20 @@ def write(fault: Fault, folder: Path) -> None:
     that it then points to is there.
     """
     error, log = folder / "errors" / f"rank{fault.rank}.json", log_file(folder, fault.rank)
-    for path in (error, log):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"{fault.traceback or fault.headline}\n")
-    write_text(error, json.dumps(asdict(fault), indent=2) + "\n")
+    text, fields = f"{fault.traceback or fault.headline}\n", json.dumps(asdict(fault), indent=2) + "\n"
+    with _if_possible(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(text)
+    with _if_possible(error):
+        error.parent.mkdir(parents=True, exist_ok=True)
+        write_text(error, fields)
+
+
+@contextmanager
+def _if_possible(path: Path) -> Iterator[None]:
+    """What is to be told is the failure, not that a full disk has no room for its traceback."""
+    try:
+        yield
+    except OSError as error:
+        _log.debug("%s: %s", path, error.strerror)

@@ -7,10 +7,11 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.space import FULL, Unwritten, told
 from launcher.errors import Problem, RequestError, RunError
 
 _log = logging.getLogger(__name__)
@@ -28,12 +29,14 @@ def check_writable(root: Path, key: str = "runs", what: str = "a run folder") ->
     return None
 
 
+STATUS, NEXT_STATUS = "status.json", ".status.json"
+STATUS_ROOM = 16 << 10  # bytes; one with many figures has a few thousand
 FOLDERS = (
     "certify", "checkpoints", "errors", "exports", "local_norm", "logs", "profile", "strategy", "transformed",
 )  # fmt: skip
 FILES = (
     ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "metrics.csv", "metrics.jsonl",
-    "plan.json", "plan.txt", "status.json", "timeline.json", "timeline.svg",
+    "plan.json", "plan.txt", STATUS, "timeline.json", "timeline.svg",
 )  # fmt: skip
 
 
@@ -68,20 +71,42 @@ def reopen(run_dir: Path) -> Path:
 
 def write_command(run: Path, argv: Sequence[str]) -> None:
     """``command.txt``: a line for each start, to paste into a shell; later ones resumed what the first began."""
-    with _refused("run_dir", run), (run / "command.txt").open("a", encoding="utf-8") as file:
-        file.write(shlex.join(argv) + "\n")
+    path, line = run / "command.txt", shlex.join(argv) + "\n"
+    with _refused("run_dir", run), told(path, len(line)), path.open("a", encoding="utf-8") as file:
+        file.write(line)
 
 
 def write_status(run: Path, **fields: Any) -> None:
-    """Replace ``status.json``; a reader sees the old one or the new one, never a part."""
-    new = run / f".status.json.{os.getpid()}"
-    new.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    new.replace(run / "status.json")
+    """Replace ``status.json``; a reader sees the old one or the new one, never a part.
+
+    One process at a time. Where ``reserve_status`` was called before, a full disk has room for it.
+    """
+    new, data = run / NEXT_STATUS, (json.dumps(fields, indent=2) + "\n").encode()
+    try:
+        with told(run / STATUS, len(data)), open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+            file.write(data)
+            file.truncate()
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+    new.replace(run / STATUS)
+
+
+def reserve_status(run: Path) -> None:
+    """Take the room for the next status, or what there is: on a full disk it must still say how the run has ended."""
+    with suppress(OSError), (run / NEXT_STATUS).open("wb") as file:
+        file.write(bytes(STATUS_ROOM))
+
+
+def release_status(run: Path) -> None:
+    """Give back what was reserved."""
+    with suppress(OSError):
+        (run / NEXT_STATUS).unlink(missing_ok=True)
 
 
 def read_status(run: Path) -> dict[str, Any] | None:
     """``None`` when the run never got so far as to have one. Raises ``RequestError`` for one that is damaged."""
-    path = run / "status.json"
+    path = run / STATUS
     try:
         status = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -125,6 +150,8 @@ def _refused(key: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, Unwritten) and error.errno in FULL:
+            raise
         raise RequestError((_problem(key, path, f"{error.filename}: {error.strerror}"),)) from error
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from launcher.checkpoint.space import told
 from launcher.errors import Problem, RequestError
 
 NAME = ".lock"
@@ -27,12 +28,15 @@ def locked(run: Path) -> Iterator[None]:
 
     The kernel lets go when the last of them has ended, however that came. A file system without locks costs a warning.
     """
-    with (run / NAME).open("a+", encoding="utf-8") as file:
+    path, mine = run / NAME, f"{os.getpid()} {socket.gethostname()}\n".encode()
+    with told(path, len(mine)):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with open(fd, encoding="utf-8") as file:
         if _taken(file):
             _wait_for_the_dead(file, run)
-        file.truncate(0)
-        file.write(f"{os.getpid()} {socket.gethostname()}\n")
-        file.flush()
+        with told(path, len(mine)):
+            os.pwrite(fd, mine, 0)
+            os.ftruncate(fd, len(mine))
         yield
 
 

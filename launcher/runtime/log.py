@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
 from collections.abc import Callable
 from logging.handlers import QueueHandler
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
+from launcher.checkpoint.space import BROKEN, FULL
 from launcher.runtime.faults import log_file
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class Relay(QueueHandler):
@@ -35,6 +40,27 @@ class Console(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
+class LogFile(logging.FileHandler):
+    """Loses what a full disk has no room for: no reason to end a run, nor to print a traceback a line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
+            super().handleError(record)
+
+
+class _Lossy(io.FileIO):
+    """A standard stream that is a file, as ``LogFile``."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (*FULL, *BROKEN):
+                raise
+            return memoryview(data).nbytes
+
+
 def console() -> None:
     """Show what this process and its rank 0 log, unless the program that we are part of has handlers of its own."""
     if not logging.getLogger().handlers:
@@ -56,7 +82,7 @@ def configure(rank: int, folder: Path | None, console: logging.Handler | None = 
     if rank:
         _redirect(path)
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    _install([*handlers, _handler(logging.FileHandler(path, encoding="utf-8"), form)])
+    _install([*handlers, _handler(LogFile(path, encoding="utf-8"), form)])
 
 
 def _redirect(path: Path) -> None:
@@ -67,6 +93,13 @@ def _redirect(path: Path) -> None:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(_stream(fd), "utf-8", "backslashreplace", line_buffering=fd == 2) for fd in (1, 2)
+    )
+
+
+def _stream(fd: int) -> io.BufferedWriter:
+    return io.BufferedWriter(_Lossy(fd, "wb", closefd=False))
 
 
 def _handler(handler: logging.Handler, form: str) -> logging.Handler:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.plan.facts import IGNORED
+from launcher.runtime import save
 from launcher.runtime.faults import Preempted, signal_name
 from launcher.runtime.session import Session
 
@@ -45,8 +46,7 @@ def train(s: Session, loop: Loop) -> None:
     if s.resumed and due(s, loop) and s.results.get("val_step") != s.step:
         validate(s, loop.eval_batches)
     while s.step < loop.until:
-        if s.saver is not None:
-            s.saver.check()
+        save.check(s)
         began = time.perf_counter()
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
@@ -61,7 +61,8 @@ def train(s: Session, loop: Loop) -> None:
             s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
                     f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
                     "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20,
-                    **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {}), **stall})  # fmt: skip
+                    **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {}),
+                    **({"unsaved": s.unsaved} if s.unsaved else {}), **stall})  # fmt: skip
             stall = {}
         if s.told:
             stop(s)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.space import BLOCK, Unwritten, told
+
+_log = logging.getLogger(__name__)
 
 
 class Metrics:
@@ -18,15 +25,19 @@ class Metrics:
     ``first_step`` is the step that will be written next: rows from there on, and a line torn by a kill, are cut off.
     So are they when a row comes again: a restarted attempt goes on from its checkpoint.
     ``table`` names a CSV of all rows, written on leaving the block.
+    ``patient``: on a full disk rows wait in memory for room, until the block is left; else ``Unwritten`` comes at once.
     """
 
-    def __init__(self, path: Path, first_step: int = 0, table: Path | None = None) -> None:
+    def __init__(self, path: Path, first_step: int = 0, table: Path | None = None, patient: bool = False) -> None:
         if path.exists():
             os.truncate(path, _kept(path, (first_step, False)))
         self._path = path
         self._table = table
-        self._file = path.open("a", encoding="utf-8")
+        self._patient = patient
+        with told(path, BLOCK):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._last = max((_place(row) for row in read(path)), default=(0, False))
+        self._waiting = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -34,16 +45,45 @@ class Metrics:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if self._table is not None:
-            write_csv(read(self._path), self._table)
+        try:
+            self._flush()
+            if self._table is not None:
+                write_csv(read(self._path), self._table)
+        except Unwritten as full:
+            if error is None:
+                raise
+            _log.warning("%s", full)
+        finally:
+            os.close(self._fd)
 
     def write(self, row: Mapping[str, Any]) -> None:
         if (at := _place(row)) <= self._last:
+            self._flush()
             os.truncate(self._path, _kept(self._path, at))
         self._last = at
-        self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
-        self._file.flush()
+        waited = bool(self._waiting)
+        self._waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
+        try:
+            self._flush()
+        except Unwritten as full:
+            if not self._patient:
+                self._waiting.clear()
+                raise
+            if not waited:
+                _log.warning("%s; rows wait in memory until there is room", full)
+
+    def _flush(self) -> None:
+        """All that waits, or none of it."""
+        end = os.fstat(self._fd).st_size
+        try:
+            with told(self._path, len(self._waiting)):
+                rest = memoryview(bytes(self._waiting))
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            os.ftruncate(self._fd, end)
+            raise
+        self._waiting.clear()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -54,10 +94,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
     """A column for each key, in order of first appearance; empty where a row lacks it."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, columns)
-        table.writeheader()
-        table.writerows(rows)
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, columns)
+    table.writeheader()
+    table.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def _rows(path: Path) -> list[tuple[int, dict[str, Any]]]:

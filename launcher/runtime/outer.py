@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from launcher.errors import Problem, problems
 
+DAMAGED = "the environment of torchrun or srun is damaged, or made by hand"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -32,8 +34,9 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
     with problems() as found:
         if "RANK" in env and "WORLD_SIZE" in env:
             return _Reader(env, found).number("RANK")
-        if "SLURM_PROCID" in env and _Reader(env, found).number("SLURM_NTASKS", 1) > 1:
-            return _Reader(env, found).number("SLURM_PROCID")
+        read = _Reader(env, found)
+        if "SLURM_PROCID" in env and max(read.number(n, 1) for n in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")) > 1:
+            return read.number("SLURM_PROCID")
     return None
 
 
@@ -68,7 +71,7 @@ class _Reader:
         return int(text)
 
     def wrong(self, text: str) -> None:
-        self.found.append(Problem("", f"{text}: the environment of torchrun or srun is damaged, or made by hand"))
+        self.found.append(Problem("", f"{text}: {DAMAGED}"))
 
     def lacks(self) -> list[str]:
         return [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not self.env.get(name)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,13 +16,17 @@ from launcher.checkpoint import store
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.write import check_pieces, shares, write_share
-from launcher.errors import RunError
+from launcher.errors import RunError, said
 from launcher.parallel.read import spec
 from launcher.runtime.session import Session
 from launcher.runtime.state import blob, extra, strategy, tensors
 from launcher.runtime.world import World
 
 T = TypeVar("T")
+
+
+class Unsaved(RunError):
+    """A checkpoint that the file system would not take: nothing of it is left, and all ranks know."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,7 @@ class Snapshot:
 
 def save(s: Session, keep: int | None) -> Path:
     """Write a complete checkpoint or none, once the one before is written. All ranks call it."""
-    if s.saver is not None:
-        s.saver.wait()
+    finish(s)
     shot = _snapshot(s, lambda _, t: t)
     _write(shot, s.world, None, keep)
     return shot.final
@@ -48,9 +52,45 @@ def save(s: Session, keep: int | None) -> Path:
 def begin(s: Session, keep: int | None) -> None:
     """As ``save``, of a copy in host memory: returns when that is made; ``s.saver`` tells when the write has failed."""
     assert s.saver is not None
-    s.saver.wait()
+    finish(s)
     shot, group = _snapshot(s, s.saver.host), s.saver.group
     s.saver.start(lambda: _write(shot, s.world, group, keep))
+
+
+def attempt(s: Session, keep: int | None) -> None:
+    """As ``save``, or ``begin`` where there is a thread for it; ``s.spare`` of them go on without."""
+    with _spared(s):
+        (save if s.saver is None else begin)(s, keep)
+
+
+def finish(s: Session) -> None:
+    """Until the thread has written what it writes."""
+    if s.saver is not None:
+        with _spared(s):
+            s.saver.wait()
+
+
+def check(s: Session) -> None:
+    """Whether the thread has failed, without waiting for it."""
+    if s.saver is not None:
+        with _spared(s):
+            s.saver.check()
+
+
+@contextmanager
+def _spared(s: Session) -> Iterator[None]:
+    try:
+        yield
+    except Unsaved as error:
+        if not s.spare:
+            raise
+        s.unsaved += 1
+        last = store.latest(s.folder / "checkpoints")
+        s.results.pop("saved_step", None)
+        if last is not None and (step := store.step_of(last)) is not None:
+            s.results["saved_step"] = step
+        if s.world.rank == 0:
+            s.emit({"text": f"{error}; training goes on without it (checkpoint.on_error=continue)"})
 
 
 def _snapshot(s: Session, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
@@ -105,11 +145,13 @@ def _all(world: World, group: dist.ProcessGroup | None, shot: Snapshot, act: Cal
     try:
         mine = act(), None
     except Exception as raised:
-        kind = "" if isinstance(raised, OSError | ValueError) else f"{type(raised).__name__}: "
-        mine, error = (None, f"{kind}{raised}"), raised
+        name = "" if isinstance(raised, OSError | ValueError) else f"{type(raised).__name__}: "
+        mine, error = (None, f"{name}{said(raised)}"), raised
     every: list[Any] = [None] * world.size
-    dist.all_gather_object(every, mine, group=group)
-    failed = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(every) if text is not None]
+    dist.all_gather_object(every, (*mine, isinstance(error, OSError)), group=group)
+    failed = [(f"rank {rank}: {text}", system) for rank, (_, text, system) in enumerate(every) if text is not None]
     if failed:
-        raise RunError(f"checkpoint {shot.final.name} was not written: {'; '.join(failed)}") from error
-    return [value for value, _ in every]
+        kind = Unsaved if all(system for _, system in failed) else RunError
+        text = "; ".join(text for text, _ in failed)
+        raise kind(f"checkpoint {shot.final.name} was not written: {text}") from error
+    return [value for value, _, _ in every]

@@ -30,6 +30,7 @@ class Session:
     ``on_stop`` saves what the session has learned when all ranks have agreed to stop, and says in which checkpoint;
     ``resumed``: the weights are those of a checkpoint, which may have been saved in front of a validation;
     ``told``: some rank had been asked to stop when the last step was taken.
+    ``spare``: training goes on without a checkpoint that cannot be written; ``unsaved`` counts those.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
     """
 
@@ -49,6 +50,8 @@ class Session:
     on_stop: Callable[[], str | None] = lambda: None
     told: bool = False
     resumed: bool = False
+    spare: bool = False
+    unsaved: int = 0
     step: int = 0
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 
+from launcher.checkpoint.durable import write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RunError
@@ -54,7 +55,7 @@ def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: 
             break
     told = ""
     if done:
-        (folder / FILE).write_text(as_json(done, world.device), encoding="utf-8")
+        write_text(folder / FILE, as_json(done, world.device))
         told = verdict([c for c, _, _ in done])
     told = _told(told)
     if not _told(all(c.holds for c, _, _ in done)):

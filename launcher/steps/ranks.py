@@ -71,9 +71,8 @@ def _live(
     for name in names:
         if resume is None or not isinstance(job.steps[name], Load):  # what was loaded has been trained on since
             _step(live, job, name)
-    if live.saver is not None:
-        live.saver.wait()
-    return dict(live.results)
+    save.finish(live)
+    return {**live.results, **({"unsaved": live.unsaved} if live.unsaved else {})}
 
 
 def _rescued(live: Session, job: Job, since: int) -> str | None:
@@ -113,8 +112,7 @@ def _step(live: Session, job: Job, name: str) -> None:
 
 
 def _load(live: Session, step: Load) -> str:
-    if live.saver is not None:
-        live.saver.wait()  # it may be writing what is asked for
+    save.finish(live)  # it may be writing what is asked for
     path = Path(step.path) if step.path is not None else latest(live.folder / "checkpoints")
     assert path is not None, "the planner wants a save before a load without a path"
     state.load(live, path, broadcast=step.broadcast)

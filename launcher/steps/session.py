@@ -59,7 +59,7 @@ def build(
     return Session(
         world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
         _local_norm(job, world, model, pipeline, folder), scaling=scaling(plan.dtypes),
-        trust=_trust(job),
+        trust=_trust(job), spare=job.checkpoint.on_error == "continue",
         saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ def asked(s: Session, job: Job) -> loop.Loop:
         eval_every=job.train.eval_every,
         eval_batches=job.train.eval_batches,
         save_every=job.checkpoint.every,
-        save=lambda now: _save(now, job),
+        save=lambda now: save.attempt(now, job.checkpoint.keep),
         units=job.train.batch_size * per_sample,
         unit="tokens" if tokens else "samples",
     )
@@ -50,7 +50,3 @@ def _traced(s: Session, wanted: bool) -> Iterator[None]:
     with torch.profiler.profile() as trace:
         yield
     trace.export_chrome_trace(str(path))
-
-
-def _save(s: Session, job: Job) -> None:
-    (save.save if s.saver is None else save.begin)(s, job.checkpoint.keep)

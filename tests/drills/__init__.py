@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -83,3 +85,75 @@ def pause_until(done: Iterator[bool] | Sequence[bool], seconds: float) -> bool:
             return False
         time.sleep(0.02)
     return False
+
+
+def imported() -> None:
+    """Import all that a run needs, once: what is ``forked`` has it."""
+    import launcher.__main__
+    import launcher.external
+    import launcher.runtime.start
+    import launcher.steps.ranks
+    import launcher.steps.sample
+    import launcher.steps.whole  # noqa: F401
+
+
+@contextmanager
+def forking(words: Sequence[str], log: Path, env: Mapping[str, str | None] | None = None) -> Iterator[int]:
+    """``launcher WORDS``, forked from here into a process group of its own, which is gone behind the block.
+
+    ``env``: changes of the environment, ``None`` takes a variable away. Its id goes to ``waited``.
+    """
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        _live(words, log, env or {})
+    try:
+        yield pid
+    finally:
+        for each in [pid, *below(pid)]:
+            end(each)
+
+
+def waited(pid: int, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> int | None:
+    """The exit code of a child, ``None`` when it had to be ended; ``meanwhile`` is done again and again."""
+    end_at = time.monotonic() + seconds
+    while time.monotonic() < end_at:
+        gone, status = os.waitpid(pid, os.WNOHANG)
+        if gone:
+            return os.waitstatus_to_exitcode(status)
+        meanwhile()
+        time.sleep(0.02)
+    for each in [pid, *below(pid)]:
+        end(each)
+    os.waitpid(pid, 0)
+    return None
+
+
+def forked(words: Sequence[str], log: Path, meanwhile: Callable[[], object] = lambda: None) -> int | None:
+    """The exit code of ``launcher WORDS``, as ``waited`` has it."""
+    with forking(words, log) as pid:
+        return waited(pid, 90, meanwhile)
+
+
+def _live(words: Sequence[str], log: Path, env: Mapping[str, str | None]) -> None:
+    code = 99
+    try:
+        os.setsid()
+        for name, value in env.items():
+            os.environ.pop(name, None)
+            os.environ |= {} if value is None else {name: value}
+        with log.open("w") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what a test captures with
+        logging.getLogger().handlers.clear()
+        from launcher.__main__ import main
+
+        code = main(list(words))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

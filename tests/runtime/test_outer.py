@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from launcher.__main__ import main
-from launcher.errors import RequestError
+from launcher.errors import RequestError, RunError
+from launcher.external import follow, leading
 from launcher.runtime.outer import Place, again, job, place, rank
+from launcher.runtime.rendezvous import open_store
+from tests.drills import free_port
 from tests.runtime.test_world import SRUN, TORCHRUN
 
 BAD = ": the environment of torchrun or srun is damaged, or made by hand"
@@ -97,6 +102,7 @@ def test_the_command_refuses_it_in_words(more, monkeypatch, capsys):
 
 def test_a_rank_is_known_before_all_the_rest():
     assert [rank(e) for e in ({}, {"RANK": "3", "WORLD_SIZE": "4"}, SRUN, {"SLURM_PROCID": "1"})] == [None, 3, 5, None]
+    assert rank(SRUN | {"SLURM_NTASKS": "0"}) == rank({k: v for k, v in SRUN.items() if k != "SLURM_NTASKS"}) == 5
 
 
 def test_a_job_keeps_its_name_when_it_is_run_again():
@@ -108,3 +114,34 @@ def test_a_job_keeps_its_name_when_it_is_run_again():
     ]
     counts = [{}, {"SLURM_RESTART_COUNT": "0"}, {"SLURM_RESTART_COUNT": "1"}, {"TORCHELASTIC_RESTART_COUNT": "2"}]
     assert [again(e) for e in counts] == [False, False, True, True]
+
+
+def test_a_rank_0_that_dies_before_its_last_word_is_told(monkeypatch):
+    port = free_port()
+    first = Place(0, 2, 0, 2, 0, "localhost", port)
+    env = {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port), "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    pid = os.fork()
+    if pid == 0:
+        open_store(first, lambda: 60.0, print).get("launcher0/here1")
+        os._exit(0)
+    told = r"rank 1: rank 0, or what has started it, has ended: .*(Connection|got 0 bytes).*"
+    with pytest.raises(RunError, match=told):
+        follow(lambda: 60.0)
+    os.waitpid(pid, 0)
+
+
+def test_a_rank_that_knows_of_another_world_is_told():
+    port = free_port()
+    with leading(Place(0, 2, 0, 2, 0, "localhost", port)) as others:
+        store = open_store(Place(1, 3, 1, 3, 0, "localhost", port), lambda: 60.0, print)
+        for name, value in (("size1", "3"), ("here1", "there 1"), ("heard0.1", "")):
+            store.set(f"launcher0/{name}", value)
+        with pytest.raises(RequestError) as refused:
+            others.gather(60.0)
+    text = "rank 1 was told that there are 3 ranks, rank 0 that there are 2"
+    assert str(refused.value) == text + BAD

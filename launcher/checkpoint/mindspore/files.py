@@ -9,6 +9,7 @@ from pathlib import Path
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.mindspore import jsonform, protobuf
 from launcher.checkpoint.mindspore.strategy import Form, StrategyFile, merge
+from launcher.checkpoint.space import told
 
 
 def form_of(data: bytes) -> Form:
@@ -37,7 +38,7 @@ def write_strategy(path: Path, file: StrategyFile, form: Form) -> None:
     """Replace the file; it is on disk when this returns."""
     new, data = path.with_name(f".{path.name}.{os.getpid()}"), text(file, form)
     try:
-        with new.open("wb") as out:
+        with told(path, len(data)), new.open("wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())

@@ -13,6 +13,7 @@ from launcher.checkpoint.mindspore.crypt import Mode, Sealer, put
 from launcher.checkpoint.mindspore.dtypes import NAMES, TEXT, nbytes
 from launcher.checkpoint.mindspore.tensors import CRC, CRC_DIGITS
 from launcher.checkpoint.mindspore.wire import head, numbers, packet
+from launcher.checkpoint.space import told
 from launcher.plan.facts import TensorSpec
 
 PART = 512 << 20  # bytes of a tensor in one entry
@@ -35,20 +36,18 @@ def write_ckpt(
     with encryption.
     """
     _check(specs, crc, key)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        sink: _File | Sealer = _File(fd) if key is None else Sealer(fd, key, mode)
-        digests = {name: _tensor(sink, name, spec, chunks(name), part) for name, spec in specs.items()}
-        if crc:
-            assert isinstance(sink, _File)
-            sink.write(CRC + sink.crc.to_bytes(CRC_DIGITS, "big"))
-        sink.close()
-        os.fsync(fd)
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
-    finally:
-        os.close(fd)
+    with told(path, sum(spec.nbytes for spec in specs.values())):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            sink: _File | Sealer = _File(fd) if key is None else Sealer(fd, key, mode)
+            digests = {name: _tensor(sink, name, spec, chunks(name), part) for name, spec in specs.items()}
+            if crc:
+                assert isinstance(sink, _File)
+                sink.write(CRC + sink.crc.to_bytes(CRC_DIGITS, "big"))
+            sink.close()
+            os.fsync(fd)
+        finally:
+            os.close(fd)
     return digests
 
 

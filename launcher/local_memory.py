@@ -1,0 +1,84 @@
+"""Whether the ranks that run on this machine fit its memory, before they are started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.write import shares
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from launcher.job.schema import Job
+from launcher.launch import Start, mode, outer_size
+from launcher.plan.capacity import HEAP, KEY, Fit, Free, fit, least, lighter, refused
+from launcher.plan.facts import ITEMSIZE
+from launcher.plan.memory import copies
+from launcher.plan.plan import Plan
+from launcher.runtime import free_memory
+from launcher.runtime.outer import place
+
+
+def checked(job: Job, plan: Plan, start: Start) -> Start:
+    """``start`` with what its notes have to say of memory. Raises ``RequestError`` where it does not suffice."""
+    ranks = local_ranks(job, plan)
+    free = free_memory.free(len(ranks), start.device) if ranks else None
+    found = None if free is None else _fit(job, plan, ranks, free)
+    if free is None or found is None:
+        return start
+    if not found.fits and job.launch.check_memory:
+        raise RequestError((refused(found, _cure(job, plan, ranks, free)),))
+    note = str(found) if found.fits else f"{KEY}=false: {found}"
+    if found.fits and start.device == "cpu" and found.needed * HEAP > found.free:
+        note += f"; it may take {HEAP:g} times that, for the C library keeps what is freed in pieces"
+    return replace(start, notes=(*start.notes, note))
+
+
+def shortage(job: Job, plan: Plan) -> str | None:
+    """What a plan that is only shown has to say when it would be refused here; another machine may be meant."""
+    ranks = local_ranks(job, plan) if job.launch.check_memory and job.launch.device != "cuda" else ()
+    free = free_memory.ram() if ranks else None
+    found = None if free is None else _fit(job, plan, ranks, free)
+    return None if found is None or found.fits else str(found)
+
+
+def local_ranks(job: Job, plan: Plan) -> tuple[int, ...]:
+    """Those that a start from here runs on this machine, in the order of their devices."""
+    size = plan.sizes.grid.size
+    if mode(job, outer_size()) != "external":
+        return tuple(range(size)) if job.launch.nnodes == 1 else ()
+    at = place()
+    if at is None or at.size != size:
+        return ()
+    first = at.rank - at.local_rank
+    return tuple(rank for rank in range(first, first + at.local_size) if 0 <= rank < size)
+
+
+def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None:
+    copied = job.checkpoint.asynchronous and job.checkpoint.every is not None
+    return fit(job, plan, ranks, free, {rank: _copied(job, plan, rank) for rank in ranks if copied})
+
+
+def _copied(job: Job, plan: Plan, rank: int) -> int:
+    """Bytes of the copy that ``checkpoint.async`` writes from: its share of the weights, with what is kept of each."""
+    layout, each = of_plan(plan), copies(job.optim, plan.optimizer)
+    trained = {p.name for p in plan.params if p.trainable}
+    boxes = [(name, box) for share in shares(layout, rank).values() for name, box in share.items()]
+    return sum(
+        prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * (1 + each * (name in trained)) for name, box in boxes
+    )
+
+
+def _cure(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> str:
+    """The first lighter layout that fits, if there is one."""
+    if least(job, plan, ranks) > (sum(free.devices) or free.ram):
+        return ""
+    for change in lighter(job, plan):
+        other = change.of(job)
+        try:
+            found = _fit(other, plan_job(other), ranks, free)
+        except RequestError:  # not for this model, or beside what else was asked for
+            continue
+        if found is not None and found.fits:
+            return change.words
+    return ""

@@ -1,0 +1,146 @@
+"""Whether the ranks of a plan fit the memory that is free where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.parallel import Hsdp
+from launcher.job.schema import Job
+from launcher.plan.facts import ITEMSIZE
+from launcher.plan.memory import bytes_text, copies
+from launcher.plan.plan import Plan
+from launcher.plan.words import spans
+
+KEY = "launch.check_memory"
+PROCESS = 32 << 20
+"""Bytes that a rank takes before it has a model: a forked one has 29 to 38 MB that it does not share."""
+
+HEAP = 2.2
+"""Times what its tensors take that a process took at most, as measured: the C library keeps what is freed in pieces."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """Bytes that can be had now: of ``ram``, which is ``where`` says, and of each CUDA device, by local rank."""
+
+    ram: int
+    where: str = "this machine"
+    devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``needed`` of ``free`` bytes ``where`` it is tightest; ``ranks`` are those that share it."""
+
+    needed: int
+    free: int
+    where: str
+    ranks: tuple[int, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.free
+
+    def __str__(self) -> str:
+        """
+        >>> str(Fit(3 << 30, 4 << 30, "this machine", (0, 1))), str(Fit(5 << 40, 4 << 30, "cuda:1", (1,)))
+        ('fits: 3.0 of 4.0 GB free on this machine', 'does not fit: rank 1 needs 5.0 TB, 4.0 GB are free on cuda:1')
+        """
+        needed, free = bytes_text(self.needed), bytes_text(self.free)
+        if not self.fits:
+            return f"does not fit: {self._who} {needed}, {free} are free on {self.where}"
+        if needed.split()[1] == free.split()[1]:
+            needed = needed.split()[0]
+        return f"fits: {needed} of {free} free on {self.where}"
+
+    @property
+    def _who(self) -> str:
+        return f"rank {self.ranks[0]} needs" if len(self.ranks) == 1 else f"ranks {spans(self.ranks)} need"
+
+
+def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping[int, int]) -> Fit | None:
+    """How ``ranks``, those of one machine, fit; ``None`` when no step makes the model of the plan there.
+
+    ``besides``: bytes of the machine's memory that a rank takes for what is not in the plan.
+    """
+    kinds = {job.steps[name].kind for phase in plan.phases if phase.where == "ranks" for name in phase.steps}
+    if not kinds - {"certify"} or not ranks:
+        return None
+    held = {rank: _held(plan, rank, trains="train" in kinds) for rank in ranks}
+    if free.devices:
+        each = [Fit(held[r], n, f"cuda:{i}", (r,)) for i, (r, n) in enumerate(zip(ranks, free.devices, strict=False))]
+        return max(each, key=lambda at: at.needed / max(at.free, 1))
+    needed = sum(held[rank] + besides.get(rank, 0) + PROCESS for rank in ranks)
+    return Fit(needed, free.ram, free.where, tuple(ranks))
+
+
+def _held(plan: Plan, rank: int, trains: bool) -> int:
+    """At the fullest moment: of a step, or while a constructor that cannot be taken apart makes the whole model."""
+    at = plan.memory[rank]
+    made = 0 if plan.deferred else sum(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype] for p in plan.params)
+    return max(at.total if trains else at.params, at.params + made)
+
+
+def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
+    """Bytes that all ``ranks`` together need in any layout: one copy of what they train, and what each is itself."""
+    weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
+    state = (1 + copies(job.optim, plan.optimizer)) * sum(n for n, trainable in weights if trainable)
+    trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
+    return sum(n for n, _ in weights) + trains * state + len(ranks) * PROCESS
+
+
+def refused(found: Fit, cure: str) -> Problem:
+    """What does not fit; ``cure`` is a layout that does."""
+    return Problem(KEY, f"{found}; {KEY}=false starts it all the same", cure)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Settings below ``parallel``, and the words that set them."""
+
+    words: str
+    settings: dict[str, Any]
+
+    def __or__(self, other: Change) -> Change:
+        return Change(f"{self.words} {other.words}", self.settings | other.settings)
+
+    def of(self, job: Job) -> Job:
+        return job.model_copy(update={"parallel": job.parallel.model_copy(update=self.settings)})
+
+
+def lighter(job: Job, plan: Plan) -> Iterator[Change]:
+    """Layouts that give the same numbers in less memory, from little to much."""
+    sharded, smaller = list(_sharded(job, plan)), list(_smaller(job, plan))
+    yield from sharded
+    yield from smaller
+    if sharded:
+        yield from (sharded[-1] | change for change in smaller)
+
+
+def _sharded(job: Job, plan: Plan) -> Iterator[Change]:
+    """Weights cut over all data-parallel ranks, then gathered once more for each backward."""
+    if plan.sizes.replicas == 1:
+        return
+    now = (job.parallel.hsdp or Hsdp()).model_copy(update={"shard_size": -1})
+    whole = Change("parallel.hsdp.shard_size=-1", {"hsdp": now})
+    cut = plan.sizes.grid["dp_replicate"] == 1
+    if not cut:
+        yield whole
+    if now.optimizer_level != "level3":
+        again = {"hsdp": now.model_copy(update={"optimizer_level": "level3"})}
+        level = Change("parallel.hsdp.optimizer_level=level3", again)
+        yield level if cut else whole | level
+
+
+def _smaller(job: Job, plan: Plan) -> Iterator[Change]:
+    """Smaller micro batches; not where one says something of its own: in a sum, or to a module with buffers."""
+    sz, pipe = plan.sizes, job.parallel.pipeline
+    if pipe.loss_reduction == "sum" or any(p.buffer for p in plan.params):
+        return
+    for n in (sz.micros * times for times in (2, 4, 8) if sz.micro_batch % times == 0):
+        change = {"pipeline": pipe.model_copy(update={"micro_batch_num": n})}
+        yield Change(f"parallel.pipeline.micro_batch_num={n}", change)

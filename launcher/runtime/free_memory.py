@@ -1,0 +1,110 @@
+"""Memory that can be had now on this machine, as the kernel, the control group and the devices say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.plan.capacity import Free
+
+NONE = 1 << 60
+"""A limit of version 1 that is none: the largest number of pages."""
+
+
+def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
+    """For so many ``ranks`` of this machine on ``cpu`` or ``cuda``; ``None`` where nobody says."""
+    there = ram(proc)
+    if there is None or device == "cpu":
+        return there
+    devices = _devices(ranks)
+    return Free(there.ram, there.where, devices) if devices else None
+
+
+def ram(proc: Path = Path("/proc")) -> Free | None:
+    """What the kernel can give without swapping, or what a control group of this process leaves, if that is less."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is None:
+        return None
+    least = Free(int(found[1]) << 10)
+    for group in _groups(proc):
+        if (left := group.left()) is not None and left < least.ram:
+            least = Free(left, f"this machine for the control group {group.path}")
+    return least
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A control group of memory, at ``path``; the names of its files are those of its version."""
+
+    path: Path
+    limit: str
+    usage: str
+    reclaimable: str
+
+    def left(self) -> int | None:
+        """``None``: it has no limit. Page cache that the kernel would give back first counts as free."""
+        try:
+            limit = (self.path / self.limit).read_text().strip()
+            if not limit.isdecimal() or int(limit) >= NONE:
+                return None
+            used = int((self.path / self.usage).read_text())
+            stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            return None
+        return max(0, int(limit) - used + int(stat.get(self.reclaimable, 0)))
+
+
+def _groups(proc: Path) -> Iterator[_Group]:
+    """Those that this process is in, with all above them that can be seen: each bounds those below it."""
+    try:
+        member = (proc / "self/cgroup").read_text().splitlines()
+        mounts = (proc / "self/mountinfo").read_text().splitlines()
+    except OSError:
+        return
+    for line in member:
+        _, kinds, path = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        for root, point in _mounted(mounts, "memory" if kinds else None):
+            here = point / os.path.relpath(path, root)
+            inside = [p for p in (here, *here.parents) if p.is_relative_to(point)] if path.startswith(root) else [point]
+            for folder in inside:
+                if kinds:
+                    yield _Group(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                else:
+                    yield _Group(folder, "memory.max", "memory.current", "inactive_file")
+
+
+def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
+    """Which part of the tree is mounted where: of version 1's ``kind``, or of version 2."""
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        root, point = left.split()[3:5]
+        system, _, options = right.split()[:3]
+        if system == "cgroup2" if kind is None else system == "cgroup" and kind in options.split(","):
+            yield root, Path(point)
+
+
+def _devices(count: int) -> tuple[int, ...]:
+    """Asked by a child: to ask makes a context of hundreds of megabytes on each, and CUDA unfit for a fork."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            import torch
+
+            os.write(write, json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(count)]).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as file:
+        said = file.read()
+    os.waitpid(pid, 0)
+    return tuple(json.loads(said)) if said else ()
