@@ -106,6 +106,11 @@ class Plan:
         """The virtual stages of one pipeline rank, in order."""
         return tuple(self.stages[s] for s in self.sizes.held(pp))
 
+    @property
+    def loss_terms(self) -> int:
+        """Of how many means the loss is the sum: 1, or with ``loss_reduction`` sum one a micro batch."""
+        return self.sizes.micros if self.loss_reduction == "sum" else 1
+
     def hands(self, rank: int) -> tuple[Hand, Hand]:
         """What ``rank`` does with the inputs of a batch, which the first stage uses, and with the last's targets."""
         home = {s.index: pp for pp in range(self.sizes.grid["pp"]) for s in self.held(pp)}

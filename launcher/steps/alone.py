@@ -39,9 +39,9 @@ def run(
 def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, float], say: Say) -> dict[str, float]:
     step = job.steps[name]
     if isinstance(step, Export):
-        return export.run(step, job, paths, before, say)
+        return export.run(step, job, paths, before, say, plan.loss_terms)
     if isinstance(step, Evaluate):
-        return _evaluate(step, job, paths, say)
+        return _evaluate(step, job, paths, say, plan.loss_terms)
     if isinstance(step, Import):
         anew = job.checkpoint.resume == "never"
         return importing.run(name, step, plan, paths.checkpoints, say, anew=anew, key=job.checkpoint.encrypt)
@@ -77,14 +77,14 @@ def _transform(step: Transform, job: Job, paths: Paths, say: Say) -> None:
     say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}, {done.path}{doubt}")
 
 
-def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say) -> dict[str, float]:
+def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say, terms: int) -> dict[str, float]:
     from launcher.steps import evaluate, whole
 
     if step.of == "exported":
         model = whole.of(job, _exported(job, paths))
     else:
         model = whole.from_checkpoint(job, paths.transformed())
-    loss = evaluate.alone(model, job, step.batches)
+    loss = evaluate.alone(model, job, step.batches, terms)
     say(f"evaluate: validation loss {loss:.4f} of the {step.of} model in one process")
     return {f"{step.of}_loss": loss}
 
