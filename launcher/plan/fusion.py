@@ -59,6 +59,32 @@ class Limits:
     cuts: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Fused:
+    """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
+
+    ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn.
+    """
+
+    limits: Limits
+    params: tuple[Placed, ...]
+    groups: tuple[Group, ...]
+    buckets: tuple[Bucket, ...]
+    terms: tuple[Bucket, ...] = ()
+    tied: int = 0
+    late: bool = False
+
+    @property
+    def whole(self) -> int:
+        """Parameters whose gradients are summed whole over the data-parallel ranks."""
+        return len({n for b in self.buckets for n in b.names})
+
+    @property
+    def rest(self) -> int:
+        """Most parameters of several modules that one gather takes although nothing is to be fused."""
+        return max((len(g.names) for g in self.groups if len({owner(n) for n in g.names}) > 1), default=0)
+
+
 def limits(asked: CommFusion) -> Limits:
     """The sizes that ``comm_fusion`` comes to, in bytes."""
     if not asked.openstate:
