@@ -23,6 +23,7 @@ from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.strategy import Strategy, match, single
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.plan.facts import TensorSpec
+from launcher.plan.layout import Layout
 
 PathLike = str | os.PathLike[str] | None
 
@@ -35,6 +36,18 @@ class Sides:
     after: Strategy
     names: Mapping[str, str]
     stage: int | None
+
+
+def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
+    """The layout of each parameter in a strategy file, ours or MindSpore's of either form.
+
+    MindSpore's protobuf form leaves shapes out: theirs are then the smallest that can be cut so. Raises ``TypeError``
+    for something that is no path, ``ValueError`` for what is no strategy file.
+    """
+    found = given("strategy_filename", strategy_filename)
+    if found is None:
+        raise TypeError("strategy_filename: expected a path, got NoneType")
+    return {name: entry.layout for name, entry in on_paper(found, None)[0].entries.items()}
 
 
 def rank_list_for_transform(
@@ -94,9 +107,11 @@ def transform_checkpoints(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
     process_num: int = 1,
-    output_format: str = "safetensors",
+    output_format: str | None = None,
 ) -> None:
     """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when complete.
+
+    ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of the source.
 
     The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be a
     checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by threads; one
@@ -115,11 +130,13 @@ def transform_checkpoints(
         raise ValueError(f"process_num: {process_num} is not at least 1")
     _check_format(output_format)
     src, dst = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
-    suffix = f".{output_format}"
+    paths = {} if is_checkpoint(source) else rank_paths(source)
+    theirs = next((path.suffix for path in paths.values()), ".safetensors")
+    suffix = theirs if output_format is None else f".{output_format}"
     if is_checkpoint(source):
         after, write = _from_checkpoint(source, src, dst)
     else:
-        sides = _sides(rank_paths(source), src, dst)
+        sides = _sides(paths, src, dst)
         after, write = sides.after, partial(sides.files.write, sides.after, sides.names)
         suffix = suffix if sides.stage is None else f"_part{sides.stage}{suffix}"
     if target.exists() and not target.is_dir():
@@ -131,8 +148,8 @@ def transform_checkpoints(
         homes = [new / f"rank_{rank}" for rank in ranks]
         for home in homes:
             home.mkdir()
-        paths = [home / f"{ckpt_prefix}{r}{suffix}" for r, home in enumerate(homes)]
-        list(pool.map(partial(write, behind=behind), ranks, paths))
+        outputs = [home / f"{ckpt_prefix}{r}{suffix}" for r, home in enumerate(homes)]
+        list(pool.map(partial(write, behind=behind), ranks, outputs))
         behind.wait()
         for folder in (*homes, new):
             sync(folder)
@@ -257,8 +274,8 @@ def _check_suffix(key: str, path: Path) -> None:
         raise ValueError(f"{key}: {path} does not end in {' or '.join(SUFFIXES)}")
 
 
-def _check_format(name: str) -> None:
-    if f".{name}" not in SUFFIXES:
+def _check_format(name: str | None) -> None:
+    if name is not None and f".{name}" not in SUFFIXES:
         raise ValueError(f"output_format: {name!r} is not known; give safetensors or ckpt")
 
 
