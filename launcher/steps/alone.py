@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.authentic import unvouched
+from launcher.checkpoint.transform import is_checkpoint
 from launcher.errors import RunError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
@@ -73,8 +74,12 @@ def _transform(step: Transform, job: Job, paths: Paths, say: Say) -> None:
     step = step.model_copy(update={"overwrite": step.overwrite or own})
     done = transform.run(step, src, paths.transformed(), job.checkpoint.encrypt, trust(job))
     ranks = step.strategy if step.strategy is not None else many(step.nproc, "rank")
-    doubt = unvouched(src, trust(job))
-    say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}, {done.path}{doubt}")
+    doubt = unvouched(src, trust(job)) if is_checkpoint(src) else ""
+    files = "" if step.format == "launcher" else f" in .{step.format} files"
+    clear = ", not encrypted" if files and job.checkpoint.encrypt is not None else ""
+    say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}{files}{clear}, {done.path}{doubt}")
+    if done.left:
+        say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
 
 
 def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say, terms: int) -> dict[str, float]:
