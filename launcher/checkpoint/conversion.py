@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,25 +62,25 @@ def to_checkpoint(
     ``left`` of the report are the entries that are no tensors.
     """
     check_apart(src, dst)
-    found = foreign(src, _path(strategy))
-    target = target_of(found, to, strategy)
+    found, target = aimed(src, to, strategy)
     wholes = [found.whole() for _ in range(workers)]
     done = import_whole(wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:])
     return Report(done.path, done.files, done.bytes_read, done.bytes_written, done.peak, found.others)
 
 
-def target_of(found: Foreign, to: Given | Layouts, strategy: str | None) -> Strategy:
-    """The layout asked for, with whole copies of what the strategies do not list. Raises ``ValueError``."""
-    if not isinstance(to, Callable) and (stage := by_stage(_given(strategy), to)) is not None:  # type: ignore[arg-type]
+def aimed(src: Path, to: Given | Layouts, strategy: str | None, *, verify: bool = True) -> tuple[Foreign, Strategy]:
+    """What is at ``src``, and the layout asked for, with whole copies of what the strategies do not list."""
+    if not callable(to) and (stage := by_stage(_given(strategy), to)) is not None:
         text = f"the source is stage {stage} of a pipeline alone, which is no whole checkpoint"
         raise ValueError(f"{text}; rank files have place for it: give format ckpt or safetensors")
+    found = foreign(src, _path(strategy), verify=verify)
     target = _laid_out(to, found.strategy)
     match(found.strategy, target)
     specs = found.whole().specs if found.loose else {}
     loose = {
         n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype) for n in found.loose
     }
-    return Strategy(target.grid, {**target.entries, **loose})
+    return found, Strategy(target.grid, {**target.entries, **loose})
 
 
 def to_rank_files(

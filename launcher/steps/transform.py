@@ -6,10 +6,10 @@ from pathlib import Path
 
 from launcher.checkpoint.conversion import (
     RankFormat,
+    aimed,
     check_free_for_ranks,
     check_rank_places,
     is_foreign,
-    target_of,
     to_checkpoint,
     to_rank_files,
     writer,
@@ -17,7 +17,6 @@ from launcher.checkpoint.conversion import (
 from launcher.checkpoint.follow import followed
 from launcher.checkpoint.fresh import check_destination
 from launcher.checkpoint.given import Given, given, of_whole, whole_specs
-from launcher.checkpoint.incoming import foreign
 from launcher.checkpoint.peer import Layouts
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.strategy import Strategy, match
@@ -90,8 +89,7 @@ def check(step: Transform, src: Path, trust: Trust) -> None:
     if step.format != "launcher":
         writer(src, _to(step, src), step.src_strategy, trust=trust, verify=False)
     elif is_foreign(src, step.src_strategy):
-        strategy = None if step.src_strategy is None else Path(step.src_strategy)
-        target_of(foreign(src, strategy, verify=False), _to(step, src), step.src_strategy)
+        aimed(src, _to(step, src), step.src_strategy, verify=False)
     else:
         checkpoint = open_checkpoint(src, trust)
         target(step, checkpoint.strategy)
