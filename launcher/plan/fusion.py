@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher.job.parallel import CommFusion, Fusion, FusionIndex, Network
 from launcher.plan.facts import ITEMSIZE, Graph, Skeleton
 from launcher.plan.naming import owner, units
+from launcher.plan.operators import Spread
 from launcher.plan.params import Placed
 from launcher.plan.sizes import Sizes
 from launcher.plan.stages import Stage, covers
@@ -63,7 +64,8 @@ class Limits:
 class Fused:
     """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
 
-    ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn.
+    ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn, ``spreads`` the operators that are
+    cut.
     """
 
     limits: Limits
@@ -73,6 +75,7 @@ class Fused:
     terms: tuple[Bucket, ...] = ()
     tied: int = 0
     late: bool = False
+    spreads: tuple[Spread, ...] = ()
 
     @property
     def whole(self) -> int:

@@ -13,6 +13,7 @@ from launcher.errors import Problem
 from launcher.job.schema import Job
 from launcher.plan.fusion import DEFAULT, Fused, limits
 from launcher.plan.memory import bytes_text
+from launcher.plan.operators import Spread
 from launcher.plan.sizes import Sizes
 from launcher.plan.words import many
 
@@ -21,20 +22,21 @@ BROADCAST = "dataset_broadcast_opt_level"
 FUSION = "enable_communication_fusion"
 GATHERING = "computation_allgather_overlap"
 STRICT = "strict"
-OF_PLAN = (GATHERING, FUSION)
+MATMUL, BIAS = "grad_matmul_communication_overlap", "allreduce_and_biasadd_swap"
+OF_PLAN = (GATHERING, FUSION, MATMUL, BIAS)
 """Those that hang on what the plan sends together."""
 
 FLAG, LEVEL, NAMES = "true or false", "a whole number from 0 to 3", "true, false or the names of operators"
 SWITCHES = {
     "recomputation_communication_overlap": NAMES,
-    "grad_matmul_communication_overlap": NAMES,
+    MATMUL: NAMES,
     "grad_fa_allgather_overlap": FLAG,
     FUSION: FLAG,
     "grad_computation_allreduce_overlap": FLAG,
     GATHERING: FLAG,
     "computation_communication_fusion_level": LEVEL,
     BROADCAST: LEVEL,
-    "allreduce_and_biasadd_swap": FLAG,
+    BIAS: FLAG,
     "enable_allreduce_slice_to_reducescatter": FLAG,
     "enable_interleave_split_concat_branch": FLAG,
     "enable_interleave_parallel_branch": FLAG,
@@ -43,13 +45,13 @@ SWITCHES = {
 
 FORMER = {
     "recompute_comm_overlap": "recomputation_communication_overlap",
-    "matmul_grad_comm_overlap": "grad_matmul_communication_overlap",
+    "matmul_grad_comm_overlap": MATMUL,
     "recompute_allgather_overlap_fagrad": "grad_fa_allgather_overlap",
     "enable_task_opt": FUSION,
     "enable_grad_comm_opt": "grad_computation_allreduce_overlap",
     "enable_opt_shard_comm_opt": GATHERING,
     "compute_communicate_fusion_level": "computation_communication_fusion_level",
-    "bias_add_comm_swap": "allreduce_and_biasadd_swap",
+    "bias_add_comm_swap": BIAS,
 }
 """Names that MindSpore has given up, and the new ones."""
 
@@ -164,6 +166,10 @@ def _fate(name: str, value: Any, job: Job, sizes: Sizes, fused: Fused | None) ->
         return _fusing(job, sizes, fused)
     if name in TENSOR and sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut: no such collective"
+    if fused is not None and name == MATMUL and not any(c.phase == "backward" for s in fused.spreads for c in s.comms):
+        return "satisfied", "no operator that is cut sends anything in backward"
+    if fused is not None and name == BIAS and not any(_biased(s) for s in fused.spreads):
+        return "satisfied", "no operator that is cut adds a bias to a sum"
     return ALWAYS[name]
 
 
@@ -172,22 +178,28 @@ ALWAYS: dict[str, tuple[Fate, str]] = {
         "degraded", "nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
         "collectives",
     ),
-    "grad_matmul_communication_overlap": (
+    MATMUL: (
         "degraded", "both gradients of a matmul are computed first, then the collective starts",
     ),
     "grad_fa_allgather_overlap": ("rejected", "attention gathers no keys or values here: nothing to overlap"),
     "computation_communication_fusion_level": (
         "rejected", "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
     ),
-    "allreduce_and_biasadd_swap": ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
+    BIAS: ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
     "enable_allreduce_slice_to_reducescatter": (
         "satisfied", "a sum of which each rank keeps a slice is a reduce-scatter",
     ),
     "enable_interleave_split_concat_branch": ("degraded", "branches run one after the other, on one stream"),
     "enable_interleave_parallel_branch": ("degraded", "branches run one after the other, on one stream"),
 }  # fmt: skip
+
+
+def _biased(s: Spread) -> bool:
+    return s.operator.mode == "row" and "bias" in dict(s.operator.weights)
+
+
 TENSOR = (
-    "grad_matmul_communication_overlap", "computation_communication_fusion_level", "allreduce_and_biasadd_swap",
+    MATMUL, "computation_communication_fusion_level", BIAS,
     "enable_allreduce_slice_to_reducescatter", "enable_interleave_split_concat_branch",
 )  # fmt: skip
 """Those about the collectives of operators that are cut."""
