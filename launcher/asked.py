@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.given import listed, part, whole_specs
+from launcher.checkpoint.meaning import meaning
+from launcher.checkpoint.mindspore import StrategyFile, merged_file, read_strategy, to_strategy
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.strategy import Strategy, row
 from launcher.checkpoint.strategy_file import load
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
 from launcher.plan import speed_up
+from launcher.plan.facts import TensorSpec
 from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
+from launcher.plan.words import many
 
 OPERATORS = "parallel.operator_strategy.load"
 
@@ -53,18 +58,26 @@ MOST = 3
 
 
 def fits(job: Job, plan: Plan) -> None:
-    """Raises ``RequestError`` unless the layouts of ``param_strategy.load`` are the plan's, tensor by tensor."""
+    """Raises ``RequestError`` unless the layouts of ``param_strategy.load`` are the plan's, tensor by tensor.
+
+    So it does where MindSpore's form cannot say what ``param_strategy.save`` is to have.
+    """
     asked = job.parallel.param_strategy
+    mine = of_plan(plan, asked.only_trainable)
+    if asked.save is not None and asked.save.endswith(".ckpt"):
+        _sayable(mine, asked.save)
     if asked.load is None:
         return
-    mine = of_plan(plan, asked.only_trainable)
     try:
-        theirs = load(Path(asked.load))
+        theirs = _stored(Path(asked.load))
     except OSError as error:
         text = f"{asked.load}: cannot be read: {error.strerror}"
         raise RequestError((Problem(LAYOUTS, text),)) from error
     except ValueError as error:
         raise RequestError((Problem(LAYOUTS, str(error)),)) from error
+    if isinstance(theirs, StrategyFile):
+        _fits_mindspores(mine, theirs, asked.load)
+        return
     if mine.grid != theirs.grid:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         text = f"{asked.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
@@ -73,6 +86,47 @@ def fits(job: Job, plan: Plan) -> None:
     if found := list(_differences(mine, theirs, frozen)):
         more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
         raise RequestError((Problem(LAYOUTS, f"{asked.load}: {'; '.join(found[:MOST] + more)}"),))
+
+
+def _stored(path: Path) -> Strategy | StrategyFile:
+    """Of either form: MindSpore's are called .ckpt, or are JSON that says what it holds."""
+    if path.suffix == ".ckpt" or (path.is_file() and b'"parallel_layout_item"' in path.read_bytes()):
+        return read_strategy(path)
+    return load(path)
+
+
+def _sayable(strategy: Strategy, path: str) -> None:
+    try:
+        merged_file(strategy)
+    except ValueError as error:
+        text = f"{path}: {error}; a name that ends in .json has place for it"
+        raise RequestError((Problem("parallel.param_strategy.save", text),)) from error
+
+
+def _fits_mindspores(mine: Strategy, file: StrategyFile, path: str) -> None:
+    """The same of MindSpore's form, which has other names for the axes."""
+    specs, names = whole_specs(mine), listed(file)
+    found = [f"{n} is not in the file" for n in mine.entries if n not in names]
+    found += [f"{n} is not in the model" for n in sorted(names - specs.keys())]
+    try:
+        theirs = to_strategy(_known(file, specs), specs)
+    except ValueError as error:
+        raise RequestError((Problem(LAYOUTS, f"{path}: {error}"),)) from error
+    if theirs.grid.size != mine.grid.size:
+        text = f"{path}: its layouts are on {many(theirs.grid.size, 'rank')}, this plan is on {mine.grid.size}"
+        raise RequestError((Problem(LAYOUTS, text),))
+    for name, entry in theirs.entries.items():
+        if name in mine.entries and meaning(entry.layout) != meaning(mine.entries[name].layout):
+            found.append(f"{name} is laid out in another way")
+    if found:
+        more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+        raise RequestError((Problem(LAYOUTS, f"{path}: {'; '.join(found[:MOST] + more)}"),))
+
+
+def _known(file: StrategyFile, specs: Mapping[str, TensorSpec]) -> StrategyFile:
+    kept = part(file, specs.keys())
+    assert isinstance(kept, StrategyFile)
+    return kept
 
 
 def _differences(mine: Strategy, theirs: Strategy, left_out: set[str]) -> Iterator[str]:

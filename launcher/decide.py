@@ -129,16 +129,27 @@ def _cut(job: Job, asked: Asked) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
     model = _read(job)
     traits = _tried(job, model.skeleton)
+    asked, more = _unwrapped(asked, model.skeleton)
     fine = leaves(asked, model.skeleton)
     try:
-        return _planned(job, asked, model, fine, traits)
+        return _planned(job, asked, model, fine, traits, more)
     except RequestError as error:
         coarse = leaves(asked, model.skeleton, stacks=False)
         if coarse == fine:
             raise
-        return _planned(
-            job, asked, _read(job), coarse, traits, [_unopened(coarse or (), fine or (), error.problems[0])]
-        )
+        more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
+        return _planned(job, asked, _read(job), coarse, traits, more)
+
+
+def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
+    """With the model's own names where MindSpore's wrapper is around those of the request."""
+    if asked.config is None:
+        return asked, []
+    names = naming.unwrapped(asked.config, skeleton, asked.sizes.virtual)
+    if names == asked.config:
+        return asked, []
+    note = Note(naming.KEY, f"{naming.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model")
+    return replace(asked, config=names), [note]
 
 
 def _mismatched(job: Job, made: Plan) -> list[Problem]:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.checkpoint.durable import write_text
+import xxhash
+
+from launcher.checkpoint.durable import write_bytes
 from launcher.checkpoint.keys import is_place, load_key
+from launcher.checkpoint.mindspore import GroupFile, merged_file, stage_files
+from launcher.checkpoint.mindspore.files import text as strategy_text
+from launcher.checkpoint.mindspore.groups import text as group_text
 from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.strategy import Strategy, stages
 from launcher.checkpoint.strategy_file import text
 from launcher.errors import Problem
 from launcher.job.inside import RUN, place
@@ -65,16 +71,52 @@ def _named(job: Job) -> Iterator[tuple[str, str]]:
 def write(job: Job, plan: Plan, run: Path) -> None:
     """Before the first step, each in one piece."""
     par = job.parallel
-    if par.param_strategy.save is not None:
+    if (path := par.param_strategy.save) is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
-        _write(par.param_strategy.save, run, text(strategy, tuple(range(strategy.stages))))
+        for name, rank in _each(path, plan):
+            _write(name, run, _layouts(strategy, None if rank is None else plan.sizes.grid.coords(rank)["pp"], path))
     if par.operator_strategy.save is not None:
-        _write(par.operator_strategy.save, run, operator_file.as_json(plan))
-    if par.group_file is not None:
-        _write(par.group_file, run, peers.as_json(plan))
+        _write(par.operator_strategy.save, run, operator_file.as_json(plan).encode())
+    if (path := par.group_file) is not None:
+        for name, rank in _each(path, plan):
+            _write(name, run, group_text(_groups(plan, rank)) if _mindspores(path) else peers.as_json(plan).encode())
 
 
-def _write(path: str, run: Path, content: str) -> None:
+RANK = "{rank}"
+
+
+def _each(path: str, plan: Plan) -> Iterator[tuple[str, int | None]]:
+    """One file a rank where the name asks for it, as AutoParallel's ranks write; else one for all."""
+    if RANK not in path:
+        yield path, None
+    else:
+        yield from ((path.replace(RANK, str(rank)), rank) for rank in range(plan.sizes.grid.size))
+
+
+def _mindspores(path: str) -> bool:
+    """Whether the name is that of a file in MindSpore's form."""
+    return path.endswith(".ckpt")
+
+
+def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
+    """Of one stage, or of all of them."""
+    if _mindspores(path):
+        return strategy_text(merged_file(strategy) if stage is None else stage_files(strategy)[stage], "protobuf")
+    if stage is None:
+        return text(strategy, tuple(range(strategy.stages))).encode()
+    held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
+    return text(Strategy(strategy.grid, held), (stage,)).encode()
+
+
+def _groups(plan: Plan, rank: int | None) -> GroupFile:
+    """Those that ``rank`` is in; of all ranks, with what rank 0 may restore from, where there is one file."""
+    found = (ranks for group in peers.groups(plan) for ranks in group.ranks if len(ranks) > 1)
+    named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in found}
+    mine = {name: ranks for name, ranks in named.items() if rank is None or rank in ranks}
+    return GroupFile(mine, next(same for same in peers.alike(plan) if (rank or 0) in same))
+
+
+def _write(path: str, run: Path, content: bytes) -> None:
     file = Path(place(path, str(run)))
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, content)
+    write_bytes(file, content)

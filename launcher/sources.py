@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from launcher.checkpoint.fresh import check_destination
 from launcher.checkpoint.given import given
 from launcher.checkpoint.hf_write import check_beside, size_in_bytes
 from launcher.checkpoint.incoming import form_of, outline
@@ -14,7 +13,6 @@ from launcher.checkpoint.names import renamed
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tables import from_ours, to_ours
-from launcher.checkpoint.transform import check_places, is_checkpoint
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify
@@ -96,9 +94,9 @@ def _places(step: Step, made: Collection[Path]) -> Iterator[Look]:
     if isinstance(step, Transform) and step.dst is not None and not _made(step.dst, made):
         dst = Path(step.dst)
         if step.src is not None:
-            yield "dst", lambda: check_places(Path(str(step.src)), dst, step.overwrite)
+            yield "dst", lambda: transform.check_place(step, dst)
         else:
-            yield "dst", lambda: check_destination(dst, step.overwrite, is_checkpoint, "checkpoint")
+            yield "dst", lambda: transform.check_free(step, dst)
     if isinstance(step, Export):
         if not _made(step.path, made):
             yield "path", lambda: export.check_place(step)
@@ -110,7 +108,9 @@ def _files(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
     """What it reads, each by itself."""
     src = getattr(step, "src", None)
     if src is not None and not _made(src, made):
-        if isinstance(step, Transform | Export | Inspect):
+        if isinstance(step, Transform):
+            yield "src", lambda: transform.check_source(step, Path(src), trust(job))
+        if isinstance(step, Export | Inspect):
             yield "src", lambda: open_checkpoint(Path(src), trust(job))
         if isinstance(step, Verify):
             yield "src", lambda: look.check(Path(src), trust(job))
@@ -120,12 +120,15 @@ def _files(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
             yield "src", lambda: form_of(Path(src))
     if isinstance(step, Transform | Import) and step.strategy is not None and not _made(step.strategy, made):
         yield "strategy", lambda: given("strategy", step.strategy)
+    if isinstance(step, Transform) and step.src_strategy is not None and not _made(step.src_strategy, made):
+        yield "src_strategy", lambda: given("src_strategy", step.src_strategy)
 
 
 def _together(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
     """What its files say of each other."""
     src = getattr(step, "src", None)
-    if src is None or _made(src, made) or _made(getattr(step, "strategy", None), made):
+    strategies = (getattr(step, "strategy", None), getattr(step, "src_strategy", None))
+    if src is None or _made(src, made) or any(_made(path, made) for path in strategies):
         return
     if isinstance(step, Transform):
         yield "src" if step.strategy is None else "strategy", lambda: transform.check(step, Path(src), trust(job))
@@ -153,7 +156,7 @@ def _tried(step: str, looks: Iterator[Look] | Collection[Look]) -> list[Problem]
 
 def _own(text: str, field: str) -> str:
     """Without the name that a function has for what the step calls ``field``."""
-    for name in (field, "src_strategy_dirs", "src_strategy_file", "dst_strategy_file"):
+    for name in (field, "src_strategy", "src_strategy_dirs", "src_strategy_file", "dst_strategy_file"):
         text = text.removeprefix(f"{name}: ")
     return text
 

@@ -219,6 +219,32 @@ def test_what_the_loop_reports_is_the_mean_over_all_that_counts(layout, tmp_path
     assert abs(evaluate.alone(model, j, None) - held_out.item()) <= 1e-12
 
 
+SUMMED = {n: LAYOUTS[n] for n in ("one rank, 4 micro batches", "1f1b", "seqpipe", "zero_bubble_v x shard 2")}
+
+
+@pytest.mark.parametrize("layout", SUMMED)
+def test_a_loss_that_is_asked_for_as_a_sum_is_reported_as_one(layout, tmp_path):
+    """Of training and of validation: the sum over micro batches of what plain torch adds up and divides."""
+    pipe = LAYOUTS[layout]["pipeline"]
+    j = through_the_data(LAYOUTS[layout] | {"pipeline": pipe | {"loss_reduction": "sum"}})
+    plan = plan_job(j)
+    micros = plan.sizes.micros
+    model, train, val = plain(j, plan), Holed(8, "train"), Holed(8, "val")
+    counted = (train.following != -100).sum()
+    parts = zip(train.tokens.chunk(micros), train.following.chunk(micros), strict=True)
+    losses = [
+        F.cross_entropy(model(x).flatten(0, -2), y.flatten(), reduction="sum") * micros / counted for x, y in parts
+    ]
+    loss = torch.stack(losses).sum()
+    loss.backward()
+    square = torch.stack([p.grad.square().sum() for p in model.parameters() if p.grad is not None]).sum()
+    held_out = micros * F.cross_entropy(model(val.tokens).flatten(0, -2), val.following.flatten())
+    want = torch.stack([held_out, loss, square.sqrt()]).detach()
+    for got in on_ranks(plan.sizes.grid.size, rank_session, j, plan, tmp_path):
+        torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), want, rtol=1e-12, atol=0)
+    assert abs(evaluate.alone(model, j, None, plan.loss_terms) - held_out.item()) <= 1e-12
+
+
 @pytest.mark.parametrize(("layout", "precision"), [
     *product(("one rank", "1f1b", "2 replicas x shard 2", "seqpipe"), ("fp32",)), ("2 replicas x shard 2", "fp16"),
     ("seqpipe", "fp16"),

@@ -11,7 +11,12 @@ from launcher.checkpoint.import_full import import_full
 from launcher.checkpoint.inspect import Holding, holdings, inspect
 from launcher.checkpoint.merge_files import merge_pipeline_strategies, merge_pipeline_strategys
 from launcher.checkpoint.names import Renamed, Table, renamed
-from launcher.checkpoint.peer import rank_list_for_transform, transform_checkpoint_by_rank, transform_checkpoints
+from launcher.checkpoint.peer import (
+    build_searched_strategy,
+    rank_list_for_transform,
+    transform_checkpoint_by_rank,
+    transform_checkpoints,
+)
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_box, read_extra, read_rank
 from launcher.checkpoint.segmented import load_segmented_checkpoints
 from launcher.checkpoint.store import commit, latest, partial, prune, step_folder
@@ -38,6 +43,7 @@ __all__ = [
     "Table",
     "TransformPlan",
     "Trust",
+    "build_searched_strategy",
     "commit",
     "each",
     "export",

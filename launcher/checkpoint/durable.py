@@ -14,7 +14,12 @@ _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 def write_text(path: Path, text: str) -> None:
     """Replace the file, on disk when this returns; a reader sees the old text or the new one."""
-    new, data = path.with_name(f".{path.name}.{os.getpid()}"), text.encode()
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """As ``write_text``."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with told(path, len(data)), new.open("wb") as file:
             file.write(data)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from launcher.checkpoint.behind import Behind
@@ -15,7 +17,7 @@ from launcher.checkpoint.store import seal
 from launcher.checkpoint.strategy import Entry, Strategy, match
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.checkpoint.whole import Blobs, Whole, chunks
-from launcher.checkpoint.write import write_pieces
+from launcher.checkpoint.write import RankRecord, write_pieces
 from launcher.plan.facts import TensorSpec
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Box, Layout
@@ -48,22 +50,38 @@ def import_whole(
     *,
     overwrite: bool = False,
     key: str | None = None,
+    beside: Sequence[Whole] = (),
 ) -> Report:
-    """As ``import_full``, of tensors wherever they are: each rank's file is cut straight from them."""
+    """As ``import_full``, of tensors wherever they are: each rank's file is cut straight from them.
+
+    ``beside`` are the same for more threads: as many ranks more are written at a time.
+    """
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
     specs = src.specs
     names = _names(src, specs, target)
 
-    def cut(name: str, box: Box) -> Iterator[memoryview]:
-        return gathered(box, specs[names[name]].dtype, partial(src.fill, names[name]))
+    def cut(source: Whole, name: str, box: Box) -> Iterator[memoryview]:
+        return gathered(box, specs[names[name]].dtype, partial(source.fill, names[name]))
 
+    free = SimpleQueue[Whole]()
+    for source in (src, *beside):
+        free.put(source)
     with fresh(dst) as new, Behind() as behind:
-        records = [write_pieces(new, rank, target, cut, {}, key, behind) for rank in range(target.grid.size)]
+
+        def write(rank: int) -> RankRecord:
+            source = free.get()
+            try:
+                return write_pieces(new, rank, target, partial(cut, source), {}, key, behind)
+            finally:
+                free.put(source)
+
+        with ThreadPoolExecutor(1 + len(beside)) as pool:
+            records = list(pool.map(write, range(target.grid.size)))
         behind.wait()
         seal(new, records, state)
     files = {path: record for r in records for path, record in r.files.items()}
     read = sum(specs[theirs].nbytes for theirs in names.values())
-    return Report(dst, len(files), read, sum(f.size for f in files.values()), PEAK)
+    return Report(dst, len(files), read, sum(f.size for f in files.values()), PEAK * (1 + len(beside)))
 
 
 def _names(src: Whole, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:

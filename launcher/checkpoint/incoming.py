@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,15 +12,18 @@ import numpy.typing as npt
 from launcher.checkpoint.dcp import read_dcp
 from launcher.checkpoint.dcp.metadata import NAME as METADATA
 from launcher.checkpoint.hf import INDEX, ONE, read_hf
+from launcher.checkpoint.mindspore.convert import kind_of
 from launcher.checkpoint.names import Table, renamed
 from launcher.checkpoint.peer import whole_tensors
 from launcher.checkpoint.rank_folders import rank_paths
 from launcher.checkpoint.rank_source import RankSource, open_source
+from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.whole import Blobs, Chosen, Whole
 from launcher.checkpoint.window import Window
 from launcher.plan.facts import TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Box, Layout
 
 Form = Literal["hf", "mindspore", "dcp"]
 
@@ -60,7 +63,7 @@ def form_of(path: Path) -> Form:
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
     """The tensors that ``read_incoming`` finds, by old name, from heads alone. Raises as it does."""
-    return dict(_source(path, strategy, verify=False)[0].specs)
+    return dict(foreign(path, strategy, verify=False).whole().specs)
 
 
 def read_incoming(
@@ -70,24 +73,49 @@ def read_incoming(
 
     ``strategy`` is MindSpore's for rank folders. Raises ``ValueError`` naming the file.
     """
-    source, others = _source(path, strategy, verify=True)
-    found = renamed(source.specs, names, strict=strict)
-    return Incoming(Chosen(source, {name: old for old, name in found.names.items()}), found.unmatched, others)
+    found = foreign(path, strategy)
+    source = found.whole()
+    new = renamed(source.specs, names, strict=strict)
+    return Incoming(Chosen(source, {name: old for old, name in new.names.items()}), new.unmatched, found.others)
 
 
-def _source(path: Path, strategy: Path | None, *, verify: bool) -> tuple[Whole, tuple[str, ...]]:
-    """With the entries that are no tensors. ``verify``: False where heads alone shall be read."""
+@dataclass(frozen=True)
+class Foreign:
+    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the source's files.
+
+    ``loose`` are those that it does not list, of one element each; ``others`` entries that are no tensors.
+    """
+
+    whole: Callable[[], Whole]
+    strategy: Strategy
+    loose: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) -> Foreign:
+    """Everything checked. ``verify``: False where heads alone shall be read."""
     form = form_of(path)
     if strategy is not None and not (form == "mindspore" and path.is_dir()):
         raise ValueError(f"{path}: whole tensors, which have no strategy; leave strategy out")
     if form == "hf":
-        return Blobs(read_hf(path)), ()
+        blobs = read_hf(path)
+        return _of_whole(lambda: Blobs(blobs))
     if form == "dcp":
         folder = read_dcp(path)
-        return folder, folder.others
+        return _of_whole(folder.apart, folder.others)
     if strategy is not None:
-        return whole_tensors(path, strategy, verify=verify), ()
-    return _File(open_source(_one_file(path) if path.is_dir() else path, verify=verify)), ()
+        files, whole = whole_tensors(path, strategy, verify=verify)
+        return Foreign(whole, files.strategy, tuple(files.loose), tuple(files.texts))
+    file = open_source(_one_file(path) if path.is_dir() else path, verify=verify)
+    return _of_whole(lambda: _File(file), tuple(file.texts))
+
+
+def _of_whole(whole: Callable[[], Whole], others: tuple[str, ...] = ()) -> Foreign:
+    grid, specs = Grid(()), whole().specs
+    entries = {
+        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs)) for n, s in specs.items()
+    }
+    return Foreign(whole, Strategy(grid, entries), (), others)
 
 
 def _one_file(path: Path) -> Path:

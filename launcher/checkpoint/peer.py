@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.checkpoint.behind import Behind
 from launcher.checkpoint.choose import takes
-from launcher.checkpoint.durable import sync
+from launcher.checkpoint.durable import sync, write_text
 from launcher.checkpoint.fresh import check_apart, check_empty, fresh
 from launcher.checkpoint.given import Given, by_stage, given, listed, of_slices, of_whole, on_paper, part, whole_specs
 from launcher.checkpoint.mindspore import StrategyFile
@@ -23,8 +23,12 @@ from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.strategy import Strategy, match, single
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.plan.facts import TensorSpec
+from launcher.plan.layout import Layout
+from launcher.plan.saving import ANYONE, Trust
 
 PathLike = str | os.PathLike[str] | None
+Layouts = Callable[[Strategy], Strategy]
+"""A layout that is worked out from that of the source."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,31 @@ class Sides:
     after: Strategy
     names: Mapping[str, str]
     stage: int | None
+
+
+@dataclass(frozen=True)
+class RankWriter:
+    """``write(rank, path, behind=...)`` makes the file of a rank of ``after``.
+
+    ``suffix`` is the source's; ``stage`` the one that the source is of, where it is one of several.
+    """
+
+    after: Strategy
+    write: Callable[..., None]
+    suffix: str
+    stage: int | None = None
+
+
+def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
+    """The layout of each parameter in a strategy file, ours or MindSpore's of either form.
+
+    MindSpore's protobuf form leaves shapes out: theirs are then the smallest that can be cut so. Raises ``TypeError``
+    for something that is no path, ``ValueError`` for what is no strategy file.
+    """
+    found = given("strategy_filename", strategy_filename)
+    if found is None:
+        raise TypeError("strategy_filename: expected a path, got NoneType")
+    return {name: entry.layout for name, entry in on_paper(found, None)[0].entries.items()}
 
 
 def rank_list_for_transform(
@@ -94,9 +123,11 @@ def transform_checkpoints(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
     process_num: int = 1,
-    output_format: str = "safetensors",
+    output_format: str | None = None,
 ) -> None:
     """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when complete.
+
+    ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of the source.
 
     The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be a
     checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by threads; one
@@ -115,46 +146,59 @@ def transform_checkpoints(
         raise ValueError(f"process_num: {process_num} is not at least 1")
     _check_format(output_format)
     src, dst = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
-    suffix = f".{output_format}"
-    if is_checkpoint(source):
-        after, write = _from_checkpoint(source, src, dst)
-    else:
-        sides = _sides(rank_paths(source), src, dst)
-        after, write = sides.after, partial(sides.files.write, sides.after, sides.names)
-        suffix = suffix if sides.stage is None else f"_part{sides.stage}{suffix}"
+    made = of_checkpoint(source, src, dst) if is_checkpoint(source) else of_rank_folders(source, src, dst)
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"dst_checkpoints_dir: {target} is not a folder")
     check_apart(source, target)
     check_empty(target)
-    with fresh(target) as new, Behind() as behind, ThreadPoolExecutor(process_num) as pool:
-        ranks = range(after.grid.size)
+    write_ranks(made, target, ckpt_prefix, made.suffix if output_format is None else f".{output_format}", process_num)
+
+
+def write_ranks(
+    made: RankWriter, target: Path, prefix: str, suffix: str, workers: int, texts: Mapping[str, str] | None = None
+) -> int:
+    """The folder ``target``, there when complete, with ``texts`` by file name; returns the bytes of the rank files."""
+    suffix = suffix if made.stage is None else f"_part{made.stage}{suffix}"
+    with fresh(target) as new, Behind() as behind, ThreadPoolExecutor(workers) as pool:
+        ranks = range(made.after.grid.size)
         homes = [new / f"rank_{rank}" for rank in ranks]
         for home in homes:
             home.mkdir()
-        paths = [home / f"{ckpt_prefix}{r}{suffix}" for r, home in enumerate(homes)]
-        list(pool.map(partial(write, behind=behind), ranks, paths))
+        outputs = [home / f"{prefix}{r}{suffix}" for r, home in enumerate(homes)]
+        list(pool.map(partial(made.write, behind=behind), ranks, outputs))
         behind.wait()
+        for name, content in (texts or {}).items():
+            write_text(new / name, content)
         for folder in (*homes, new):
             sync(folder)
+        return sum(path.stat().st_size for path in outputs)
 
 
-def whole_tensors(src_checkpoints_dir: Path, src_strategy_file: Path, *, verify: bool = True) -> Held:
+def whole_tensors(
+    src_checkpoints_dir: Path, src_strategy_file: Path, *, verify: bool = True
+) -> tuple[RankFiles, Callable[[], Held]]:
     """What ``transform_checkpoints`` makes of these, without a strategy to go to; raises as it does.
 
-    ``verify``: False where heads alone shall be read.
+    The second makes it, each time for one thread. ``verify``: False where heads alone shall be read.
     """
     sides = _sides(rank_paths(src_checkpoints_dir), given("src_strategy_file", src_strategy_file), None, verify=verify)
-    return sides.files.held(sides.after, sides.names, 0)
+    return sides.files, lambda: sides.files.held(sides.after, sides.names, 0)
 
 
-def _from_checkpoint(folder: Path, src: Given | None, dst: Given | None) -> tuple[Strategy, Callable[..., None]]:
-    """The destination's strategy, and what writes the file of a rank."""
-    checkpoint = open_checkpoint(folder)
+def of_rank_folders(folder: Path, src: Given | None, dst: Given | Layouts | None, *, verify: bool = True) -> RankWriter:
+    paths = rank_paths(folder)
+    sides = _sides(paths, src, dst, verify=verify)
+    write = partial(sides.files.write, sides.after, sides.names)
+    return RankWriter(sides.after, write, next(iter(paths.values())).suffix, sides.stage)
+
+
+def of_checkpoint(folder: Path, src: Given | None, dst: Given | Layouts | None, trust: Trust = ANYONE) -> RankWriter:
+    checkpoint = open_checkpoint(folder, trust)
     if src is not None and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning:
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
         )
-    after = single(checkpoint.strategy) if dst is None else of_whole(dst, whole_specs(checkpoint.strategy))
+    after = _after(dst, checkpoint.strategy)
     names = match(checkpoint.strategy, after)
     Reader(checkpoint).check_headers()
 
@@ -162,14 +206,26 @@ def _from_checkpoint(folder: Path, src: Given | None, dst: Given | None) -> tupl
         reader, boxes = Reader(checkpoint), held_boxes(after, rank)
         write_held(path, after, rank, {}, lambda name: reader.chunks(names[name], boxes[name]), {}, behind)
 
-    return after, write
+    return RankWriter(after, write, ".safetensors")
+
+
+def _after(dst: Given | Layouts | None, before: Strategy) -> Strategy:
+    if dst is None:
+        return single(before)
+    return of_whole(dst, whole_specs(before)) if isinstance(dst, Strategy | StrategyFile) else dst(before)
 
 
 def _sides(
-    paths: Mapping[int, Path], src: Given | None, dst: Given | None, rank: int | None = None, *, verify: bool = True
+    paths: Mapping[int, Path],
+    src: Given | None,
+    to: Given | Layouts | None,
+    rank: int | None = None,
+    *,
+    verify: bool = True,
 ) -> Sides:
     """Everything checked, without ``verify`` no checksums; for one ``rank`` the files that it needs are enough."""
-    if src is None and dst is None:
+    dst = to if isinstance(to, Strategy | StrategyFile) else None
+    if src is None and to is None:
         raise ValueError("src_strategy_file and dst_strategy_file are both None: there is no other layout to write")
     files = {at: open_source(path, verify=verify) for at, path in paths.items()}
     slices = _slices(files)
@@ -185,7 +241,7 @@ def _sides(
     if (stage := by_stage(src, dst)) is not None and dst is not None:
         files = {at: file for at, file in files.items() if before.held(at)}
         dst = part(dst, listed(src))
-    after = single(before) if dst is None else of_whole(dst, whole_specs(before))
+    after = _after(to if dst is None else dst, before)
     names = match(before, after)
     return Sides(RankFiles(files, before, listed(dst), own=src is not None), after, names, stage)
 
@@ -257,8 +313,8 @@ def _check_suffix(key: str, path: Path) -> None:
         raise ValueError(f"{key}: {path} does not end in {' or '.join(SUFFIXES)}")
 
 
-def _check_format(name: str) -> None:
-    if f".{name}" not in SUFFIXES:
+def _check_format(name: str | None) -> None:
+    if name is not None and f".{name}" not in SUFFIXES:
         raise ValueError(f"output_format: {name!r} is not known; give safetensors or ckpt")
 
 

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.into import load_into
+from launcher.checkpoint.into import load_into, parameter
 from launcher.checkpoint.mindspore.crypt import MODES, Mode, check_key
 from launcher.checkpoint.rank_source import SUFFIXES, RankSource, open_source
 
 Prefixes = str | list[str] | tuple[str, ...] | None
-
-
-class Segments(Mapping[str, Blob]):
-    """Tensors by name; bytes are read when they are looked at. ``texts`` are the strings saved among them."""
-
-    def __init__(self, where: Mapping[str, RankSource], texts: Mapping[str, str]) -> None:
-        self._where, self.texts = where, texts
-
-    def __getitem__(self, name: str) -> Blob:
-        source = self._where[name]
-        spec = source.specs[name]
-        chunks = [*source.chunks(name)]
-        return Blob.of(spec.dtype, spec.shape, chunks[0] if len(chunks) == 1 else b"".join(chunks))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
-
-    def __len__(self) -> int:
-        return len(self._where)
 
 
 def load_segmented_checkpoints(
@@ -42,12 +22,14 @@ def load_segmented_checkpoints(
     dec_mode: str = "AES-GCM",
     specify_prefix: Prefixes = None,
     choice_func: Callable[[str], bool] | None = None,
-) -> Segments:
+) -> dict[str, Any]:
     """The tensors of every ``*.safetensors``, or every ``*.ckpt``, in the folder, by name.
 
-    Left out are names that start with one of ``filter_prefix``, with none of ``specify_prefix``, or that
-    ``choice_func`` says False to. ``net``, a ``torch.nn.Module`` on the CPU, takes what it has a place for; with
-    ``strict_load`` its names must be those in the files. ``dec_key`` opens ``.ckpt`` files encrypted in ``dec_mode``.
+    They are ``torch.nn.Parameter``; strings that were saved among them are ``str``. Left out are names that start with
+    one of ``filter_prefix`` or with none of ``specify_prefix``; where neither is given, those that ``choice_func`` says
+    False to. ``net``, a ``torch.nn.Module``, takes what it has a place for, by its name or by the end of it, in the
+    width that the net has; with ``strict_load`` names and dtypes must be those in the files. ``dec_key`` opens
+    ``.ckpt`` files encrypted in ``dec_mode``.
     Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder that is missing, empty, of two
     formats, of files that cannot be read, or with a name in two of them.
     """
@@ -67,16 +49,18 @@ def load_segmented_checkpoints(
             where[name] = source
         texts |= source.texts
     chosen = {n: s for n, s in where.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
-    if choice_func is not None:
+    texts = {n: text for n, text in texts.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
+    if choice_func is not None and not drop and not keep:
         chosen = {n: s for n, s in chosen.items() if _choice(choice_func, n)}
+        texts = {n: text for n, text in texts.items() if _choice(choice_func, n)}
     if not chosen:
         raise ValueError(
             f"{ckpt_file_dir}: no tensor of {len(where)} is left by filter_prefix, specify_prefix and choice_func"
         )
-    found = Segments(chosen, texts)
+    found = {name: parameter(source.specs[name], source.chunks(name)) for name, source in chosen.items()}
     if net is not None:
         load_into(net, found, strict=strict_load)
-    return found
+    return found | texts
 
 
 def _files(folder: Path, key: bytes | None) -> list[Path]:

@@ -20,9 +20,9 @@ def _positive(n: int) -> int:
     return n
 
 
-def _json(path: str) -> str:
-    if not path.endswith(".json"):
-        raise ValueError("should end in .json")
+def _either_form(path: str) -> str:
+    if not path.endswith((".json", ".ckpt")):
+        raise ValueError("should end in .json or .ckpt")
     return path
 
 
@@ -49,7 +49,7 @@ def _operators(path: str) -> str:
 
 ShardSize = Annotated[int, Field(strict=True), AfterValidator(_positive)]
 NewPath = Annotated[str, Field(min_length=1), AfterValidator(checked)]
-NewJson = Annotated[NewPath, AfterValidator(_json)]
+NewJsonOrCkpt = Annotated[NewPath, AfterValidator(_either_form)]
 NewAbsoluteJson = Annotated[NewPath, AfterValidator(_operators)]
 OldPath = Annotated[str, Field(min_length=1), AfterValidator(_there)]
 OldAbsoluteJson = Annotated[OldPath, AfterValidator(_operators)]
@@ -143,7 +143,7 @@ class LocalNorm(Settings):
 
 
 class ParamStrategy(Settings):
-    save: NewJson | None = None
+    save: NewJsonOrCkpt | None = None
     load: OldPath | None = None
     only_trainable: Flag = True
 
@@ -171,6 +171,6 @@ class Parallel(Settings):
     shared: Literal["auto"] | tuple[tuple[str, ...], ...] = "auto"
     param_strategy: ParamStrategy = ParamStrategy()
     operator_strategy: OperatorStrategy = OperatorStrategy()
-    group_file: NewJson | None = None
+    group_file: NewJsonOrCkpt | None = None
     transformer_opt: str | dict[str, Any] | None = None
     deferred_init: Flag = True

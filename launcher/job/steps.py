@@ -64,12 +64,16 @@ class Transform(Settings):
     """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or in the job's words."""
 
     kind: Literal["transform"] = "transform"
-    src: str | None = None
+    src: str | None = Field(None, description="a checkpoint, or what import reads")
+    src_strategy: str | None = None
     dst: str | None = None
+    format: Literal["launcher", "safetensors", "ckpt"] = Field("launcher", description="a checkpoint, or rank files")
+    prefix: str | None = Field(None, min_length=1, pattern=r"^[^/\\\x00]+$", description="of the names of rank files")
     strategy: str | None = None
     nproc: Count = 1
     stages: Count = 1
     shard_size: Count = 1
+    tp: Count = 1
     workers: Count = 1
     overwrite: Flag = False
 

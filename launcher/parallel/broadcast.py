@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from launcher.errors import RunError
 from launcher.parallel.local import local
 from launcher.parallel.mesh import mine
-from launcher.parallel.net import Net
+from launcher.parallel.net import Net, inside
+from launcher.plan.grid import Grid
 from launcher.plan.layout import Layout
 
 AT_ONCE = 64 << 20
@@ -29,20 +31,26 @@ class Sent:
     nbytes: int
 
 
-def parameter_broadcast(net: nn.Module, layout: Mapping[str, Layout], cur_rank: int = 0, initial_rank: int = 0) -> Sent:
+def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_rank: int = 0) -> Sent:
     """Give every replica the numbers of the first rank that holds them; stages keep to themselves.
 
-    ``layout`` is that of every parameter of the whole model, as ``{p.name: p.layout for p in plan.params}``. Every rank
-    calls this with its own ``cur_rank`` and the lowest rank of its stage, ``initial_rank``; anything else, or a
-    parameter that ``net`` lacks, is a ``ValueError``. Raises ``RunError`` if afterwards two replicas differ.
+    ``layout`` is that of every parameter of the whole model, as ``{p.name: p.layout for p in plan.params}``, or as a
+    file has it: what ``launcher.checkpoint.build_searched_strategy`` reads, a ``Strategy``, its entries, or the JSON of
+    a file of ours. Every rank calls this with its own ``cur_rank`` and the lowest rank of its stage, ``initial_rank``;
+    anything else, a parameter that ``net`` lacks or has laid out in another way, is a ``ValueError``. Raises
+    ``RunError`` if afterwards two replicas differ.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
-    rank = dist.get_rank()
+    net = inside(net) or net
+    layout = layouts(layout)
+    rank, world = dist.get_rank(), dist.get_world_size()
     if cur_rank != rank:
         raise ValueError(f"cur_rank: {cur_rank} is not the rank of this process, {rank}")
     if layout:
         grid = next(iter(layout.values())).grid
+        if grid.size != world:
+            raise ValueError(f"layout: it is for {grid.size} ranks, the process group has {world}")
         first = grid.ranks(pp=grid.coords(rank)["pp"])[0]
         if initial_rank != first:
             raise ValueError(f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}, {first}")
@@ -51,7 +59,48 @@ def parameter_broadcast(net: nn.Module, layout: Mapping[str, Layout], cur_rank: 
         if lay.holds(rank) and name not in held:
             near = ", ".join(list(held)[:3])
             raise ValueError(f"layout: {name} is not a parameter of net on rank {rank}, which has {near} ...")
+    if isinstance(net, Net):
+        _check_alike(layout, net)
     return share({n: held[n] for n, lay in layout.items() if lay.holds(rank)}, layout)
+
+
+def layouts(given: Any) -> dict[str, Layout]:
+    """By name, from any of the forms that ``parameter_broadcast`` takes. Raises ``TypeError`` for others."""
+    rows = getattr(given, "entries", given)
+    grid = None
+    if isinstance(rows, Mapping) and isinstance(rows.get("tensors"), Mapping) and isinstance(rows.get("grid"), Mapping):
+        grid, rows = Grid(tuple(rows["grid"].items())), rows["tensors"]
+    if not isinstance(rows, Mapping):
+        text = f"expected a mapping of names to layouts, got {type(given).__name__}"
+        raise TypeError(f"layout: {text}; launcher.checkpoint.build_searched_strategy reads one from a file")
+    return {str(name): _staged(_layout(str(name), row, grid)) for name, row in rows.items()}
+
+
+def _staged(layout: Layout) -> Layout:
+    """A tensor of every stage is one of each of them: they keep to themselves."""
+    if "pp" not in layout.grid.sizes or "pp" in (*dict(layout.at), *layout.axes):
+        return layout
+    return replace(layout, at=(("pp", tuple(range(layout.grid["pp"]))), *layout.at))
+
+
+def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
+    found = getattr(row, "layout", row)
+    if isinstance(found, Layout):
+        return found
+    if grid is None or not isinstance(row, Mapping) or not {"shape", "split", "at"} <= row.keys():
+        raise TypeError(f"layout: {name}: {type(row).__name__} is no layout")
+    split, at = tuple(map(tuple, row["split"])), tuple((axis, tuple(n)) for axis, n in row["at"].items())
+    return Layout(grid, tuple(row["shape"]), split, at)
+
+
+def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
+    """Raises ``ValueError`` where ranks that ``layout`` has as replicas hold different pieces: they would be lost."""
+    own = {n: p.layout for p in net.live.plan.params for n in p.names}
+    rank = dist.get_rank()
+    for name, given in layout.items():
+        if name in own and own[name].holds(rank) and not {*given.twins(rank)} <= {*own[name].twins(rank)}:
+            told = f"it has ranks {list(given.twins(rank))} hold the same of {name}, of net it is"
+            raise ValueError(f"layout: {told} {list(own[name].twins(rank))}")
 
 
 def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:

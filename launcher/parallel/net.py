@@ -83,9 +83,18 @@ def _empty(model: nn.Module) -> None:
 def sync_pipeline_shared_parameters(net: nn.Module) -> None:
     """Make all copies of every shared parameter equal to the first stage's; nothing to do where there is one stage.
 
-    Every rank calls this. Raises ``TypeError`` for something that is no module.
+    ``net`` is what ``parallelize`` gave, or a module around it. Every rank calls this. Raises ``TypeError`` for
+    anything else.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
-    for tied in net.live.ties if isinstance(net, Net) else ():
+    found = inside(net)
+    if found is None:
+        raise TypeError(f"net: {type(net).__name__} is not what launcher.parallel.parallelize gave, nor around it")
+    for tied in found.live.ties:
         tied.sync()
+
+
+def inside(net: nn.Module) -> Net | None:
+    """The first parallel model in ``net``, itself included."""
+    return next((m for m in net.modules() if isinstance(m, Net)), None)

@@ -45,13 +45,37 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
             continue
         key = f"steps.{name}"
         source = sizes.grid["pp"] if step.src is None and sizes is not None else None
+        yield from _rank_files(key, step, job)
         if step.strategy is None:
-            yield from merging.refused(key, source, step.nproc, step.stages, step.shard_size)
+            yield from merging.refused(key, source, step.nproc, step.stages, step.shard_size, step.tp)
             continue
-        for field in ("nproc", "stages", "shard_size"):
+        for field in ("nproc", "stages", "shard_size", "tp"):
             if (n := getattr(step, field)) != 1:
                 text = f"{n}: the layout is that of the strategy file {step.strategy}"
                 yield Problem(f"{key}.{field}", text, f"{key}.{field}=1")
+
+
+def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
+    """What only some sources have, and only some outputs are good for."""
+    if step.src_strategy is not None and step.src is None:
+        text = f"{step.src_strategy}: the run's own checkpoint says how it is laid out"
+        yield Problem(f"{key}.src_strategy", text, f"{key}.src_strategy=null")
+    if step.format == "launcher":
+        if step.prefix is not None:
+            text = f"{step.prefix}: begins the names of rank files, which format=launcher does not write"
+            yield Problem(f"{key}.prefix", f"{text}; give {key}.format=safetensors or ckpt")
+        return
+    for name, other in job.steps.items():
+        reads = isinstance(other, Evaluate) and other.of == "transformed"
+        reads = reads or (isinstance(other, Export) and other.src is None and _behind(job, key, name))
+        if reads:
+            text = f"reads what {key} writes, which with format={step.format} is rank files, no checkpoint"
+            yield Problem(f"steps.{name}", text)
+
+
+def _behind(job: Job, key: str, name: str) -> bool:
+    names = list(job.steps)
+    return names.index(key.removeprefix("steps.")) < names.index(name)
 
 
 def idle(job: Job, steps: int) -> Iterator[Note]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher.job.parallel import CommFusion, Fusion, FusionIndex, Network
 from launcher.plan.facts import ITEMSIZE, Graph, Skeleton
 from launcher.plan.naming import owner, units
+from launcher.plan.operators import Spread
 from launcher.plan.params import Placed
 from launcher.plan.sizes import Sizes
 from launcher.plan.stages import Stage, covers
@@ -57,6 +58,34 @@ class Limits:
     gather: int | None
     reduce: int
     cuts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
+
+    ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn, ``spreads`` the operators that are
+    cut.
+    """
+
+    limits: Limits
+    params: tuple[Placed, ...]
+    groups: tuple[Group, ...]
+    buckets: tuple[Bucket, ...]
+    terms: tuple[Bucket, ...] = ()
+    tied: int = 0
+    late: bool = False
+    spreads: tuple[Spread, ...] = ()
+
+    @property
+    def whole(self) -> int:
+        """Parameters whose gradients are summed whole over the data-parallel ranks."""
+        return len({n for b in self.buckets for n in b.names})
+
+    @property
+    def rest(self) -> int:
+        """Most parameters of several modules that one gather takes although nothing is to be fused."""
+        return max((len(g.names) for g in self.groups if len({owner(n) for n in g.names}) > 1), default=0)
 
 
 def limits(asked: CommFusion) -> Limits:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from launcher.errors import Problem
 from launcher.job.schema import Job
+from launcher.plan.fusion import Fused
 from launcher.plan.setting import Setting, Status
 from launcher.plan.sizes import Sizes
 from launcher.plan.words import many
@@ -21,11 +22,11 @@ def refused(job: Job) -> Iterator[Problem]:
         yield Problem(f"{KEY}.device", text, f"{KEY}.print=true")
 
 
-def resolve(job: Job, sizes: Sizes) -> Iterator[Setting]:
+def resolve(job: Job, sizes: Sizes, fused: Fused | None = None) -> Iterator[Setting]:
     """A line for the console, a line for the folder."""
     asked = job.parallel.local_norm
     what = "one number a rank" if asked.device else "one a parameter"
-    status, why = _meaning(job, sizes)
+    status, why = _meaning(job, sizes, fused)
     if asked.print:
         yield Setting(f"{KEY}.print", "true", status, f"{what}, {_often(job)}: {why}")
     if asked.dump is not None:
@@ -36,15 +37,16 @@ def _often(job: Job) -> str:
     return "every step" if job.train.log_every == 1 else f"every {job.train.log_every} steps"
 
 
-def _meaning(job: Job, sizes: Sizes) -> tuple[Status, str]:
+def _meaning(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Status, str]:
     """Local means: of the loss on a rank's own samples, summed over micro batches, before any sum over ranks."""
     hsdp, n = job.parallel.hsdp, sizes.replicas
     before = f", before the sum over {many(n, 'data-parallel rank')}" if n > 1 else "; one data-parallel rank has all"
     piece = "; of operators over tp, of the rank's own piece or term" if sizes.grid["tp"] > 1 else ""
     why = f"of the gradients of a rank's own samples{before}{piece}"
-    early = hsdp is not None and hsdp.optimizer_level != "level1" and sizes.grid["dp_shard"] > 1 and sizes.micros > 1
-    if not early:
+    if hsdp is None or hsdp.optimizer_level == "level1" or sizes.grid["dp_shard"] == 1:
         return "applied", why
-    assert hsdp is not None
-    late = f"; {hsdp.optimizer_level} reduces sharded gradients after each of {sizes.micros} micro batches, so of them"
+    if sizes.micros * sizes.pieces == 1 or (fused is not None and not fused.groups):
+        return "applied", why
+    each = many(sizes.micros, "micro batch") + (f" in {sizes.pieces} pieces" if sizes.pieces > 1 else "")
+    late = f"; {hsdp.optimizer_level} reduces sharded gradients after each of {each}, so of them"
     return "degraded", f"{why}{late} it is the root of the summed squares, not the norm of their sum"

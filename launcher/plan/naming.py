@@ -29,6 +29,26 @@ def flatten(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
+BACKBONE, LOSS = "_backbone", "_loss_fn"
+"""What MindSpore's ``WithLossCell`` calls the network, and the loss beside it."""
+
+
+def unwrapped(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, Any]:
+    """Names as the model has them where they are those of a ``WithLossCell`` around it.
+
+    The loss is on the last stage, so there it may be named too.
+    """
+    above = f"{BACKBONE}."
+    if BACKBONE in skeleton.modules or not any(key.startswith(above) for key in keys):
+        return dict(keys)
+    kept = {key: stage for key, stage in keys.items() if (key, stage) != (LOSS, stages - 1)}
+    out: dict[str, Any] = {}
+    for key, stage in kept.items():
+        out.pop(key.removeprefix(above), None)
+        out[key.removeprefix(above)] = stage
+    return out
+
+
 def _is_glob(key: str) -> bool:
     return any(c in key for c in "*?[")
 

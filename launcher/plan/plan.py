@@ -19,6 +19,7 @@ from launcher.plan import (
     reduced,
     schedules,
     settings,
+    speed_up,
     stages,
     switches,
     transport,
@@ -27,7 +28,7 @@ from launcher.plan.actions import Schedule
 from launcher.plan.automatic import automatic
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
-from launcher.plan.fusion import Bucket, Group, buckets, groups, limits, sums
+from launcher.plan.fusion import Bucket, Fused, Group, buckets, groups, limits, sums
 from launcher.plan.loads import Cut, full
 from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.operators import WHOLE, Flow, splits
@@ -106,6 +107,11 @@ class Plan:
         """The virtual stages of one pipeline rank, in order."""
         return tuple(self.stages[s] for s in self.sizes.held(pp))
 
+    @property
+    def loss_terms(self) -> int:
+        """Of how many means the loss is the sum: 1, or with ``loss_reduction`` sum one a micro batch."""
+        return self.sizes.micros if self.loss_reduction == "sum" else 1
+
     def hands(self, rank: int) -> tuple[Hand, Hand]:
         """What ``rank`` does with the inputs of a batch, which the first stage uses, and with the last's targets."""
         home = {s.index: pp for pp in range(self.sizes.grid["pp"]) for s in self.held(pp)}
@@ -167,11 +173,16 @@ def plan(
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.low, kept)
     boundaries, tied = tuple(stages.boundary(graph, cut, s.index) for s in cut), ties(params)
-    hsdp, fused = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
-    group, summed = groups(params, cut, skeleton, graph, fused), sums(params, cut, sz, frozenset(flow.partial))
+    hsdp, limit = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
+    group, summed = groups(params, cut, skeleton, graph, limit), sums(params, cut, sz, frozenset(flow.partial))
     at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts), group)
-    refuse([*switches.unshared(job, params), *_misled(job, at, skeleton, graph, traits)])
-    bucket = buckets(params, cut, sz, fused, dtypes.reduce if dtypes.mixed else None)
+    bucket = buckets(params, cut, sz, limit, dtypes.reduce if dtypes.mixed else None)
+    late = any(a.kind == "W" for row in order.schedule for a in row)
+    together = Fused(
+        limit, params, group, bucket, summed, sum(t.trained and len(t.ranks) > 1 for t in tied), late, flow.spreads
+    )
+    half = speed_up.half_done(job, sz, together)
+    refuse([*switches.unshared(job, params), *half, *_misled(job, at, skeleton, graph, traits)])
     moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
     return Plan(
         name=job.name,
@@ -200,7 +211,7 @@ def plan(
         memory=memory(params, sz, copies(job.optim, traits), moments),
         traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes, lengths),
         phases=phases.phases(job.steps),
-        settings=_settings(job, sz, dtypes, flow),
+        settings=_settings(job, sz, dtypes, flow, together),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
         notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, skeleton, graph, deferred, kept)),
         optimizer=traits,
@@ -223,9 +234,9 @@ def _misled(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph, trai
     yield from evaluation.problems(job, skeleton, graph)
 
 
-def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow) -> tuple[Setting, ...]:
+def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow, fused: Fused) -> tuple[Setting, ...]:
     loss = switches.resolve_loss(job, sz, flow.output is not None)
-    return (*settings.resolve(job, sz), *transport.settings(job, sz, dtypes), *loss)
+    return (*settings.resolve(job, sz, fused), *transport.settings(job, sz, dtypes, fused), *loss)
 
 
 def _late(
@@ -234,7 +245,7 @@ def _late(
 ) -> list[Note]:  # fmt: skip
     """What the finished plan has to say."""
     why = [*([deferred] if deferred else []), *effects.notes(params, sz, changed)]
-    sharded = _sharding_notes(params, sz, job.parallel.hsdp)
+    sharded = _sharding_notes(params, sz, job.parallel.hsdp, not job.parallel.comm_fusion.openstate)
     return [
         *why,
         *sharded,
@@ -333,7 +344,7 @@ def _forward(stage: Stage, graph: Graph) -> tuple[float, int]:
     return float(max(sum(n.flops for n in nodes) + FLOPS_A_BYTE * written, 1)), sum(n.saved for n in nodes)
 
 
-def _sharding_notes(params: tuple[Placed, ...], sz: Sizes, hsdp: Hsdp | None) -> list[Note]:
+def _sharding_notes(params: tuple[Placed, ...], sz: Sizes, hsdp: Hsdp | None, alone: bool) -> list[Note]:
     if hsdp is None:
         return []
     if sz.grid["dp_shard"] == 1:
@@ -342,7 +353,8 @@ def _sharding_notes(params: tuple[Placed, ...], sz: Sizes, hsdp: Hsdp | None) ->
     small = sum(not p.sharded and p.trainable and p.spec.nbytes < hsdp.threshold * 1024 for p in params)
     if small:
         verb = "stays" if small == 1 else "stay"
-        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole, gradients are summed together"
+        how = "each by itself" if alone else "together"
+        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole, gradients are summed {how}"
         out.append(Note("parallel.hsdp.threshold", text))
     n = sz.grid["dp_shard"]
     ragged = [p.name for p in params if p.sharded and p.spec.shape[0] % n]

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.parallel import Pipeline
+from launcher.job.parallel import Hsdp, Pipeline
 from launcher.job.schema import Job
 from launcher.plan import saving, switches
+from launcher.plan.fusion import Fused
+from launcher.plan.memory import bytes_text
 from launcher.plan.setting import Setting as Setting
 from launcher.plan.sizes import Sizes
 
@@ -36,12 +38,15 @@ LEVELS = {
 }
 
 
-def resolve(job: Job, sizes: Sizes) -> tuple[Setting, ...]:
-    """What the switches that are not at their default come to in this layout."""
-    return tuple(_resolved(job, sizes))
+def resolve(job: Job, sizes: Sizes, fused: Fused | None = None) -> tuple[Setting, ...]:
+    """What the switches that are not at their default come to in this layout.
+
+    ``fused`` is what the plan sends together; ``None`` before the model is read.
+    """
+    return tuple(_resolved(job, sizes, fused))
 
 
-def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
+def _resolved(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
     par, n = job.parallel, sizes.replicas
     if job.deterministic:
         yield Setting("deterministic", "true", "applied", "torch picks deterministic kernels or fails")
@@ -75,19 +80,31 @@ def _resolved(job: Job, sizes: Sizes) -> Iterator[Setting]:
             yield Setting(key, "sum", "satisfied", "one micro batch")
     if par.hsdp is not None:
         level, key = par.hsdp.optimizer_level, "parallel.hsdp.optimizer_level"
-        if sizes.grid["dp_shard"] > 1:
-            yield Setting(key, level, "applied", LEVELS[level])
-        else:
+        if sizes.grid["dp_shard"] == 1:
             yield Setting(key, level, "satisfied", "one rank on the shard axis; there is nobody to share with")
+        elif fused is not None and not fused.groups:
+            yield Setting(key, level, "degraded", _why_not_sharded(par.hsdp, fused))
+        else:
+            often = "every piece of a micro batch" if sizes.pieces > 1 else "every micro batch"
+            yield Setting(key, level, "applied", LEVELS[level].replace("every micro batch", often))
     if not par.gradients_mean:
         key = "parallel.gradients_mean"
         if n > 1:
             yield Setting(key, "false", "applied", f"gradients are summed over the {n} data-parallel ranks")
         else:
             yield Setting(key, "false", "satisfied", "one data-parallel rank")
-    yield from switches.resolve(job, sizes)
+    yield from switches.resolve(job, sizes, fused)
     yield from saving.resolve(job)
 
 
 def _why_not_interleaved(pipe: Pipeline) -> str:
     return "one stage has no bubble to shrink" if pipe.stages == 1 else "one chunk a rank"
+
+
+def _why_not_sharded(hsdp: Hsdp, fused: Fused) -> str:
+    largest = max((p.spec.nbytes for p in fused.params if not p.buffer), default=0)
+    if largest < hsdp.threshold * 1024:
+        why = f"the largest has {bytes_text(largest)}, parallel.hsdp.threshold is {hsdp.threshold} KB"
+    else:
+        why = "none of them can be cut over the ranks that share the weights"
+    return f"no parameter is sharded: {why}; every rank keeps all of them whole"

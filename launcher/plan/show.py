@@ -54,7 +54,7 @@ def _pipeline(plan: Plan) -> Rows:
     shape = "there and back" if sz.v else "interleaved"
     chunks = f" {shape}, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
     held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
-    sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
+    sent = f"{many(_messages(plan), 'message')} a step; micro batches in flight: {held}"
     yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
     if plan.pieces:
         yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {', '.join(map(str, plan.pieces))} positions"
@@ -66,6 +66,12 @@ def _pipeline(plan: Plan) -> Rows:
         lines = [*lines[:half], f"... {len(lines) - 2 * half} rows more ...", *lines[-half:]]
     for line in lines:
         yield "schedule", line
+
+
+def _messages(plan: Plan) -> int:
+    """Tensors that the ranks of one pipeline send each other."""
+    pipeline = plan.sizes.grid.peers(0, "pp")
+    return sum(t.count for t in plan.traffic if t.kind == "send" and t.rank in pipeline)
 
 
 def _on(ranks: tuple[int, ...]) -> str:
@@ -87,14 +93,19 @@ def _stages(plan: Plan) -> Rows:
 
 def _sends(plan: Plan) -> Rows:
     """What travels over each boundary; boundaries alike in a row."""
+    places = plan.sizes.places
     rows = [(s, plan.boundaries[s]) for s in range(len(plan.stages) - 1)]
-    for specs, same in _runs(rows, lambda row: tuple(c.specs for c in row[1])):
+    for (specs, stays), same in _runs(
+        rows, lambda row: (tuple(c.specs for c in row[1]), places[row[0]] == places[row[0] + 1])
+    ):
         what = ", ".join(f"{t.dtype}{list(t.shape)}" for spec in specs for t in spec) or "nothing"
         size = sum(t.nbytes for spec in specs for t in spec)
         (start, crossing), (end, _) = same[0], same[-1]
         where = f"{start} -> {start + 1}" + (f" .. {end} -> {end + 1}" if end > start else "")
         names = f"{_crossings(crossing)} " if end == start and crossing else ""
-        yield "sends", f"{where}: {names}{what}, {bytes_text(size)} a micro batch{' each' if end > start else ''}"
+        each = " each" if end > start else ""
+        on = ", handed on within the rank" if stays else ""
+        yield "sends", f"{where}: {names}{what}, {bytes_text(size)} a micro batch{each}{on}"
 
 
 def _crossings(crossing: tuple[Crossing, ...]) -> str:
@@ -114,8 +125,12 @@ def _ties(plan: Plan) -> Rows:
 def _hsdp(plan: Plan) -> Rows:
     if plan.hsdp is None:
         return
-    sharded = many(sum(p.sharded for p in plan.params), "parameter")
+    count = sum(p.sharded for p in plan.params)
     over = many(plan.sizes.grid["dp_shard"], "rank")
+    if not count:
+        yield "hsdp", f"{plan.hsdp.optimizer_level}: no parameter is sharded over {over}"
+        return
+    sharded = many(count, "parameter")
     yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {many(len(plan.groups), 'group')}"
     for (n, size, _), same in _runs(plan.groups, lambda g: (len(g.names), g.nbytes, len(g.modules))):
         each = " each" if len(same) > 1 else ""

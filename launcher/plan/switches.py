@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from launcher.errors import Problem
 from launcher.job.schema import Job
 from launcher.plan import local_norm, reading, shared, speed_up
+from launcher.plan.fusion import Fused
 from launcher.plan.params import Placed
 from launcher.plan.setting import Setting
 from launcher.plan.sizes import Sizes
@@ -30,15 +31,15 @@ def reading_of(job: Job, sizes: Sizes) -> reading.Reading:
     return reading.reading(job, sizes, speed_up.broadcast_level(job))
 
 
-def resolve(job: Job, sizes: Sizes) -> Iterator[Setting]:
-    """Those that are not at their default."""
+def resolve(job: Job, sizes: Sizes, fused: Fused | None = None) -> Iterator[Setting]:
+    """Those that are not at their default; ``fused``: as ``settings.resolve`` has it."""
     par = job.parallel
     if par.dataset_strategy != "data_parallel":
         fate = reading.fate(reading_of(job, sizes), sizes)
         yield Setting(reading.KEY, reading.written(par.dataset_strategy), *fate)
     yield from _files(job)
-    yield from local_norm.resolve(job, sizes)
-    for s in speed_up.switches(job, sizes):
+    yield from local_norm.resolve(job, sizes, fused)
+    for s in speed_up.switches(job, sizes, fused):
         assert s.status != "rejected", s
         yield Setting(f"{speed_up.KEY}.{s.name}", s.value, s.status, s.why)
 

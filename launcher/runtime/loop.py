@@ -98,34 +98,35 @@ def stop(s: Session) -> NoReturn:
 
 
 def step(s: Session, clip: float | None) -> tuple[float, float]:
-    """One optimizer step. Returns the global batch's mean loss and the gradient norm before clipping.
+    """One optimizer step. Returns the global batch's loss, as it was asked for, and the gradient norm before clipping.
 
     When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks skip such
     a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
     """
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
-    loss = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
-    sums = torch.stack([loss.cpu(), s.norm.squared(), torch.tensor(float(bool(s.world.told())))])
+    share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
+    sums = torch.stack([share.cpu(), s.norm.squared(), torch.tensor(float(bool(s.world.told())))])
     dist.all_reduce(sums)
     mean, square, told = sums.tolist()
     s.told = told > 0
     norm = math.sqrt(square) / s.scaling.factor if square >= 0 else math.nan
-    if not math.isfinite(mean + norm):
+    loss = mean * s.plan.loss_terms
+    if not math.isfinite(loss + norm):
         _check_counted(s)
         if not s.scaling.lowest:
             _skip(s)
-            return mean, norm
+            return loss, norm
         if s.local_norm is not None:  # which rank, which parameter
             s.local_norm.tell(s.step + 1, loud=True, scaled=s.scaling.factor)
-        text = f"step {s.step + 1}: the loss is {mean} and the gradient norm {norm}; the weights were not touched"
-        if s.scaling.factor > 1 and math.isfinite(mean):
+        text = f"step {s.step + 1}: the loss is {loss} and the gradient norm {norm}; the weights were not touched"
+        if s.scaling.factor > 1 and math.isfinite(loss):
             raise RunError(f"{text}: the gradients overflowed: train.loss_scale=null lowers the scale when they do")
         raise RunError(f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step")
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
     s.scaling.went_well()
-    return mean, norm
+    return loss, norm
 
 
 def _check_counted(s: Session) -> None:
@@ -148,7 +149,7 @@ def _skip(s: Session) -> None:
 
 
 def validate(s: Session, batches: int | None) -> float:
-    """Mean loss over the targets that count of held-out samples, each once."""
+    """Loss over the targets that count of held-out samples, each once, as ``step`` has it."""
     sums = torch.zeros(2, dtype=torch.float64)
     for batch in s.feed.held_out(batches):
         look(s)
@@ -158,7 +159,7 @@ def validate(s: Session, batches: int | None) -> float:
     if not counted:
         text = f"all targets of the held-out samples are {IGNORED}, which count for nothing"
         raise RunError(f"validation after step {s.step}: {text}, so there is no loss. Look at the held-out data")
-    loss: float = total / counted
+    loss: float = total / counted * s.plan.loss_terms
     s.results |= {"val_loss": loss, "val_step": s.step}
     if s.world.rank == 0:
         s.emit({"step": s.step, "val_loss": loss})

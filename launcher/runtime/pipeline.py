@@ -36,7 +36,7 @@ class Pipeline:
         self.counts = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
         self.first = any(p.stage.index == 0 for p in model.parts)
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
-        self.scale = plan.loss_repeats * (plan.sizes.micros if plan.loss_reduction == "sum" else 1)
+        self.scale = plan.loss_repeats * plan.loss_terms
         self.scale *= 1 if plan.gradients_mean else plan.sizes.replicas
         self.scaled = 1.0
         self.count = _Count(model)

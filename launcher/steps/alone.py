@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.authentic import unvouched
+from launcher.checkpoint.transform import is_checkpoint
 from launcher.errors import RunError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
@@ -39,9 +40,9 @@ def run(
 def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, float], say: Say) -> dict[str, float]:
     step = job.steps[name]
     if isinstance(step, Export):
-        return export.run(step, job, paths, before, say)
+        return export.run(step, job, paths, before, say, plan.loss_terms)
     if isinstance(step, Evaluate):
-        return _evaluate(step, job, paths, say)
+        return _evaluate(step, job, paths, say, plan.loss_terms)
     if isinstance(step, Import):
         anew = job.checkpoint.resume == "never"
         return importing.run(name, step, plan, paths.checkpoints, say, anew=anew, key=job.checkpoint.encrypt)
@@ -73,18 +74,22 @@ def _transform(step: Transform, job: Job, paths: Paths, say: Say) -> None:
     step = step.model_copy(update={"overwrite": step.overwrite or own})
     done = transform.run(step, src, paths.transformed(), job.checkpoint.encrypt, trust(job))
     ranks = step.strategy if step.strategy is not None else many(step.nproc, "rank")
-    doubt = unvouched(src, trust(job))
-    say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}, {done.path}{doubt}")
+    doubt = unvouched(src, trust(job)) if is_checkpoint(src) else ""
+    files = "" if step.format == "launcher" else f" in .{step.format} files"
+    clear = ", not encrypted" if files and job.checkpoint.encrypt is not None else ""
+    say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}{files}{clear}, {done.path}{doubt}")
+    if done.left:
+        say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
 
 
-def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say) -> dict[str, float]:
+def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say, terms: int) -> dict[str, float]:
     from launcher.steps import evaluate, whole
 
     if step.of == "exported":
         model = whole.of(job, _exported(job, paths))
     else:
         model = whole.from_checkpoint(job, paths.transformed())
-    loss = evaluate.alone(model, job, step.batches)
+    loss = evaluate.alone(model, job, step.batches, terms)
     say(f"evaluate: validation loss {loss:.4f} of the {step.of} model in one process")
     return {f"{step.of}_loss": loss}
 

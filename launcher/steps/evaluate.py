@@ -1,4 +1,4 @@
-"""``evaluate``: the mean loss on held-out samples, of the live model or of a file in one process."""
+"""``evaluate``: the loss on held-out samples, of the live model or of a file in one process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def run(s: Session, step: Evaluate) -> None:
     if s.world.rank == 0:
         said = f"evaluate: validation loss {loss:.4f} after {s.step} steps"
         if s.baseline is not None:
-            s.results["baseline"] = s.baseline
-            said += f"; the best guess without context (unigram entropy) has {s.baseline:.4f}"
+            baseline = s.baseline * s.plan.loss_terms
+            s.results["baseline"] = baseline
+            said += f"; the best guess without context (unigram entropy) has {baseline:.4f}"
         s.emit({"text": said})
 
 
 @torch.no_grad()
-def alone(model: torch.nn.Module, job: Job, batches: int | None) -> float:
-    """The same mean, over the same samples, of a whole model in this process."""
+def alone(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
+    """The same loss, over the same samples, of a whole model in this process; ``terms`` as the plan has them."""
     val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
     compute, size = COMPUTE[job.train.precision], job.train.batch_size
     dtype = dtype_of(compute)
@@ -48,4 +49,4 @@ def alone(model: torch.nn.Module, job: Job, batches: int | None) -> float:
             check(y, indices, output.shape[dims[0]], "validation", "held-out")
         total += cross_entropy(output.double(), y, reduction="sum")  # as the run does
         counted += int((y != IGNORED).sum())
-    return float(total / counted)
+    return float(total / counted) * terms

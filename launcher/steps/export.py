@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def run(step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: Say) -> dict[str, float]:
-    """``before`` are the figures of the steps before. Returns the loss of what was written, where it is checked."""
+def run(
+    step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: Say, terms: int = 1
+) -> dict[str, float]:
+    """Returns the loss of what was written, where it is checked.
+
+    ``before`` are the figures of the steps before; ``terms``: of how many means the loss is the sum.
+    """
     path = paths.exported()
     path.parent.mkdir(parents=True, exist_ok=True)
     done = _write(step, paths.export_source(step), path, trust(job))
@@ -42,7 +47,7 @@ def run(step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: 
         return {}
     from launcher.steps import evaluate, whole
 
-    loss = evaluate.alone(whole.of(job, read(step, paths)), job, _batches(job))
+    loss = evaluate.alone(whole.of(job, read(step, paths)), job, _batches(job), terms)
     if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
         say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
         return {"exported_loss": loss}

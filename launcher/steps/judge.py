@@ -65,8 +65,7 @@ class Judge:
 
     def _cut(self) -> Cut:
         sizes, plan = self.plan.sizes, self.plan
-        micros = sizes.micros if plan.loss_reduction == "sum" else 1
-        times = plan.loss_repeats * micros * (1 if plan.gradients_mean else sizes.replicas)
+        times = plan.loss_repeats * plan.loss_terms * (1 if plan.gradients_mean else sizes.replicas)
         return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times)
 
     def narrow(self) -> Narrow:
@@ -97,7 +96,8 @@ class Judge:
     def _gradients(self, row: Mapping[str, float], got: Whole, want: Outcome) -> list[Finding]:
         step = self.done
         found = [
-            _one(step, "loss", row.get("loss"), want.loss), _one(step, "norm", row.get("grad_norm"), want.norm),
+            _one(step, "loss", row.get("loss"), want.loss * self.plan.loss_terms),
+            _one(step, "norm", row.get("grad_norm"), want.norm),
             *(self._complaint(step, text) for text in got.complaints),
         ]  # fmt: skip
         tensors = {n: t for n, t in got.tensors.items() if n not in self._buffers}
@@ -118,7 +118,7 @@ class Judge:
         """With what a rounding of the weights does to each number as what is allowed, where that is more."""
         rounded = self.training.rounding()
         whole = Whole({**rounded.grads, **rounded.buffers}, ())
-        moved = self._gradients({"loss": rounded.loss, "grad_norm": rounded.norm}, whole, want)
+        moved = self._gradients({"loss": rounded.loss * self.plan.loss_terms, "grad_norm": rounded.norm}, whole, want)
         allowed = {(f.part, f.name): f.error * SHARE for f in moved if self.tolerance < f.error * SHARE < inf}
         return [replace(f, allowed=allowed.get((f.part, f.name), 0.0)) for f in found]
 
@@ -131,7 +131,8 @@ class Judge:
         self._weights("loaded", got, self.training.again())
 
     def validation(self, loss: float, samples: Callable[[Samples], Samples]) -> None:
-        self.findings.append(_one(self.done, "validation", loss, self.training.validate(samples)))
+        want = self.training.validate(samples) * self.plan.loss_terms
+        self.findings.append(_one(self.done, "validation", loss, want))
 
     def samples(self, rank: int, same: bool) -> None:
         """Whether a rank would read in the next step what it should."""

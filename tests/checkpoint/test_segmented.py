@@ -15,6 +15,10 @@ from tests.checkpoint.refusal import refusal
 FORMATS = Path(__file__).parent / "mindspore" / "fixtures" / "formats"
 
 
+def raw(p: torch.Tensor) -> bytes:
+    return bytes(p.detach().reshape(-1).view(torch.uint8).numpy())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for file, names in (("a", ["layer.w", "layer.b"]), ("b", ["head.w", "adam.m"])):
@@ -38,7 +42,8 @@ def test_the_files_of_a_folder_are_one_mapping(folder: Path, given: dict[str, An
     found = load_segmented_checkpoints(str(folder), **given)
     assert sorted(found) == names
     assert len(found) == len(names)
-    assert all(bytes(blob.data) == name.encode()[:7].ljust(7) for name, blob in found.items())
+    assert type(found) is dict
+    assert all(type(p) is torch.nn.Parameter and raw(p) == name.encode()[:7].ljust(7) for name, p in found.items())
 
 
 @pytest.mark.parametrize(
@@ -86,16 +91,71 @@ def test_encrypted_files_open_with_their_key(tmp_path: Path, mode: str, size: in
     shutil.copy(FORMATS / f"enc_{mode}_{size * 8 if mode == 'AES-GCM' else 128}.ckpt", tmp_path / "a.ckpt")
     found = load_segmented_checkpoints(str(tmp_path), dec_key=bytes(range(size)), dec_mode=mode)
     plain = open_ckpt(FORMATS / "dtypes.ckpt")
-    assert {name: bytes(blob.data) for name, blob in found.items()} == {name: bytes(plain.read(name)) for name in found}
+    assert {name: raw(p) for name, p in found.items()} == {name: bytes(plain.read(name)) for name in found}
     load: Any = load_segmented_checkpoints
     assert "encrypted: load_segmented_checkpoints opens it, with dec_key" in refusal(lambda: load(str(tmp_path)))
 
 
-def test_strings_saved_among_tensors_are_kept_apart(tmp_path: Path) -> None:
+def test_strings_saved_among_parameters_are_strings_among_them(tmp_path: Path) -> None:
     shutil.copy(FORMATS / "crc_append.ckpt", tmp_path)
     found = load_segmented_checkpoints(str(tmp_path))
-    assert found.texts.keys().isdisjoint(found)
-    assert found.texts
+    plain = open_ckpt(FORMATS / "crc_append.ckpt")
+    strings = {n: plain.text(n) for n, stored in plain.entries.items() if stored.spec.dtype == "str"}
+    assert strings
+    assert {n: v for n, v in found.items() if isinstance(v, str)} == strings
+    assert {n for n, v in found.items() if isinstance(v, torch.nn.Parameter)} == plain.entries.keys() - strings.keys()
+
+
+def test_a_prefix_that_is_given_makes_the_choice(folder: Path) -> None:
+    """As MindSpore has it: the older arguments override ``choice_func``, which is not asked then."""
+    found = load_segmented_checkpoints(str(folder), filter_prefix="adam", choice_func=lambda name: False)
+    assert sorted(found) == ["head.w", "layer.b", "layer.w"]
+    found = load_segmented_checkpoints(str(folder), specify_prefix=["layer"], choice_func=lambda name: False)
+    assert sorted(found) == ["layer.b", "layer.w"]
+
+
+def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> str:
+    folder.mkdir(exist_ok=True)
+    blobs = {
+        n: Blob.of(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy())
+        for n, t in tensors.items()
+    }
+    write_file(folder / "a.safetensors", blobs, {})
+    return str(folder)
+
+
+def test_names_match_by_their_ends_and_numbers_take_the_width_of_the_net(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)).half()
+    want = {n: torch.randn(t.shape) if t.is_floating_point() else torch.tensor(5) for n, t in net.state_dict().items()}
+    files = {f"backbone.{n}": t if t.is_floating_point() else t.int() for n, t in want.items()}
+    files |= {f"moment1.{n}": torch.zeros_like(t) for n, t in files.items()}
+    found = load_segmented_checkpoints(saved(tmp_path / "a", files), net)
+    assert found.keys() == files.keys()
+    for name, t in net.state_dict().items():
+        assert torch.equal(t, want[name].to(t.dtype)), name
+    net.load_state_dict({n.removeprefix("backbone."): v for n, v in found.items() if n.startswith("backbone.")})
+
+
+def test_what_a_name_or_a_width_cannot_decide_is_refused(tmp_path: Path) -> None:
+    load: Any = load_segmented_checkpoints
+    head = "the checkpoint does not fit the net:\n"
+    two = saved(
+        tmp_path / "two", {"a.weight": torch.ones(2, 3), "b.weight": torch.zeros(2, 3), "a.bias": torch.ones(2)}
+    )
+    net = torch.nn.Linear(3, 2)
+    load(two, net)  # the prefix a. has both
+    assert net.bias.tolist() == [1, 1]
+    both = saved(tmp_path / "both", {"a.weight": torch.ones(2, 3), "b.weight": torch.zeros(2, 3)})
+    text = f"{head}  weight: a.weight and b.weight end in it"
+    assert refusal(lambda: load(both, net)) == text
+    large = saved(tmp_path / "large", {"weight": torch.full((2, 3), 1e6)})
+    text = f"{head}  weight: it has numbers that float16 cannot hold"
+    assert refusal(lambda: load(large, torch.nn.Linear(3, 2).half())) == text
+    whole = saved(tmp_path / "whole", {"weight": torch.ones(2, 3, dtype=torch.int32)})
+    text = f"{head}  weight: the files have int32[2, 3], the net float32[2, 3]"
+    assert refusal(lambda: load(whole, net)) == text
+    text = f"{head}  only in the net: bias\n  weight: the files have int32[2, 3], the net float32[2, 3]"
+    assert refusal(lambda: load(whole, net, strict_load=True)) == text
 
 
 def test_a_net_takes_what_it_has_a_place_for(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from launcher.checkpoint import build_searched_strategy, strategy_file
+from launcher.checkpoint.mindspore import merged_file, write_strategy
+from launcher.checkpoint.of_plan import of_plan
 from launcher.decide import builder, plan_job
 from launcher.errors import RunError
 from launcher.models.loss import cross_entropy
@@ -17,6 +23,8 @@ from launcher.parallel import broadcast as sending
 from launcher.parallel import parallelize, parameter_broadcast, sync_pipeline_shared_parameters
 from launcher.parallel.local import local
 from launcher.parallel.net import Net
+from launcher.plan.grid import Grid
+from launcher.plan.layout import Layout
 from launcher.plan.plan import Plan
 from launcher.runtime.pipeline import Pipeline
 from launcher.runtime.world import World
@@ -78,14 +86,23 @@ def double(model: nn.Module) -> nn.Module:
     return model.double()
 
 
-def test_copies_on_all_stages_are_equal_after_sync_whatever_they_held() -> None:
+class Around(nn.Module):
+    """What scripts wrap a model in: a loss beside it, a level of names above it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"_backbone": net})
+
+
+@pytest.mark.parametrize("around", [False, True], ids=["itself", "in a wrapper"])
+def test_copies_on_all_stages_are_equal_after_sync_whatever_they_held(around: bool) -> None:
     asked, plan = plans(SHARDED)
 
     def work(world: World) -> Any:
         net = parallelize(builder(asked), plan)
         spoil(net, world.rank // 4 * 10)  # replicas alike, stages not
         before = gathered(plan, pieces(net.live, weights=True))
-        sync_pipeline_shared_parameters(net)
+        sync_pipeline_shared_parameters(Around(net) if around else net)
         return before, gathered(plan, pieces(net.live, weights=True))
 
     before, after = on_ranks(plan.sizes.grid.size, work)[0]
@@ -94,24 +111,70 @@ def test_copies_on_all_stages_are_equal_after_sync_whatever_they_held() -> None:
 
 
 def test_sync_does_nothing_to_a_model_of_one_stage_and_refuses_what_is_none() -> None:
-    model = nn.Linear(2, 2)
-    before = model.weight.detach().clone()
-    sync_pipeline_shared_parameters(model)
-    assert torch.equal(model.weight, before)
-    with pytest.raises(TypeError, match=r"^net: dict is no torch\.nn\.Module$"):
-        sync_pipeline_shared_parameters({"weight": before})  # type: ignore[arg-type]
+    asked, plan = plans({"pipeline": {"stages": 1}})
+
+    def work(world: World) -> list[str]:
+        net = parallelize(builder(asked), plan)
+        before = [t.clone() for t in net.parameters()]
+        sync_pipeline_shared_parameters(net)
+        assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+        said = []
+        for wrong in ({"weight": before}, nn.Linear(2, 2), Around(nn.Linear(2, 2))):
+            with pytest.raises(TypeError, match="net: ") as caught:
+                sync_pipeline_shared_parameters(wrong)  # type: ignore[arg-type]
+            said.append(str(caught.value))
+        return said
+
+    assert on_ranks(1, work)[0] == [
+        "net: dict is no torch.nn.Module",
+        "net: Linear is not what launcher.parallel.parallelize gave, nor around it",
+        "net: Around is not what launcher.parallel.parallelize gave, nor around it",
+    ]
 
 
-@pytest.mark.parametrize("parallel", [TIED, SHARDED], ids=["whole", "sharded"])
-def test_a_broadcast_makes_replicas_equal_to_the_first_in_few_collectives(parallel: dict[str, Any]) -> None:
+def of_the_plan(plan: Plan, folder: Path) -> Any:
+    return {p.name: p.layout for p in plan.params}
+
+
+def of_our_file(plan: Plan, folder: Path) -> Any:
+    strategy = of_plan(plan)
+    (folder / "s.json").write_text(strategy_file.text(strategy, tuple(range(strategy.stages))))
+    return build_searched_strategy(str(folder / "s.json"))
+
+
+def of_mindspores_file(plan: Plan, folder: Path) -> Any:
+    write_strategy(folder / "s.ckpt", merged_file(of_plan(plan)), "protobuf")
+    return build_searched_strategy(str(folder / "s.ckpt"))
+
+
+def of_json(plan: Plan, folder: Path) -> Any:
+    return json.loads(strategy_file.text(of_plan(plan), tuple(range(plan.sizes.grid["pp"]))))
+
+
+FORMS: dict[str, tuple[dict[str, Any], Callable[[Plan, Path], Any]]] = {
+    "whole, of the plan": (TIED, of_the_plan),
+    "sharded, of the plan": (SHARDED, of_the_plan),
+    "sharded, a strategy": (SHARDED, lambda plan, _: of_plan(plan)),
+    "sharded, its entries": (SHARDED, lambda plan, _: of_plan(plan).entries),
+    "sharded, a file": (SHARDED, of_our_file),
+    "sharded, MindSpore's file": (SHARDED, of_mindspores_file),
+    "sharded, JSON": (SHARDED, of_json),
+}
+
+
+@pytest.mark.parametrize(("parallel", "form"), list(FORMS.values()), ids=list(FORMS))
+def test_a_broadcast_makes_replicas_equal_to_the_first_in_few_collectives(
+    parallel: dict[str, Any], form: Any, tmp_path: Path
+) -> None:
     asked, plan = plans(parallel)
+    layout = form(plan, tmp_path)
 
     def work(world: World) -> Any:
         net = parallelize(builder(asked), plan)
         spoil(net, world.rank)
         kept = {n: local(same[0]).clone() for n, same in net.copies().items()}
         first = plan.sizes.grid.ranks(pp=plan.sizes.grid.coords(world.rank)["pp"])[0]
-        sent = parameter_broadcast(net, {p.name: p.layout for p in plan.params}, world.rank, first)
+        sent = parameter_broadcast(Around(net), layout, world.rank, first)
         return sent, kept, {n: local(same[0]).clone() for n, same in net.copies().items()}
 
     ranks = on_ranks(plan.sizes.grid.size, work)
@@ -135,6 +198,10 @@ WRONG: dict[str, tuple[Callable[[int, int, dict[str, Any]], tuple[int, int, dict
         lambda rank, first, lay: (rank, first, {**lay, "there": lay["embed.weight"]}),
         "layout: there is not a parameter of net on rank 0, which has ",
     ),
+    "another world": (
+        lambda rank, first, lay: (rank, first, {"embed.weight": Layout(Grid.of(pp=1), (65, 16), ((), ()))}),
+        "layout: it is for 1 ranks, the process group has 4",
+    ),
 }
 
 
@@ -151,6 +218,31 @@ def test_a_broadcast_of_what_does_not_fit_is_refused(change: Any, said: str) -> 
         return str(caught.value)
 
     assert on_ranks(plan.sizes.grid.size, work)[0].startswith(said)
+
+
+def test_a_layout_that_would_put_one_shard_over_another_is_refused() -> None:
+    asked, plan = plans(SHARDED)
+    other = {p.name: replace(p.layout, split=((),) * len(p.spec.shape)) for p in plan.params}
+
+    def work(world: World) -> str:
+        net = parallelize(builder(asked), plan)
+        first = plan.sizes.grid.ranks(pp=plan.sizes.grid.coords(world.rank)["pp"])[0]
+        with pytest.raises(ValueError, match="hold the same") as caught:
+            parameter_broadcast(net, other, world.rank, first)
+        return str(caught.value)
+
+    said = on_ranks(plan.sizes.grid.size, work)
+    want = "layout: it has ranks [0, 1, 2, 3] hold the same of embed.weight, of net it is [0, 2]"
+    assert said[0] == want
+
+
+def test_a_layout_that_is_none_is_a_type_error_that_says_how_to_read_one() -> None:
+    text = "layout: expected a mapping of names to layouts, got str; "
+    text += "launcher.checkpoint.build_searched_strategy reads one from a file"
+    for wrong, said in (("s.ckpt", text), ({"w": [1]}, "layout: w: list is no layout")):
+        with pytest.raises(TypeError) as caught:
+            parameter_broadcast(nn.Linear(2, 2), wrong)
+        assert str(caught.value) == said
 
 
 def test_a_broadcast_of_something_that_is_no_module_is_a_type_error() -> None:

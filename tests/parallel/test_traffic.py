@@ -77,6 +77,9 @@ ODD = {
         parallel={"pipeline": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2}, "hsdp": hsdp(level)},
         data__seq_len=11, launch__nproc=4,
     ) for level in ("level1", "level3")},
+    "zero bubble, level2": job(parallel={
+        "pipeline": {"stages": 2, "scheduler": "zero_bubble_v", "micro_batch_num": 4}, "hsdp": hsdp("level2"),
+    }),
     "statistics": own("nets.Normed", [2, 6, 6], stages=1, parallel={"grid": {"dp_replicate": 2}}),
 }  # fmt: skip
 

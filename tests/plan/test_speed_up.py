@@ -18,6 +18,9 @@ KEY = "parallel.transformer_opt"
 PP2 = "launch.nproc=2 parallel.pipeline.stages=2"
 SHARDED = "launch.nproc=2 parallel.hsdp={}"
 LEVEL2 = f"{SHARDED} parallel.hsdp.optimizer_level=level2"
+LEVEL3 = f"{SHARDED} parallel.hsdp.optimizer_level=level3"
+FUSION = "parallel.comm_fusion"
+ONCE = "degraded, weights are gathered once a step, and a stage's first forward waits for all of its groups"
 UNCUT = "no operator is cut: no such collective"
 
 BECOMES = {
@@ -27,17 +30,32 @@ BECOMES = {
     "grad_matmul_communication_overlap=AllReduce": f"satisfied, {UNCUT}",
     "enable_communication_fusion=true":
         "satisfied, whole gradients travel in buckets of 64 MB, sharded ones a group at a time",
+    f"enable_communication_fusion=true {FUSION}.openstate=false":
+        f"degraded, {FUSION}.openstate=false: each collective carries one module or one parameter",
+    f"enable_communication_fusion=true {FUSION}.allreduce={{mode:index,config:[3,5]}}":
+        "satisfied, whole gradients travel in buckets that end before the parameters 3, 5, sharded ones a group at a "
+        "time",
+    f"enable_communication_fusion=true {FUSION}={{allgather:{{mode:size,config:2}},allreduce:{{mode:size,config:1}}}}":
+        "satisfied, whole gradients travel in buckets of 1.0 MB, sharded ones in groups of up to 2.0 MB",
     "grad_computation_allreduce_overlap=true": "satisfied, one data-parallel rank: no gradient travels",
     "grad_computation_allreduce_overlap=true launch.nproc=2":
         "degraded, gradients are reduced after the last backward of a step",
     f"grad_computation_allreduce_overlap=true {LEVEL2}":
+        "degraded, FSDP2 reduces each group beside backward where launch.device=auto finds CUDA; on CPUs ranks wait",
+    f"grad_computation_allreduce_overlap=true launch.device=cpu {LEVEL2}":
         "degraded, FSDP2 reduces each group beside backward on CUDA only; the CPU waits",
     f"grad_computation_allreduce_overlap=true launch.device=cuda {LEVEL2}":
         "satisfied, FSDP2 reduces each group while backward goes on to the next",
     "computation_allgather_overlap=true": "satisfied, no weight is sharded: nothing is gathered",
-    f"computation_allgather_overlap=true {SHARDED}":
+    f"computation_allgather_overlap=true {SHARDED}": ONCE,
+    f"computation_allgather_overlap=true launch.device=cuda {SHARDED}": ONCE,
+    f"computation_allgather_overlap=true launch.device=cuda {LEVEL2}": ONCE,
+    f"computation_allgather_overlap=true {LEVEL3}":
+        "degraded, FSDP2 gathers the next group beside this one's computation where launch.device=auto finds CUDA; on "
+        "CPUs ranks wait",
+    f"computation_allgather_overlap=true launch.device=cpu {LEVEL3}":
         "degraded, FSDP2 gathers the next group beside this one's computation on CUDA only; the CPU waits",
-    f"computation_allgather_overlap=true launch.device=cuda {SHARDED}":
+    f"computation_allgather_overlap=true launch.device=cuda {LEVEL3}":
         "satisfied, FSDP2 gathers the next group while this one computes",
     "computation_communication_fusion_level=3": f"satisfied, {UNCUT}",
     "dataset_broadcast_opt_level=3": "satisfied, a data-parallel rank is one rank, which reads for itself",

@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from launcher import outputs
 from launcher.__main__ import main
+from launcher.checkpoint import merge_pipeline_strategies
+from launcher.checkpoint.meaning import meaning
+from launcher.checkpoint.mindspore import groups, read_strategy, to_strategy
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.strategy_file import load
 from launcher.decide import plan_job
+from launcher.errors import RequestError
 from launcher.job.compose import compose
+from launcher.job.schema import Job
 from launcher.plan import operator_file, peers
+from launcher.plan.plan import Plan
 from launcher.runtime.metrics import read
 from tests.run.launching import losses, status
 
@@ -58,6 +65,87 @@ def test_its_files_are_in_the_run_folder_and_hold_the_next_run(first: Path, tmp_
     assert {k: v for k, v in a.items() if k != "settings"} == {k: v for k, v in b.items() if k != "settings"}
     assert losses(second) == losses(first)
     assert norms(second) == norms(first)
+
+
+BACKBONE = (
+    "parallel.pipeline.stage_config={"
+    + ", ".join(
+        f"_backbone.{name}: {stage}"
+        for name, stage in {"flatten": 0, "layer1": 0, "relu1": 0, "layer2": 1, "relu2": 1, "layer3": 1}.items()
+    )
+    + "}"
+)
+"""As in AutoParallel's own example: the names of a WithLossCell around the network."""
+
+
+def test_the_names_of_its_pipeline_are_those_of_a_loss_around_the_network() -> None:
+    bare, wrapped = (plan_job(compose([*WORDS, *more]).job) for more in ((), [f"++{BACKBONE}"]))
+    assert wrapped.stages == bare.stages
+    assert [str(n) for n in wrapped.notes if n not in bare.notes] == [
+        "parallel.pipeline.stage_config _backbone.NAME -> NAME: names of a WithLossCell around the model"
+    ]
+
+
+def written(folder: Path, *words: str) -> tuple[Job, Plan]:
+    """The files beside a run, without the run."""
+    asked = compose([*WORDS, *words]).job
+    plan = plan_job(asked)
+    outputs.write(asked, plan, folder)
+    return asked, plan
+
+
+EXAMPLE = ("parallel.param_strategy.save='run:param_{rank}.ckpt'", "parallel.group_file='run:comm_group_{rank}.ckpt'")
+
+
+def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
+    _, plan = written(tmp_path, *EXAMPLE)
+    assert {p.name for p in tmp_path.glob("*.ckpt")} == {
+        f"{what}_{rank}.ckpt" for what in ("param", "comm_group") for rank in range(4)
+    }
+    specs = {p.name: p.spec for p in plan.params}
+    stages = [read_strategy(tmp_path / f"param_{rank}.ckpt") for rank in range(4)]
+    assert [file.stage for file in stages] == [0, 0, 1, 1]
+    (tmp_path / "all").mkdir()
+    for rank in range(4):
+        shutil.copy(tmp_path / f"param_{rank}.ckpt", tmp_path / "all")
+    merge_pipeline_strategies(tmp_path / "all", tmp_path / "merged.ckpt")
+    back = to_strategy(read_strategy(tmp_path / "merged.ckpt"), specs)
+    assert {n: meaning(e.layout) for n, e in back.entries.items()} == {p.name: meaning(p.layout) for p in plan.params}
+    for rank in range(4):
+        found = groups.read(tmp_path / f"comm_group_{rank}.ckpt")
+        want = {ranks for group in peers.groups(plan) for ranks in group.ranks if rank in ranks}
+        assert set(found.groups.values()) == want
+        assert found.restore == (rank,)  # hsdp() has cut something on each rank
+
+
+def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
+    save = [f"parallel.param_strategy.save={tmp_path}/p.ckpt", f"parallel.group_file={tmp_path}/g.ckpt"]
+    _, plan = written(tmp_path, *save)
+    assert set(groups.read(tmp_path / "g.ckpt").groups.values()) == {r for g in peers.groups(plan) for r in g.ranks}
+    load_it = f"parallel.param_strategy.load={tmp_path}/p.ckpt"
+    held = plan_job(compose([*WORDS, load_it]).job)
+    assert [s.status for s in held.settings if s.key == "parallel.param_strategy.load"] == ["satisfied"]
+    said = [refusal(load_it, *words) for words in (["parallel.hsdp.threshold=1"], ["launch.nproc=8"])]
+    head = f"parallel.param_strategy.load: {tmp_path}/p.ckpt: "
+    assert said == [
+        f"{head}layer1.bias is laid out in another way; layer2.bias is laid out in another way; layer3.weight is laid "
+        "out in another way",
+        f"{head}its layouts are on 4 ranks, this plan is on 8",
+    ]
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(RequestError) as caught:
+        plan_job(compose([*WORDS, *words]).job)
+    return str(caught.value)
+
+
+def test_what_mindspore_has_no_layout_for_is_refused_before_the_run() -> None:
+    save, odd = "parallel.param_strategy.save=run:p.ckpt", ["launch.nproc=6", "train.batch_size=48"]
+    said = refusal(save, *odd, "parallel.hsdp.threshold=0")
+    assert said.startswith("parallel.param_strategy.save: run:p.ckpt: MindSpore has no such layout:")
+    assert said.endswith("; a name that ends in .json has place for it")
+    assert "layer3.bias: ragged: dim 0 of [10] does not divide into 3 parts" in said
 
 
 def test_a_second_start_goes_on_with_them(first: Path, tmp_path: Path) -> None:

@@ -1,0 +1,221 @@
+"""What a plan says of itself is true of its values: of what it shards, sends and reduces, and when.
+
+``tests.parallel.test_traffic`` holds the traffic against the collectives of real steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from random import Random
+from typing import Any
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
+from launcher.plan.show import text
+from tests.parity import job
+
+SWITCHES = {
+    "enable_communication_fusion": True,
+    "grad_computation_allreduce_overlap": True,
+    "computation_allgather_overlap": True,
+}
+KB = 1 / 1024
+PIPES: tuple[dict[str, Any], ...] = (
+    {"micro_batch_num": 1},
+    {"micro_batch_num": 4},
+    {"stages": 2, "scheduler": "gpipe"},
+    {"stages": 2, "micro_batch_num": 4},
+    {"stages": 2, "interleave": True, "micro_batch_num": 4},
+    {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4},
+    {"stages": 2, "scheduler": "zero_bubble_v", "micro_batch_num": 4},
+    {"stages": 2, "scheduler": "dualpipe_v"},
+    {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2},
+    {"stages": 2, "scheduler": "seqvpp", "interleave": True, "seq_chunks": 2},
+)
+SPLIT = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
+"""Refused over level3."""
+FUSION: tuple[dict[str, Any], ...] = (
+    {},
+    {"openstate": False},
+    {"allreduce": {"mode": "index", "config": [3, 11]}},
+    {"allreduce": {"mode": "size", "config": KB / 8}, "allgather": {"mode": "size", "config": 30 * KB}},
+    {"reducescatter": {"mode": "size"}},
+    {"network": {"latency_us": 1, "gb_per_s": 1.5}},
+    {"network": {"latency_us": 1, "gb_per_s": 1.5}, "allreduce": {"mode": "size"}, "allgather": {"mode": "size"}},
+)
+SHARDS = (None, *product(("level1", "level2", "level3"), (0, 1, 65536)))
+DATA: tuple[dict[str, Any], ...] = ({}, {"dp_replicate": 2})
+DEVICES = ("cpu", "cuda", "auto")
+PRECISIONS = ("fp32", "bf16")
+
+
+def drawn(seed: int) -> Job:
+    """Some request, each part of it drawn by itself."""
+    rng = Random(seed)
+    pipe, shards = rng.choice(PIPES), rng.choice(SHARDS)
+    if shards is not None and pipe.get("scheduler") in SPLIT:
+        shards = (min(shards[0], "level2"), shards[1])
+    hsdp = None if shards is None else {"shard_size": 2, "optimizer_level": shards[0], "threshold": shards[1]}
+    parallel = {
+        "pipeline": {**pipe, "loss_reduction": rng.choice(["mean", "sum"])}, "hsdp": hsdp, "grid": rng.choice(DATA),
+        "comm_fusion": rng.choice(FUSION), "transformer_opt": SWITCHES, "gradient_fp32_sync": rng.choice([True, False]),
+        "local_norm": {"print": True}, "gradients_mean": rng.choice([True, False]),
+    }  # fmt: skip
+    return job(parallel=parallel, launch__device=rng.choice(DEVICES), train__precision=rng.choice(PRECISIONS),
+               model__tied=rng.choice([True, False]), data__seq_len=8, train__batch_size=16)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Said:
+    """A plan's settings by the end of their keys, beside what its values come to."""
+
+    job: Job
+    plan: Plan
+
+    @cached_property
+    def rows(self) -> dict[str, tuple[str, str]]:
+        return {s.key.removeprefix("parallel.").rpartition("opt.")[2]: (s.status, s.why) for s in self.plan.settings}
+
+    def most(self, kind: str) -> int:
+        """Of any rank."""
+        return max((t.count for t in self.plan.traffic if t.kind == kind), default=0)
+
+    @cached_property
+    def each(self) -> int:
+        """Most groups of any rank."""
+        places = self.plan.sizes.places
+        return max(Counter(places[g.stage] for g in self.plan.groups).values(), default=0)
+
+    @cached_property
+    def scatters(self) -> int:
+        """Reductions of a group in a step."""
+        return self.most("reduce_scatter") // max(self.each, 1)
+
+    @cached_property
+    def together(self) -> int:
+        """Most parameters in one bucket."""
+        return max((len(b.names) for b in self.plan.buckets), default=0)
+
+
+def holds_of_the_level(s: Said) -> None:
+    status, why = s.rows.get("hsdp.optimizer_level", ("", ""))
+    if not status:
+        assert s.job.parallel.hsdp is None
+    elif s.most("all_gather") == 0:
+        assert (status, any(p.sharded for p in s.plan.params)) == ("degraded", False)
+        assert why.startswith("no parameter is sharded: the largest has ")
+        assert "hsdp" not in text(s.plan) or re.search(r"hsdp +level.: no parameter is sharded over", text(s.plan))
+    else:
+        assert status == "applied"
+        often = s.plan.sizes.micros * s.plan.sizes.pieces
+        assert s.scatters == (1 if "once a step" in why else often if "every" in why or "level3" in str(s.job) else 0)
+        assert ("piece of a micro batch" in why) == (s.plan.sizes.pieces > 1 and "every" in why)
+
+
+def holds_of_fusion(s: Said) -> None:
+    status, why = s.rows["enable_communication_fusion"]
+    assert (status == "degraded") == (not s.job.parallel.comm_fusion.openstate)
+    if status == "degraded":
+        assert s.together <= 1
+        return
+    assert ("nothing to sum" in why) == (not s.plan.groups and not s.plan.buckets)
+    assert ("whole gradients" in why) == bool(s.plan.buckets)
+    assert ("group" in why) == bool(s.plan.groups)
+    asked = s.job.parallel.comm_fusion.allreduce
+    assert ("that end before the parameters" in why) == (asked is not None and asked.mode == "index" and s.together > 0)
+    if found := re.search(r"buckets of ([\d.]+) (B|KB|MB)", why):
+        limit = float(found[1]) * {"B": 1, "KB": 1 << 10, "MB": 1 << 20}[found[2]]
+        assert all(len(b.names) == 1 or b.nbytes <= limit * 1.05 for b in s.plan.buckets)
+
+
+def holds_of_gathers(s: Said) -> None:
+    status, why = s.rows["computation_allgather_overlap"]
+    count = s.most("all_gather")
+    assert ("nothing is gathered" in why) == (count == 0)
+    assert ("once a step" in why) == (0 < count == s.each)
+    assert (status == "satisfied") == (count == 0 or (count > s.each > 1 and s.job.launch.device == "cuda"))
+    assert ("CPU waits" in why) <= (s.job.launch.device == "cpu")
+
+
+def holds_of_reductions(s: Said) -> None:
+    status, why = s.rows["grad_computation_allreduce_overlap"]
+    travels = bool(s.plan.buckets) or s.most("reduce_scatter") > 0
+    assert ("no gradient travels" in why) == (not travels)
+    assert ("CPU waits" in why) <= (s.job.launch.device == "cpu")
+    if why == "gradients are reduced after the last backward of a step":
+        assert s.scatters <= 1
+    if status == "satisfied" and travels:
+        level = s.job.parallel.hsdp.optimizer_level if s.job.parallel.hsdp else ""
+        assert s.job.launch.device == "cuda"
+        assert level > "level1"
+        assert not s.plan.buckets
+        assert not any(a.kind == "W" for row in s.plan.schedule for a in row)
+    if found := re.search(r"; (\d+) whole parameter", why):
+        assert int(found[1]) == len({n for b in s.plan.buckets for n in b.names})
+
+
+def holds_of_transport(s: Said) -> None:
+    for name in ("allgather", "reducescatter"):
+        status, why = s.rows.get(f"comm_fusion.{name}", ("", ""))
+        assert ("nothing is sharded" in why) == (status != "" and not s.plan.groups)
+    status, why = s.rows.get("comm_fusion.allreduce", ("", ""))
+    if status and s.plan.sizes.replicas > 1:
+        assert (status == "satisfied") == (not s.plan.buckets)
+        assert (status == "degraded") == bool(
+            s.plan.buckets and s.plan.groups and s.plan.sizes.grid["dp_replicate"] > 1
+        )
+    status, why = s.rows.get("comm_fusion.openstate", ("", ""))
+    if status == "applied":
+        assert ("is gathered" in why) == bool(s.plan.groups)
+        assert ("reduced by itself" in why) == bool(s.plan.buckets)
+    status, _ = s.rows.get("comm_fusion.network", ("", ""))
+    if status == "applied":
+        asked = s.job.parallel.comm_fusion
+        assert (asked.allreduce is None and s.plan.buckets) or (asked.allgather is None and s.plan.groups)
+    _, why = s.rows.get("gradient_fp32_sync", ("", ""))
+    if "travel in bfloat16" in why:
+        assert ("tied parameters" in why) == any(len(t.ranks) > 1 and t.trained for t in s.plan.ties)
+
+
+def holds_of_the_rest(s: Said) -> None:
+    status, why = s.rows.get("pipeline.loss_reduction", ("", ""))
+    assert (status == "applied") == (s.plan.loss_terms > 1)
+    assert status != "applied" or str(s.plan.loss_terms) in why
+    status, why = s.rows["local_norm.print"]
+    assert (status == "degraded") == (s.scatters > 1)
+    for note in s.plan.notes:
+        if note.key == "parallel.hsdp.threshold":
+            small = int(re.findall(r"\d+", note.text)[1])
+            assert small == len({n for b in s.plan.buckets for n in b.names})
+            assert ("together" in note.text) == s.job.parallel.comm_fusion.openstate
+
+
+def holds_of_the_picture(s: Said) -> None:
+    shown, grid, places = text(s.plan), s.plan.sizes.grid, s.plan.sizes.places
+    if found := re.search(r"(\d+) messages? a step", shown):
+        pipeline = set(grid.peers(0, "pp"))
+        assert int(found[1]) == sum(t.count for t in s.plan.traffic if t.kind == "send" and t.rank in pipeline)
+    inside = any(a == b for a, b in pairwise(places))
+    assert ("handed on within the rank" in " ".join(shown.split())) == inside
+    assert ": 0 parameters over" not in shown
+
+
+LAWS = (
+    holds_of_the_level, holds_of_fusion, holds_of_gathers, holds_of_reductions, holds_of_transport, holds_of_the_rest,
+    holds_of_the_picture,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_plan_says_is_true_of_its_values(seed: int) -> None:
+    j = drawn(seed)
+    said = Said(j, plan_job(j))
+    for holds in LAWS:
+        holds(said)
