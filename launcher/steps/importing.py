@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.checkpoint.cast import Cast, differing, exact
-from launcher.checkpoint.durable import write_text
 from launcher.checkpoint.import_full import import_whole
 from launcher.checkpoint.incoming import outline, read_incoming
 from launcher.checkpoint.of_plan import of_plan
-from launcher.checkpoint.store import LATEST, latest, step_folder
+from launcher.checkpoint.store import latest, point, step_folder
 from launcher.checkpoint.strange import strange
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import to_ours
@@ -69,7 +68,7 @@ def run(
     state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
              "results": results}  # fmt: skip
     done = import_whole(_as_kept(tensors, target, say), final, target, state, overwrite=True, key=key)
-    write_text(checkpoints / LATEST, final.name + "\n")
+    point(final, key)
     ranks = many(target.grid.size, "rank")
     say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, "
         f"{bytes_text(done.bytes_written)}")  # fmt: skip
