@@ -103,11 +103,11 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
     if found is None:
         return
     path, place = found
-    from launcher.job.overrides import paste  # imports Hydra, which a rank that joins has no use for
+    from launcher.job.overrides import paste, shell  # imports Hydra, which a rank that joins has no use for
 
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
     text = f"null: {path} is encrypted, and what this run writes would not be; {accepted} lets it be so"
-    yield Problem(ENCRYPT, text, accepted if sets(overrides, ENCRYPT) else paste(ENCRYPT, place))
+    yield Problem(ENCRYPT, text, accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}"))
 
 
 def sources(job: Job, left: Collection[str] | None = None) -> list[Source]:
