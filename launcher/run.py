@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import launch, local_memory, outputs, phases, record, resume, sources
-from launcher.checkpoint.store import latest
 from launcher.console import gone, say, tell
 from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, planning, settled
@@ -38,7 +38,7 @@ DONE = 0
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show is not None:
-        say("\n".join(shown(request.job)))
+        say("\n".join(shown(request.job, request.overrides)))
         return DONE
     from launcher.job.report import as_yaml
 
@@ -51,13 +51,15 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
     return DONE
 
 
-def shown(job: Job) -> Iterator[str]:
+def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
     transforms = sources.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
         with planning():
+            since = resume.shown(job, plan, overrides)
             notes = [*sources.brought(job, plan)]
+        plan = replace(plan, notes=(*plan.notes, *since))
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
         if job.show == "plan" and (short := local_memory.shortage(job, plan)):
@@ -124,7 +126,8 @@ def _run(
                 said.say("done")
             say(f"already done: {run}")
             return said.results
-        this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
+        trains = any(job.steps[n].kind in ("train", "save") for p in left for n in p.steps)
+        this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run, trains, overrides))
         folder.reserve_status(run)
         try:
             outputs.write(job, plan, run)
@@ -149,9 +152,10 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
         start = launch.start(job, outer, asked.sizes.grid.size)
         launch.port_is_free(job, start)
         plan = plan_job(job)
-        refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
+        found, notes = resume.looked(job, plan, overrides, done)
+        refuse([*found, *sources.unfit(job, plan, done)])
         start = local_memory.checked(job, plan, start)
-    return start, plan
+    return start, replace(plan, notes=(*plan.notes, *notes))
 
 
 def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[Asked, tuple[str, ...]]:
@@ -167,7 +171,7 @@ def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | 
         [
             *([writable] if writable else []),
             *launch.refused(job, outer),
-            *resume.named(job),
+            *resume.named(job, overrides, done),
             *sources.named(job, done),
             *(absent(job.data) if _reads(job) else []),
             *outputs.unwritable(job),
@@ -185,7 +189,7 @@ def rehearse(request: Request, planned: bool = True) -> None:
     if job.show == "config":
         return
     if job.show is not None and planned:
-        list(shown(job))
+        list(shown(job, request.overrides))
     elif job.show is not None:
         if not (sources.previews(job) and alone(job.steps)):
             refuse(impossible(before_torch(job)))
@@ -212,7 +216,7 @@ def _again(job: Job, config: str, others: Others | None) -> Job:
         run = record.begun(Path(job.runs) / job.name, config)
     if run is None:
         return job
-    anew = job.checkpoint.resume if latest(run / "checkpoints") is None else "auto"
+    anew = job.checkpoint.resume if resume.own(job, run) is None else "auto"
     checkpoint = job.checkpoint.model_copy(update={"resume": anew})
     return job.model_copy(update={"run_dir": str(run), "checkpoint": checkpoint})
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
-from launcher.checkpoint.manifest import NAME, Manifest, parse_manifest, stated
+from launcher.checkpoint.manifest import NAME, Manifest, canonical, parse_manifest
 from launcher.checkpoint.sealed import check_key, derived
 from launcher.plan.saving import Trust
 
@@ -37,8 +36,7 @@ def mac(manifest: Manifest, key: bytes) -> str:
     It covers every file: tensor files by their salt, the others by their SHA-256. It covers no more than the folder:
     a whole older checkpoint in the place of a newer one is as authentic as it was, and says its own step.
     """
-    data = json.dumps(stated(replace(manifest, mac=None)), sort_keys=True, separators=(",", ":"))
-    return hmac.new(derived(key, b"", INFO, 32), data.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(derived(key, b"", INFO, 32), canonical(replace(manifest, mac=None)), hashlib.sha256).hexdigest()
 
 
 def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
@@ -58,7 +56,7 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
             f"{path}: it says that the checkpoint is encrypted, and has no MAC: nothing tells whether it is as it was "
             f"written; {_CURE}"
         )
-    found = _key(folder, manifest, _places(manifest.key, trust))
+    found = _key(folder, manifest, places(manifest.key, trust))
     if not hmac.compare_digest(mac(manifest, found.key), manifest.mac):
         raise ValueError(f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}")
     return found
@@ -71,10 +69,10 @@ def unvouched(folder: Path, trust: Trust) -> str:
     return "; it is not encrypted, nothing vouches for what it holds"
 
 
-def _places(named: str, trust: Trust) -> tuple[str, ...]:
+def places(named: str | None, trust: Trust) -> tuple[str, ...]:
     """Where to look for the key; the place that the manifest names counts only where nobody else names one."""
     given = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
-    return given or (named,)
+    return given or ((named,) if named is not None else ())
 
 
 def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:

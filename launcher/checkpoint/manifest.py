@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.checkpoint.keys import is_place
 from launcher.checkpoint.strategy import Kind
 
-FORMAT, VERSION = "launcher.checkpoint", 1
+FORMAT, VERSION = "launcher.checkpoint", 2
+UNDIGESTED = 1
+"""The version before manifests had a digest of themselves. Such checkpoints are read: what is wrong with their tensors
+and texts is noticed all the same, what is wrong with the manifest not always."""
 NAME = "manifest.json"
 FILE_OF: Mapping[Kind, str] = {
     "param": "model.safetensors",
@@ -41,15 +46,17 @@ class FileRecord:
 class Manifest:
     """``strategy`` is the digest of the strategy; ``files`` are by path within the folder.
 
-    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``mac``: as ``authentic.mac`` makes
-    it of all the rest with that key.
+    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``digest``: of all the rest, as
+    ``digested`` makes it; ``mac``: of the rest and the digest, as ``authentic.mac`` makes it with that key.
     """
 
     world: int
     strategy: str
     files: Mapping[str, FileRecord]
     key: str | None = None
+    digest: str | None = None
     mac: str | None = None
+    version: int = VERSION
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -59,7 +66,18 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def stated(manifest: Manifest) -> dict[str, Any]:
     """What the file says, in its order."""
     files = {path: _given(vars(manifest.files[path])) for path in sorted(manifest.files)}
-    return {"format": FORMAT, "version": VERSION, **_given(vars(manifest)), "files": files}
+    return {"format": FORMAT, "version": manifest.version, **_given(vars(manifest)), "files": files}
+
+
+def canonical(manifest: Manifest) -> bytes:
+    """What it says, the same bytes for the same value."""
+    return json.dumps(stated(manifest), sort_keys=True, separators=(",", ":")).encode()
+
+
+def digested(manifest: Manifest) -> Manifest:
+    """With the SHA-256 of all that it says; the MAC covers the digest too."""
+    bare = canonical(replace(manifest, digest=None, mac=None))
+    return replace(manifest, digest=hashlib.sha256(bare).hexdigest())
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,12 +97,10 @@ def parse_manifest(folder: Path) -> Manifest:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no checkpoint: no such folder")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_bytes(path)
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: incomplete checkpoint: it has no {NAME}, which is written last") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: no JSON") from error
-    return _parse(path, data)
+    return _parse(path, parsed(path, data))
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
@@ -100,22 +116,54 @@ def check_files(folder: Path, manifest: Manifest) -> None:
 def _parse(path: Path, data: Any) -> Manifest:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'{path}: not a checkpoint manifest: "format" is not "{FORMAT}"')
-    if data.get("version") != VERSION:
-        raise ValueError(f"{path}: version {data.get('version')}; this launcher reads version {VERSION}")
+    version = data.get("version")
+    if type(version) is not int or version not in (UNDIGESTED, VERSION):
+        raise ValueError(f"{path}: version {version}; this launcher reads versions {UNDIGESTED} and {VERSION}")
     try:
-        files = {
-            str(name): FileRecord(int(r["size"]), str(r["digest"]), dict(r["tensors"]), _text(r.get("salt")))
-            for name, r in data["files"].items()
-        }
-        manifest = Manifest(
-            int(data["world"]), str(data["strategy"]), files, _place(data.get("key")), _text(data.get("mac"))
-        )
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        manifest = _manifest(data, version)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: a field is missing or of the wrong type: {error}") from error
-    for name in files:
+    for name in manifest.files:
         if not _FILE.fullmatch(name):
             raise ValueError(f"{path}: {name} is not the name of a checkpoint file")
+    if version != UNDIGESTED and manifest.digest != digested(manifest).digest:
+        raise ValueError(f"{path}: damaged: its digest is not that of what it says")
     return manifest
+
+
+def _manifest(data: dict[str, Any], version: int) -> Manifest:
+    more = () if version == UNDIGESTED else ("digest",)
+    _check_fields(data, ("format", "version", "world", "strategy", "files", *more), ("key", "mac"))
+    files = {name: _record(fields) for name, fields in data["files"].items()}
+    place, digest, mac = _place(data.get("key")), _text(data.get("digest")), _text(data.get("mac"))
+    return Manifest(_whole(data["world"]), _known_text(data["strategy"]), files, place, digest, mac, version)
+
+
+def _record(fields: Any) -> FileRecord:
+    _check_fields(fields, ("size", "digest", "tensors"), ("salt",))
+    tensors = {name: _known_text(digest) for name, digest in fields["tensors"].items()}
+    return FileRecord(_whole(fields["size"]), _known_text(fields["digest"]), tensors, _text(fields.get("salt")))
+
+
+def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:
+    if not isinstance(data, dict):
+        raise TypeError(f"{type(data).__name__} is no mapping")
+    if absent := [name for name in needed if name not in data]:
+        raise ValueError(f"{absent[0]} is missing")
+    if unknown := [name for name in data if name not in (*needed, *more)]:
+        raise ValueError(f"{unknown[0]} is not known")
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{type(value).__name__} is no whole number")
+    return value
+
+
+def _known_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is no text")
+    return value
 
 
 def _text(value: Any) -> str | None:

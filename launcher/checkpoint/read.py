@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from launcher.checkpoint.authentic import opened
 from launcher.checkpoint.blob import Blob, described, words
 from launcher.checkpoint.gather import gathered, slices
 from launcher.checkpoint.header import Header, Slot, read_header
+from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.checkpoint.manifest import (
     EXTRA,
     FILE_OF,
+    NAME,
     FileRecord,
     Manifest,
     check_files,
@@ -34,7 +37,7 @@ from launcher.checkpoint.sealed import salt_of
 from launcher.checkpoint.store import STATE, step_of
 from launcher.checkpoint.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.window import Window
-from launcher.checkpoint.write import rank_files, share, text_record
+from launcher.checkpoint.write import rank_files, record_of, share, text_record
 from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
 from launcher.plan.saving import ANYONE, Trust
@@ -64,17 +67,9 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     manifest = parse_manifest(folder)
     secret = opened(folder, manifest, trust)
     check_files(folder, manifest)
-    strategy = strategy_file.load(folder / "strategy")
-    if (
-        strategy.digest != manifest.strategy
-        or strategy.grid.size != manifest.world
-        or _texts(folder) != {n: r for n, r in manifest.files.items() if n.startswith("strategy/")}
-    ):
-        raise ValueError(f"{folder}: its strategy files are not those that the manifest was written with")
-    path = folder / STATE
-    if STATE not in manifest.files or text_record(path) != manifest.files[STATE]:
-        raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
-    state = json.loads(path.read_text(encoding="utf-8"))
+    strategy = _strategy(folder, manifest)
+    _check_listed(folder, manifest, strategy)
+    state = _state(folder / STATE, manifest.files[STATE])
     if secret is None:
         return Checkpoint(folder, manifest, strategy, state)
     if (named := step_of(folder)) not in (None, said := state.get("step")):
@@ -84,8 +79,45 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     return Checkpoint(folder, manifest, strategy, state, secret.key, secret.place)
 
 
-def _texts(folder: Path) -> dict[str, FileRecord]:
-    return {f"strategy/{path.name}": text_record(path) for path in (folder / "strategy").glob("*.json")}
+def _strategy(folder: Path, manifest: Manifest) -> Strategy:
+    wanted = {name: record for name, record in manifest.files.items() if name.startswith("strategy/")}
+    there = {f"strategy/{path.name}" for path in (folder / "strategy").glob("*.json")}
+    if there == wanted.keys() and all(text_record(folder / name) == record for name, record in wanted.items()):
+        strategy = strategy_file.load(folder / "strategy")
+        if strategy.digest == manifest.strategy and strategy.grid.size == manifest.world:
+            return strategy
+    raise ValueError(f"{folder}: its strategy files are not those that the manifest was written with")
+
+
+def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
+    """Raises ``ValueError`` unless each file that a checkpoint of this ``strategy`` has is listed, and no other.
+
+    Random states are of every rank, or of none: a checkpoint that was transformed or imported has none.
+    """
+    files, extra = manifest.files, any(name.endswith(f"/{EXTRA}") for name in manifest.files)
+    each = (*rank_files(strategy), *((EXTRA,) if extra else ()))
+    wanted = chain(
+        (STATE,),
+        (f"strategy/{strategy_file.stage_file(stage)}" for stage in range(strategy.stages)),
+        (rank_file(rank, file) for rank in range(manifest.world) for file in each),
+    )
+    absent = next((name for name in wanted if name not in files), None)
+    if absent is not None:
+        raise ValueError(f"{folder / NAME}: it does not list {absent}, which this checkpoint should have")
+    if len(files) > 1 + strategy.stages + manifest.world * len(each):
+        known = re.compile(rf"rank_(\d+)/({'|'.join(map(re.escape, each))})|strategy/.*|{re.escape(STATE)}")
+        odd = next(n for n in files if (m := known.fullmatch(n)) is None or (m[1] and int(m[1]) >= manifest.world))
+        raise ValueError(f"{folder / NAME}: it lists {odd}, which is no file of this checkpoint")
+
+
+def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:
+    data = read_bytes(path)
+    if record_of(data) != record:
+        raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
+    state = parsed(path, data)
+    if not isinstance(state, dict):
+        raise ValueError(f"{path}: it does not say of which step it is")
+    return state
 
 
 def read_box(checkpoint: Checkpoint, name: str, box: Box, *, verify: bool = True) -> Blob:
@@ -126,7 +158,7 @@ def each(
 
 
 def read_extra(checkpoint: Checkpoint, rank: int) -> dict[str, Blob]:
-    """What ``rank`` saved outside the layouts; nothing if it saved none."""
+    """What ``rank`` saved outside the layouts; nothing if no rank saved any."""
     if rank_file(rank, EXTRA) not in checkpoint.manifest.files:
         return {}
     path, header = checkpoint.folder / rank_file(rank, EXTRA), file_header(checkpoint, rank, EXTRA)

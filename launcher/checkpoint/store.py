@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint import latest_file
 from launcher.checkpoint.authentic import authentic
 from launcher.checkpoint.durable import publish, remove, sync, write_text
 from launcher.checkpoint.keys import load_key
-from launcher.checkpoint.manifest import Manifest, read_manifest, write_manifest
+from launcher.checkpoint.latest_file import LATEST, STEP, identity
+from launcher.checkpoint.manifest import EXTRA, Manifest, digested, rank_file, read_manifest, write_manifest
 from launcher.checkpoint.sealed import check_key
 from launcher.checkpoint.write import RankRecord, text_record
+from launcher.plan.saving import ANYONE, Trust
 
 STATE = "state.json"
-LATEST = "latest"
-_STEP = re.compile(r"step-(\d+)")
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -29,7 +30,7 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 def step_of(folder: Path) -> int | None:
     """The step that its name says, if it says one."""
-    match = _STEP.fullmatch(os.path.basename(os.path.realpath(folder)))
+    match = STEP.fullmatch(os.path.basename(os.path.realpath(folder)))
     return None if match is None else int(match[1])
 
 
@@ -46,7 +47,7 @@ def commit(partial_folder: Path, final_folder: Path, records: Sequence[RankRecor
     """
     seal(partial_folder, records, state)
     publish(partial_folder, final_folder)
-    write_text(final_folder.parent / LATEST, final_folder.name + "\n")
+    point(final_folder, records[0].key)
 
 
 def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) -> None:
@@ -58,6 +59,8 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
     ):
         told = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
         raise ValueError(f"{folder}: not one record of each rank under one strategy: {told}")
+    if odd := [r.rank for r in records if _has_extra(r) != _has_extra(first)]:
+        raise ValueError(f"{folder}: all ranks have extra tensors or none: rank {first.rank} and rank {odd[0]} differ")
     write_text(folder / STATE, json.dumps(dict(state), indent=1, sort_keys=True) + "\n")
     files = {path: record for r in records for path, record in r.files.items()}
     files[STATE] = text_record(folder / STATE)
@@ -65,7 +68,7 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
     for path, record in files.items():
         if (size := (folder / path).stat().st_size) != record.size:
             raise ValueError(f"{folder}: {path} has {size} bytes, its rank wrote {record.size}")
-    manifest = Manifest(first.world, first.strategy, files, first.key)
+    manifest = digested(Manifest(first.world, first.strategy, files, first.key))
     if first.key is not None:
         key = load_key(first.key)
         _check_keys(folder, key, records)
@@ -81,20 +84,58 @@ def _check_keys(folder: Path, key: bytes, records: Sequence[RankRecord]) -> None
             check_key(folder / path, key)
 
 
-def latest(checkpoints: Path) -> Path | None:
-    """The newest complete checkpoint, ``None`` if there is none: the last one committed, else the highest step."""
-    last = _pointed(checkpoints)
-    steps = [last] if last is not None else []
-    steps += [path for path in _steps(checkpoints) if path != last]
-    return next((path for path in steps if complete(path)), None)
+def _has_extra(record: RankRecord) -> bool:
+    return rank_file(record.rank, EXTRA) in record.files
+
+
+def point(folder: Path, key: str | None) -> None:
+    """Have ``latest`` name the checkpoint ``folder``, as the newest; ``key``: where that of encrypted ones is."""
+    home, own = folder.parent, step_of(folder)
+    higher = [path for path in _steps(home) if own is not None and int(path.name.removeprefix("step-")) > own]
+    older = {path.name: identity(m) for path in higher if (m := _complete(path)) is not None}
+    latest_file.write(home, folder.name, older, key)
+
+
+def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
+    """The newest complete checkpoint, ``None`` if there is none.
+
+    That is the one of the highest step, but for those that the file ``latest`` says are older than the one it names.
+    Raises ``ValueError`` when that file is damaged or, of encrypted checkpoints, unless those whom ``trust`` names
+    vouch for it. An older file in its place does no harm: what it does not know of is newer.
+    """
+    whole = ((path, m) for path in _steps(checkpoints) if (m := _complete(path)) is not None)
+    highest = next(whole, None)
+    if highest is None:
+        return None
+    said = latest_file.read(checkpoints)
+    if said is None:
+        return highest[0]
+    newest = highest
+    if said.digest is not None:
+        known = (both for both in chain((highest,), whole) if said.older.get(both[0].name) != identity(both[1]))
+        newest = next(known, highest)
+    elif (manifest := _complete(checkpoints / said.name)) is not None:
+        newest = checkpoints / said.name, manifest
+    if said.digest is not None or newest[0] != highest[0]:
+        latest_file.check(said, *newest, trust)
+    return newest[0]
+
+
+def encrypted(folder: Path) -> str | None:
+    """Where the key of a complete checkpoint is, as its manifest says; ``None`` if it is not encrypted."""
+    manifest = _complete(folder)
+    return None if manifest is None else manifest.key
 
 
 def complete(folder: Path) -> bool:
+    return _complete(folder) is not None
+
+
+def _complete(folder: Path) -> Manifest | None:
     try:
-        read_manifest(folder)
+        return read_manifest(folder)
     except (ValueError, OSError):
-        return False
-    return True
+        return None
 
 
 def prune(checkpoints: Path, keep: int) -> tuple[Path, ...]:
@@ -105,7 +146,7 @@ def prune(checkpoints: Path, keep: int) -> tuple[Path, ...]:
         shutil.rmtree(trash)
     for torn in checkpoints.glob(f".{LATEST}.*"):  # of a run that was killed while it renamed
         torn.unlink()
-    last = latest(checkpoints)
+    last = _pointed(checkpoints)
     others = [path for path in _steps(checkpoints) if path != last and complete(path)]
     gone = tuple(others[keep - 1 :])
     for folder in gone:
@@ -117,16 +158,15 @@ def _steps(checkpoints: Path) -> list[Path]:
     """Highest step first."""
     if not checkpoints.is_dir():
         return []
-    found = [(int(m[1]), path) for path in checkpoints.iterdir() if (m := _STEP.fullmatch(path.name))]
+    found = [(int(m[1]), path) for path in checkpoints.iterdir() if (m := STEP.fullmatch(path.name))]
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def _pointed(checkpoints: Path) -> Path | None:
-    try:
-        name = (checkpoints / LATEST).read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
-        return None
-    return checkpoints / name if _STEP.fullmatch(name) else None
+    """What was committed last; nobody is asked to vouch for it."""
+    said = latest_file.read(checkpoints)
+    named = None if said is None else checkpoints / said.name
+    return named if named is not None and complete(named) else next(filter(complete, _steps(checkpoints)), None)
 
 
 def _sweep(folder: Path, keep: set[str]) -> None:

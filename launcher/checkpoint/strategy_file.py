@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.checkpoint.strategy import Entry, Strategy, row, stages
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Layout
@@ -27,10 +28,15 @@ class Part:
     strategy: Strategy
 
 
+def stage_file(stage: int) -> str:
+    """The file of one stage."""
+    return f"stage{stage}.json"
+
+
 def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
     """Write ``stage<S>.json`` for every stage; a tied tensor is in the file of each stage that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = tuple(folder / f"stage{s}.json" for s in range(strategy.stages))
+    files = tuple(folder / stage_file(s) for s in range(strategy.stages))
     for stage, path in enumerate(files):
         held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
         write_text(path, text(Strategy(strategy.grid, held), (stage,)))
@@ -81,10 +87,7 @@ def text(strategy: Strategy, of: tuple[int, ...]) -> str:
 
 def read(path: Path) -> Part:
     """Raises ``ValueError`` naming the file when it is not one of ours."""
-    try:
-        return _parse(str(path), json.loads(path.read_text(encoding="utf-8")))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not a strategy file: no JSON") from error
+    return _parse(str(path), parsed(path, read_bytes(path), "not a strategy file: "))
 
 
 def _parse(origin: str, data: Any) -> Part:

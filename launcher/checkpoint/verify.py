@@ -13,7 +13,6 @@ from launcher.checkpoint.pieces import pieces
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
 from launcher.checkpoint.tiling import untiled
 from launcher.checkpoint.window import Window
-from launcher.checkpoint.write import rank_files
 from launcher.plan.saving import ANYONE, Trust
 
 
@@ -37,12 +36,7 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
-    """What the strategy needs and the manifest does not list; and tensors whose pieces are not the whole."""
-    listed, size = checkpoint.manifest.files, checkpoint.strategy.grid.size
-    for rank in range(size):
-        for file in rank_files(checkpoint.strategy):
-            if rank_file(rank, file) not in listed:
-                yield f"{checkpoint.folder / rank_file(rank, file)}: it is not in the manifest, the strategy needs it"
+    """Tensors whose pieces are not the whole."""
     for name, entry in checkpoint.strategy.entries.items():
         if found := untiled(entry.layout.shape, [piece.box for piece in pieces(entry.layout)]):
             yield f"{checkpoint.folder}: tensor {name}: {found}"

@@ -14,6 +14,7 @@ from launcher.checkpoint.behind import Behind, now
 from launcher.checkpoint.blob import Blob, described
 from launcher.checkpoint.durable import sync
 from launcher.checkpoint.files import Written, sliced, write_stream
+from launcher.checkpoint.json_file import read_bytes
 from launcher.checkpoint.keys import load_key
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, FileRecord, rank_file, stamp
 from launcher.checkpoint.pieces import saved_at_home
@@ -149,7 +150,11 @@ def _record(done: Written) -> FileRecord:
 
 def text_record(path: Path) -> FileRecord:
     """Its digest is one that nobody can make another text for: these files have no seal of their own."""
-    data = path.read_bytes()
+    return record_of(read_bytes(path))
+
+
+def record_of(data: bytes) -> FileRecord:
+    """That of a file of text with these bytes."""
     return FileRecord(len(data), hashlib.sha256(data).hexdigest(), {})
 
 

@@ -55,6 +55,7 @@ class Checkpoint(Settings):
     encrypt: str | None = None
     accept_plain: Flag = False
     on_error: Literal["stop", "continue"] = Field("stop", description="when there is no room for one while training")
+    accept_changes: tuple[str, ...] = ()
     resume: str = "auto"
 
 

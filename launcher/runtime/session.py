@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Session:
     ``resumed``: the weights are those of a checkpoint, which may have been saved in front of a validation;
     ``told``: some rank had been asked to stop when the last step was taken.
     ``spare``: training goes on without a checkpoint that cannot be written; ``unsaved`` counts those.
+    ``settings``: what its checkpoints say that they were trained with.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
     """
 
@@ -53,5 +54,6 @@ class Session:
     spare: bool = False
     unsaved: int = 0
     step: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

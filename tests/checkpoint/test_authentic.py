@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +10,26 @@ from typing import Any
 
 import pytest
 
-from launcher.checkpoint import commit, open_checkpoint, partial, read_rank, single, step_folder, transform, verify
+from launcher.checkpoint import (
+    commit,
+    latest,
+    open_checkpoint,
+    partial,
+    read_rank,
+    single,
+    step_folder,
+    transform,
+    verify,
+)
 from launcher.checkpoint import write_rank as write
 from launcher.checkpoint.authentic import authentic, unvouched
 from launcher.checkpoint.keys import ANOTHER, FORMS
+from launcher.checkpoint.latest_file import identity
 from launcher.checkpoint.manifest import read_manifest, write_manifest
 from launcher.checkpoint.sealed import key_id
 from launcher.plan.saving import Trust
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import filled, held, save, small
+from tests.checkpoint.saving import edit, filled, held, save, small
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 OURS = Trust("env:CHECKPOINT_KEY")
@@ -40,12 +50,6 @@ def written(home: Path, step: int, key: str = "env:CHECKPOINT_KEY") -> Path:
     records = [write(partial(final), rank, plan, held(plan, rank, full), None, key) for rank in range(plan.grid.size)]
     commit(partial(final), final, records, {"step": step})
     return final
-
-
-def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    data = json.loads((folder / "manifest.json").read_text())
-    change(data)
-    (folder / "manifest.json").write_text(json.dumps(data))
 
 
 def refused(folder: Path, trust: Trust = OURS) -> str:
@@ -185,3 +189,49 @@ def test_while_the_key_changes_both_are_believed(sealed: Path, tmp_path: Path, m
     monkeypatch.delenv(ANOTHER)
     assert verify(out, new) == []
     assert refused(sealed, new).startswith(f"{sealed}: it is encrypted: {sealed}/{MODEL}: wrong key: ")
+
+
+def test_latest_has_a_mac_and_leads_back_to_no_older_checkpoint(sealed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "latest"
+    old, name = path.read_text(), "step-000100"
+    assert old.startswith(f"{name}\nhmac-sha256 ")
+    newer = written(tmp_path, 200)
+    assert latest(tmp_path, OURS) == latest(tmp_path) == newer
+    path.write_text(old)  # which has its MAC
+    assert latest(tmp_path, OURS) == newer
+    path.unlink()
+    assert latest(tmp_path, OURS) == newer
+    cure = "without this file the checkpoint of the highest step is the newest"
+    path.write_text(f"{name}\n")
+    bare = f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {cure}"
+    assert refusal(lambda: latest(tmp_path, OURS)) == bare
+    text = f"{name}\nolder step-000200 {identity(read_manifest(newer))}\n"
+    path.write_text(f"{text}sha256 {hashlib.sha256(text.encode()).hexdigest()}\n")
+    assert refusal(lambda: latest(tmp_path, OURS)) == bare
+    path.write_text(f"{text}{old.splitlines()[1]}\n")
+    assert refusal(lambda: latest(tmp_path, OURS)) == (
+        f"{path}: damaged or tampered with: its MAC is not that of what it says; {cure}"
+    )
+
+
+def test_a_run_that_began_anew_is_believed_by_the_mac_of_latest(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anew = written(tmp_path, 20)
+    assert latest(tmp_path, OURS) == anew
+    replayed = (tmp_path / "latest").read_text()
+    again = written(tmp_path, 100)
+    (tmp_path / "latest").write_text(replayed)
+    assert latest(tmp_path, OURS) == again
+    monkeypatch.delenv("CHECKPOINT_KEY")
+    text = f"{again}: it is encrypted: env:CHECKPOINT_KEY: this environment variable is not set; it must hold the key "
+    assert refusal(lambda: latest(tmp_path, OURS)).startswith(text)
+    monkeypatch.setenv(ANOTHER, "env:NEW")  # another key
+    assert ": wrong key: " in refusal(lambda: latest(tmp_path, OURS))
+
+
+def test_a_changed_manifest_is_noticed_without_the_key(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sealed / "manifest.json"
+    path.write_text(path.read_text().replace('"world": 4', '"world": 5'))
+    text = f"{path}: damaged: its digest is not that of what it says"
+    assert refused(sealed) == refusal(lambda: read_manifest(sealed)) == text

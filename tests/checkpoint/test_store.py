@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -50,7 +51,8 @@ def test_a_checkpoint_folder_holds_these_files(tmp_path: Path) -> None:
         "strategy/stage1.json",
     ]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000100"]
-    assert (tmp_path / "latest").read_text() == "step-000100\n"
+    digest = hashlib.sha256(b"step-000100\n").hexdigest()
+    assert (tmp_path / "latest").read_text() == f"step-000100\nsha256 {digest}\n"
 
 
 def test_a_rank_that_never_came_leaves_a_folder_that_does_not_count(tmp_path: Path) -> None:
@@ -230,8 +232,11 @@ def test_an_incomplete_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
 
 MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "format": (lambda d: d.pop("format"), 'not a checkpoint manifest: "format" is not "launcher.checkpoint"'),
-    "version": (lambda d: d.update(version=2), "version 2; this launcher reads version 1"),
-    "field": (lambda d: d.pop("world"), "a field is missing or of the wrong type: 'world'"),
+    "version": (lambda d: d.update(version=3), "version 3; this launcher reads versions 1 and 2"),
+    "field": (lambda d: d.pop("world"), "a field is missing or of the wrong type: world is missing"),
+    "another field": (lambda d: d.update(wrld=4), "a field is missing or of the wrong type: wrld is not known"),
+    "type": (lambda d: d.update(world=True), "a field is missing or of the wrong type: bool is no whole number"),
+    "value": (lambda d: d.update(world=5), "damaged: its digest is not that of what it says"),
     "escape": (
         lambda d: d["files"].update({"../x": d["files"]["state.json"]}), "../x is not the name of a checkpoint file"
     ),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.header import read_header
 from launcher.checkpoint.store import commit, partial
 from launcher.checkpoint.write import write_rank
-from tests.checkpoint.saving import filled, save, small
+from tests.checkpoint.saving import edit, filled, save, small
 
 
 @pytest.fixture
@@ -120,12 +119,7 @@ def test_an_incomplete_checkpoint_is_one_complaint(folder: Path) -> None:
 
 
 def test_a_file_that_the_manifest_forgets_is_named(folder: Path) -> None:
-    path = folder / "manifest.json"
-    data = json.loads(path.read_text())
-    del data["files"]["rank_2/model.safetensors"]
-    path.write_text(json.dumps(data))
-    lost = folder / "rank_2" / "model.safetensors"
+    edit(folder, lambda d: d["files"].pop("rank_2/model.safetensors"))
     assert verify(folder) == [
-        f"{lost}: not part of this checkpoint: the manifest does not list it",
-        f"{lost}: it is not in the manifest, the strategy needs it",
+        f"{folder}/manifest.json: it does not list rank_2/model.safetensors, which this checkpoint should have"
     ]

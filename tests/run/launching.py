@@ -16,6 +16,7 @@ from subprocess import PIPE
 from typing import Any
 
 from launcher.__main__ import main
+from launcher.runtime.folder import read_status, write_status
 from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
@@ -57,9 +58,14 @@ def losses(folder: Path) -> list[float]:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "status.json").read_text())
-    assert isinstance(found, dict)
+    found = read_status(folder)
+    assert found is not None
     return found
+
+
+def say(folder: Path, **changes: Any) -> None:
+    """Have the status be another."""
+    write_status(folder, **status(folder) | changes)
 
 
 def checkpoints(folder: Path) -> list[str]:
