@@ -16,6 +16,7 @@ from launcher.job.schema import Job
 from launcher.plan import speed_up
 from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
+from launcher.untrusted_file import RefusedFile, read_json, read_text
 
 OPERATORS = "parallel.operator_strategy.load"
 
@@ -60,6 +61,8 @@ def fits(job: Job, plan: Plan) -> None:
     mine = of_plan(plan, asked.only_trainable)
     try:
         theirs = load(Path(asked.load))
+    except RefusedFile as error:
+        raise RequestError((Problem(LAYOUTS, str(error)),)) from error
     except OSError as error:
         text = f"{asked.load}: cannot be read: {error.strerror}"
         raise RequestError((Problem(LAYOUTS, text),)) from error
@@ -96,7 +99,7 @@ def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
         return {}, [_unread(speed_up.KEY, values)]
     if not isinstance(values, dict):
         return {}, [_unread(speed_up.KEY, f"{path}: should be an object: {{switch: value}}")]
-    text = Path(path).read_text(encoding="utf-8")
+    text = read_text(path)
     return values, list(speed_up.wrong(values, lambda name: f"{path}:{_line(text, name)}"))
 
 
@@ -107,11 +110,13 @@ class Unreadable(str):
 def _json(path: str) -> Any:
     """What the file holds, or why it cannot be read."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return read_json(path)
     except json.JSONDecodeError as error:
         return Unreadable(f"{path}:{error.lineno}: no JSON: {error.msg}")
-    except (UnicodeDecodeError, RecursionError):
-        return Unreadable(f"{path}: no JSON: it is not text, or nested too deeply")
+    except UnicodeDecodeError:
+        return Unreadable(f"{path}: no JSON: it is not text")
+    except RefusedFile as error:
+        return Unreadable(str(error))
     except OSError as error:
         return Unreadable(f"{path}: cannot be read: {error.strerror}")
 

@@ -18,6 +18,7 @@ from launcher.plan.stored import as_json
 from launcher.plan.timeline import chrome, svg
 from launcher.runtime import folder, outer
 from launcher.runtime.faults import Interrupted, Preempted
+from launcher.untrusted_file import read_text
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> Reco
     said = folder.read_status(run)
     record.before = None if said is None else said.get("status")
     file = run / "config.yaml"
-    if anew or said is None or not file.is_file() or file.read_text(encoding="utf-8") != config:
+    if anew or said is None or not file.is_file() or _reads(file) != config:
         return record
     record.steps, record.results = tuple(said.get("steps", ())), dict(said.get("metrics") or {})
     return record
@@ -87,7 +88,7 @@ def begun(home: Path, config: str) -> Path | None:
 
 def _reads(file: Path) -> str | None:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, UnicodeDecodeError):
         return None
 

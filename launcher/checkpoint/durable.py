@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from launcher.checkpoint.space import told
+from launcher.untrusted_file import opened
 
 _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
@@ -29,7 +30,7 @@ def write_text(path: Path, text: str) -> None:
 
 def copy(src: Path, dst: Path) -> None:
     """On disk when this returns."""
-    with told(dst, src.stat().st_size), src.open("rb") as old, dst.open("wb") as new:
+    with told(dst, src.stat().st_size), opened(src) as old, dst.open("wb") as new:
         shutil.copyfileobj(old, new)
         new.flush()
         os.fsync(new.fileno())

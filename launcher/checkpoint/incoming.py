@@ -21,6 +21,7 @@ from launcher.checkpoint.whole import Blobs, Chosen, Whole
 from launcher.checkpoint.window import Window
 from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
+from launcher.untrusted_file import irregular
 
 Form = Literal["hf", "mindspore", "dcp"]
 
@@ -39,6 +40,8 @@ class Incoming:
 
 def form_of(path: Path) -> Form:
     """Told by what is there. Raises ``ValueError`` naming ``path`` when it is nothing that can be imported."""
+    if kind := irregular(path):
+        raise ValueError(f"{path}: {kind}")
     if path.is_file():
         if path.suffix not in (".safetensors", ".ckpt"):
             raise ValueError(f"{path}: neither a .safetensors nor a .ckpt file")

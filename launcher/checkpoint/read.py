@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from launcher.checkpoint.write import rank_files, share, text_record
 from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
 from launcher.plan.saving import ANYONE, Trust
+from launcher.untrusted_file import read_json
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     path = folder / STATE
     if STATE not in manifest.files or text_record(path) != manifest.files[STATE]:
         raise ValueError(f"{path}: damaged: its digest is not the one in the manifest")
-    state = json.loads(path.read_text(encoding="utf-8"))
+    state = read_json(path)
     if secret is None:
         return Checkpoint(folder, manifest, strategy, state)
     if (named := step_of(folder)) not in (None, said := state.get("step")):

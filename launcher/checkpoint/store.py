@@ -16,9 +16,11 @@ from launcher.checkpoint.keys import load_key
 from launcher.checkpoint.manifest import Manifest, read_manifest, write_manifest
 from launcher.checkpoint.sealed import check_key
 from launcher.checkpoint.write import RankRecord, text_record
+from launcher.untrusted_file import RefusedFile, read_text
 
 STATE = "state.json"
 LATEST = "latest"
+LONGEST = 4096  # bytes of it: the name of a folder
 _STEP = re.compile(r"step-(\d+)")
 
 
@@ -123,8 +125,8 @@ def _steps(checkpoints: Path) -> list[Path]:
 
 def _pointed(checkpoints: Path) -> Path | None:
     try:
-        name = (checkpoints / LATEST).read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
+        name = read_text(checkpoints / LATEST, LONGEST).strip()
+    except (FileNotFoundError, NotADirectoryError, RefusedFile, UnicodeDecodeError):
         return None
     return checkpoints / name if _STEP.fullmatch(name) else None
 

@@ -13,6 +13,7 @@ from launcher.checkpoint.durable import write_text
 from launcher.checkpoint.strategy import Entry, Strategy, row, stages
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Layout
+from launcher.untrusted_file import brief, read_json
 
 FORMAT, VERSION = "launcher.strategy", 1
 TOLD = 20  # missing stages that a message lists
@@ -82,16 +83,17 @@ def text(strategy: Strategy, of: tuple[int, ...]) -> str:
 def read(path: Path) -> Part:
     """Raises ``ValueError`` naming the file when it is not one of ours."""
     try:
-        return _parse(str(path), json.loads(path.read_text(encoding="utf-8")))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data = read_json(path)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: not a strategy file: no JSON") from error
+    return _parse(str(path), data)
 
 
 def _parse(origin: str, data: Any) -> Part:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
     if data.get("version") != VERSION:
-        raise ValueError(f"{origin}: version {data.get('version')}; this launcher reads version {VERSION}")
+        raise ValueError(f"{origin}: version {brief(data.get('version'))}; this launcher reads version {VERSION}")
     try:
         grid = Grid(tuple((str(a), _whole(n)) for a, n in data["grid"].items()))
         entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
@@ -111,7 +113,7 @@ def _entry(grid: Grid, fields: Any) -> Entry:
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
-        raise TypeError(f"{values!r} is no list of names")
+        raise TypeError(f"{brief(values)} is no list of names")
     return tuple(values)
 
 
@@ -121,7 +123,7 @@ def _wholes(values: Any) -> tuple[int, ...]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{brief(value)} is no whole number")
     return value
 
 

@@ -20,6 +20,7 @@ from launcher.checkpoint.pieces import saved_at_home
 from launcher.checkpoint.strategy import Strategy
 from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
+from launcher.untrusted_file import read_bytes
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def _record(done: Written) -> FileRecord:
 
 def text_record(path: Path) -> FileRecord:
     """Its digest is one that nobody can make another text for: these files have no seal of their own."""
-    data = path.read_bytes()
+    data = read_bytes(path)
     return FileRecord(len(data), hashlib.sha256(data).hexdigest(), {})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import Problem, RequestError, RunError
+from launcher.untrusted_file import RefusedFile, read_json
 
 _log = logging.getLogger(__name__)
 
@@ -83,10 +84,12 @@ def read_status(run: Path) -> dict[str, Any] | None:
     """``None`` when the run never got so far as to have one. Raises ``RequestError`` for one that is damaged."""
     path = run / "status.json"
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
+        status = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except RefusedFile as error:
+        raise RequestError((Problem("run_dir", str(error)),)) from error
+    except (UnicodeDecodeError, json.JSONDecodeError):
         status = None
     if not isinstance(status, dict):
         text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
