@@ -24,6 +24,11 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+_BRIEF.maxlong = _BRIEF.maxstring
+
+
 class RefusedFile(OSError, ValueError):
     """A file that is not read: ``filename`` says which, ``strerror`` why."""
 
@@ -43,6 +48,11 @@ def irregular(path: str | os.PathLike[str]) -> str | None:
         return _kind(os.stat(path).st_mode)
     except (OSError, ValueError):
         return None
+
+
+def stands(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file, or what is refused in the place of one when it is opened."""
+    return os.path.isfile(path) or irregular(path) is not None
 
 
 def check(path: str | os.PathLike[str], most: int | None = None) -> None:
@@ -110,7 +120,7 @@ def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> 
 
 def brief(value: Any) -> str:
     """A value of a file as a message has it, however long or deep it is."""
-    return reprlib.repr(value)
+    return _BRIEF.repr(value)
 
 
 def _nests(value: Any) -> bool:

@@ -53,13 +53,6 @@ class Bounded(pickle._Unpickler):
         self._left = len(data) // MADE + TUPLE
         self._memo_left = self._left
 
-    def load(self) -> Any:
-        """Raises anything at all for a stream that is broken."""
-        try:
-            return super().load()
-        except KeyError as error:
-            raise Refused(f"it does what plain data does not need ({error})") from error
-
     def load_tuple(self) -> None:
         self._append(tuple(self.pop_mark()))
 
@@ -151,7 +144,7 @@ class Bounded(pickle._Unpickler):
 
     def _key(self, key: Any) -> Any:
         if not isinstance(key, self.keys) and not (isinstance(key, int) and abs(key) < SMALL):
-            raise Refused(f"a {type(key).__name__} as a key")
+            raise Refused(f"a key that is neither text nor a small number ({type(key).__name__})")
         return key
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.checkpoint.space import told
 from launcher.untrusted_file import opened
 
+COPIED = 1 << 30  # bytes of a file that goes along with a model: a tokenizer, a description
 _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -29,8 +30,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def copy(src: Path, dst: Path) -> None:
-    """On disk when this returns."""
-    with told(dst, src.stat().st_size), opened(src) as old, dst.open("wb") as new:
+    """On disk when this returns. Raises ``OSError`` for what is no regular file, or larger than ``COPIED``."""
+    with opened(src, COPIED) as old, told(dst, src.stat().st_size), dst.open("wb") as new:
         shutil.copyfileobj(old, new)
         new.flush()
         os.fsync(new.fileno())

@@ -55,7 +55,7 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST:
         raise ValueError(
-            f"a header of {len(text)} bytes for {len(specs)} tensors in one file; at most {LONGEST} are read"
+            f"{len(text)} bytes of header for {len(specs)} tensors in one file; at most {LONGEST} are read"
         )
     head = len(text).to_bytes(8, "little") + text
     entries = {name: Slot(specs[name], len(head) + a, len(head) + b) for name, (a, b) in spans.items()}

@@ -126,7 +126,7 @@ def _steps(checkpoints: Path) -> list[Path]:
 def _pointed(checkpoints: Path) -> Path | None:
     try:
         name = read_text(checkpoints / LATEST, LONGEST).strip()
-    except (FileNotFoundError, NotADirectoryError, RefusedFile, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, RefusedFile, UnicodeDecodeError):
         return None
     return checkpoints / name if _STEP.fullmatch(name) else None
 

@@ -8,7 +8,7 @@ from math import prod
 
 from launcher.plan.layout import Box
 
-STEPS = 64
+STEPS = 32
 """Looks at each piece, at most: a grid takes two for each dim, slabs that all end elsewhere any number."""
 
 

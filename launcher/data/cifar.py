@@ -14,7 +14,7 @@ from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.errors import Problem, RequestError
 from launcher.job.models import Cifar10
-from launcher.untrusted_file import RefusedFile, read_bytes
+from launcher.untrusted_file import read_bytes
 from launcher.untrusted_pickle import Bounded
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50 000 training images
@@ -62,9 +62,12 @@ def read_pickle(file: Path) -> Split:
         pixels, labels = batch[b"data"], np.asarray(batch[b"labels"])
         if pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, RECORD - 1):
             raise ValueError(f"data is {pixels.dtype} {pixels.shape} for {labels.size} labels")
+    except OSError as error:
+        raise RequestError((Problem("data.root", f"{file}: {error.strerror}"),)) from error
     except Exception as error:  # a broken pickle can raise anything
-        text = f"{file}: not a CIFAR-10 batch: {error.strerror if isinstance(error, RefusedFile) else error}"
-        raise RequestError((Problem("data.root", f"{text}; fetch the archive again"),)) from error
+        why = "no pickle of plain data" if isinstance(error, KeyError | IndexError) else error
+        text = f"{file}: not a CIFAR-10 batch: {why}; fetch the archive again"
+        raise RequestError((Problem("data.root", text),)) from error
     return pixels.reshape(-1, 3, 32, 32), labels.astype(np.uint8)
 
 

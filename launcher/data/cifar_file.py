@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.data.bad_file import BadFile
-from launcher.untrusted_file import irregular, opened
+from launcher.untrusted_file import irregular, opened, stands
 
 RECORD = 1 + 3 * 32 * 32
 LONGEST = 64 << 20  # bytes of a batch; the published ones have half as much
@@ -31,7 +31,7 @@ def find(root: str) -> Batches | None:
     for suffix, folder in FORMS:
         for base in (Path(root), Path(root, folder)):
             train, test = (tuple(base / f"{name}{suffix}" for name in names) for names in (TRAIN, TEST))
-            if any(f.is_file() or irregular(f) for f in (*train, *test)):
+            if any(stands(f) for f in (*train, *test)):
                 return Batches(suffix == ".bin", train, test)
     return None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.data.bad_file import BadFile
-from launcher.untrusted_file import RefusedFile, irregular, opened
+from launcher.untrusted_file import RefusedFile, opened, stands
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -20,7 +20,7 @@ INFLATED = 1 << 30  # bytes of a gzipped file, which is read into memory; the la
 
 def find(root: str, name: str) -> Path | None:
     """The plain file before the gzipped one."""
-    return next((f for f in (Path(root, name), Path(root, f"{name}.gz")) if f.is_file() or irregular(f)), None)
+    return next((f for f in (Path(root, name), Path(root, f"{name}.gz")) if stands(f)), None)
 
 
 def offset(shape: tuple[int, ...]) -> int:
