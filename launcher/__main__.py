@@ -163,7 +163,7 @@ def _about(args: Args) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return f"launcher {version('launcher')}"
+        return f"launcher {version('autoparallel-launcher')}"
     except PackageNotFoundError:
         return "launcher, from a checkout that is not installed"
 

@@ -21,6 +21,7 @@ from launcher.plan.facts import TensorSpec
 from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
 from launcher.plan.words import many
+from launcher.untrusted_file import RefusedFile, read_bytes, read_json, read_text
 
 OPERATORS = "parallel.operator_strategy.load"
 
@@ -70,6 +71,8 @@ def fits(job: Job, plan: Plan) -> None:
         return
     try:
         theirs = _stored(Path(asked.load))
+    except RefusedFile as error:
+        raise RequestError((Problem(LAYOUTS, str(error)),)) from error
     except OSError as error:
         text = f"{asked.load}: cannot be read: {error.strerror}"
         raise RequestError((Problem(LAYOUTS, text),)) from error
@@ -90,7 +93,7 @@ def fits(job: Job, plan: Plan) -> None:
 
 def _stored(path: Path) -> Strategy | StrategyFile:
     """Of either form: MindSpore's are called .ckpt, or are JSON that says what it holds."""
-    if path.suffix == ".ckpt" or (path.is_file() and b'"parallel_layout_item"' in path.read_bytes()):
+    if path.suffix == ".ckpt" or (path.is_file() and b'"parallel_layout_item"' in read_bytes(path)):
         return read_strategy(path)
     return load(path)
 
@@ -150,7 +153,7 @@ def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
         return {}, [_unread(speed_up.KEY, values)]
     if not isinstance(values, dict):
         return {}, [_unread(speed_up.KEY, f"{path}: should be an object: {{switch: value}}")]
-    text = Path(path).read_text(encoding="utf-8")
+    text = read_text(path)
     return values, list(speed_up.wrong(values, lambda name: f"{path}:{_line(text, name)}"))
 
 
@@ -161,11 +164,13 @@ class Unreadable(str):
 def _json(path: str) -> Any:
     """What the file holds, or why it cannot be read."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return read_json(path)
     except json.JSONDecodeError as error:
         return Unreadable(f"{path}:{error.lineno}: no JSON: {error.msg}")
-    except (UnicodeDecodeError, RecursionError):
-        return Unreadable(f"{path}: no JSON: it is not text, or nested too deeply")
+    except UnicodeDecodeError:
+        return Unreadable(f"{path}: no JSON: it is not text")
+    except RefusedFile as error:
+        return Unreadable(str(error))
     except OSError as error:
         return Unreadable(f"{path}: cannot be read: {error.strerror}")
 

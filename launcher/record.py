@@ -20,6 +20,7 @@ from launcher.plan.stored import as_json
 from launcher.plan.timeline import chrome, svg
 from launcher.runtime import folder, outer
 from launcher.runtime.faults import Interrupted, Preempted
+from launcher.untrusted_file import read_text
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def begun(home: Path, config: str) -> Path | None:
 
 def _reads(file: Path) -> str | None:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, UnicodeDecodeError):
         return None
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, said
 from launcher.job import redact
 from launcher.job.args import Args
 from launcher.job.cells import Cell, cells
@@ -30,6 +30,7 @@ from launcher.runtime.faults import Interrupted, Preempted, signal_name
 from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
 from launcher.runtime.preemption import Flag, heard
+from launcher.untrusted_file import read_json, read_text
 
 INDEX = "sweep.json"
 REFUSED = 2
@@ -177,9 +178,11 @@ def _begun(above: Path, grid: Sequence[Cell]) -> Path | None:
     if job is None or not outer.again():
         return None
     for place in sorted(above.glob(f"*/{JOB}"), reverse=True):
-        index = place.parent / INDEX
-        known = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
-        if place.read_text(encoding="utf-8") == job and keys == {tuple(words) for words in known.values()}:
+        try:
+            mine = read_text(place) == job
+        except (OSError, ValueError):
+            continue
+        if mine and keys == {tuple(words) for words in _known(place.parent / INDEX).values()}:
             return place.parent
     return None
 
@@ -208,7 +211,7 @@ def _index(folder: Path, grid: Sequence[Cell]) -> tuple[Cell, ...]:
     """The same overrides keep the folder they had; new ones are numbered on."""
     _make(folder)
     path = folder / INDEX
-    known: dict[str, list[str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = _known(path)
     names = {tuple(overrides): name for name, overrides in known.items()}
     out = []
     for cell in grid:
@@ -221,6 +224,21 @@ def _index(folder: Path, grid: Sequence[Cell]) -> tuple[Cell, ...]:
     fresh.write_text(text + "\n", encoding="utf-8")
     fresh.replace(path)
     return tuple(out)
+
+
+def _known(index: Path) -> dict[str, list[str]]:
+    """The overrides of each cell that there is. Raises ``RequestError`` for a file that does not say them."""
+    if not os.path.lexists(index):
+        return {}
+    try:
+        known: dict[str, list[str]] = read_json(index)
+    except (OSError, ValueError) as error:
+        why = said(error) if isinstance(error, OSError) else f"{index}: no JSON"
+        raise RequestError((Problem("sweep_dir", why),)) from error
+    rows: list[Any] = [*known.values()] if isinstance(known, dict) else [None]
+    if not all(isinstance(row, list) and all(isinstance(word, str) for word in row) for row in rows):
+        raise RequestError((Problem("sweep_dir", f"{index}: it does not say which overrides each cell has"),))
+    return known
 
 
 def _hidden(overrides: Sequence[str]) -> tuple[str, ...]:

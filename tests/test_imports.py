@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
 LAYERS = {
     "launcher.errors": "errors",
+    "launcher.untrusted_file": "untrusted",
+    "launcher.untrusted_pickle": "untrusted",
     "launcher.job.schema": "schema",
     "launcher.job.alike": "schema",
     "launcher.job.base": "schema",
@@ -47,18 +49,19 @@ LAYERS = {
 RECIPE_PARTS = {"errors", "schema", "targets", "facts"}  # what a model, a data set or an optimizer may know
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "untrusted": set(),
     "schema": {"errors"},
     "targets": {"errors", "schema"},
     "job": {"errors", "schema", "targets"},
     "facts": {"errors"},
     "plan": {"errors", "schema", "facts"},
-    "checkpoint": {"errors", "plan", "facts"},
+    "checkpoint": {"errors", "plan", "facts", "untrusted"},
     "parallel": {"errors", "plan", "facts"},
-    "runtime": {"errors", "plan", "facts", "parallel", "checkpoint", "optim"},
+    "runtime": {"errors", "plan", "facts", "parallel", "checkpoint", "optim", "untrusted"},
     "models": RECIPE_PARTS,
-    "data": RECIPE_PARTS,
+    "data": RECIPE_PARTS | {"untrusted"},
     "optim": RECIPE_PARTS,
-    "asked": {"errors", "schema", "plan", "facts", "checkpoint"},
+    "asked": {"errors", "schema", "plan", "facts", "checkpoint", "untrusted"},
     "decide": {"asked", "plan", "parallel", "models", "data", "optim"} | RECIPE_PARTS,
     "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "decide"} | RECIPE_PARTS,
     "wiring": set(LAYERS.values()),
@@ -68,6 +71,7 @@ TORCH, DISTRIBUTED, HYDRA = ("torch",), ("torch.distributed",), ("hydra", "omega
 FILES = ("pathlib", "shutil", "tempfile", "io", "glob", "open()")
 MUST_NOT_TOUCH = {
     "errors": TORCH + HYDRA + FILES,
+    "untrusted": TORCH + HYDRA,
     "schema": TORCH + HYDRA + FILES,
     "targets": TORCH + HYDRA,
     "job": TORCH,

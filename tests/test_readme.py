@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -32,6 +33,8 @@ AGAIN = "the README is behind: python -m tests.test_readme writes its tables and
 BLOCK = re.compile(r"(?:<!-- (test|file): ([^\n]*) -->\n)?```(sh|python|yaml)\n(.*?)```", re.DOTALL)
 OUTPUT = re.compile(r"(<!-- output: ([^\n]*) -->\n```text\n).*?(```)", re.DOTALL)
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+VERDICT = re.compile(r"^certify: holds: .*$", re.MULTILINE)
+ERROR = re.compile(r"(?<=largest error )\S+(?=, allowed)")
 SPECIAL = re.compile(r"(?<!\w)_|[<*|]")  # what Markdown would take for its own
 
 # A value other than the default, where the schema cannot tell one.
@@ -78,11 +81,17 @@ def fast(script: str, comment: str) -> str:
 COMMANDS = {text.partition("\n")[0]: (comment, text) for _, comment, _, text in blocks("sh") if comment != "dry run"}
 
 
+def write_files(folder: Path) -> None:
+    """The files that the README shows."""
+    for what, name, language, text in blocks("yaml", "python"):
+        assert what == "file" or language == "python"
+        if what == "file":
+            (folder / name).write_text(text)
+
+
 @pytest.mark.parametrize(("comment", "script"), COMMANDS.values(), ids=list(COMMANDS))
 def test_every_command_runs(comment: str, script: str, tmp_path: Path) -> None:
-    for what, name, _, text in blocks("yaml"):
-        assert what == "file"
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path)
     done = shell(fast(script, comment), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -97,7 +106,7 @@ def test_the_two_commands_at_the_top_are_what_make_knows() -> None:
     assert ".venv/bin/python -m pytest -n 3 --dist loadfile" in lines["test"]
 
 
-@pytest.mark.parametrize("script", [text for *_, text in blocks("python")])
+@pytest.mark.parametrize("script", [text for what, *_, text in blocks("python") if what != "file"])
 def test_every_script_runs(script: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(script)
     done = shell("python script.py", tmp_path)
@@ -106,6 +115,7 @@ def test_every_script_runs(script: str, tmp_path: Path) -> None:
 
 
 def output(command: str, cwd: Path) -> str:
+    write_files(cwd)
     done = shell(command, cwd)
     assert done.returncode in (0, 2), done.stderr
     return done.stdout + done.stderr
@@ -194,6 +204,26 @@ def later(base: dict[str, Any], key: str, value: Any) -> bool:
     return False
 
 
+@pytest.mark.parametrize("name", [name for what, name, *_ in blocks("python") if what == "file"])
+def test_every_module_shown_is_in_the_style_of_ours(name: str, tmp_path: Path) -> None:
+    write_files(tmp_path)
+    ruff = [sys.executable, "-m", "ruff"]
+    for words in (["check", "--quiet"], ["format", "--check", "--quiet"]):
+        done = subprocess.run(
+            [*ruff, *words, "--config", ROOT / "pyproject.toml", tmp_path / name], capture_output=True
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_the_verdict_shown_is_the_real_one(tmp_path: Path) -> None:
+    """But for the errors themselves, whose last digits are those of a processor."""
+    write_files(tmp_path)
+    ((shown,),) = ((m[0],) for m in VERDICT.finditer(README.read_text(encoding="utf-8")))
+    done = shell("python -m launcher recipe=own.yaml 'steps=[certify]'", tmp_path)
+    (said,) = (m[0] for m in VERDICT.finditer(done.stdout))
+    assert ERROR.sub("E", said) == ERROR.sub("E", shown)
+
+
 def fresh(text: str, cwd: Path) -> str:
     tables = {"recipes": recipes, "options": options, "settings": rows}
     text = TABLE.sub(lambda m: m[1] + "\n".join(tables[m[2]]()) + "\n" + m[3], text)
@@ -226,4 +256,5 @@ def test_no_setting_is_accepted_and_then_ignored() -> None:
 
 
 if __name__ == "__main__":
-    README.write_text(fresh(README.read_text(encoding="utf-8"), ROOT), encoding="utf-8")
+    with TemporaryDirectory() as folder:
+        README.write_text(fresh(README.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8")

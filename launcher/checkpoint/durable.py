@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 
 from launcher.checkpoint.space import told
+from launcher.untrusted_file import opened
 
+COPIED = 1 << 30  # bytes of a file that goes along with a model: a tokenizer, a description
 _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 
 
@@ -33,8 +35,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def copy(src: Path, dst: Path) -> None:
-    """On disk when this returns."""
-    with told(dst, src.stat().st_size), src.open("rb") as old, dst.open("wb") as new:
+    """On disk when this returns. Raises ``OSError`` for what is no regular file, or larger than ``COPIED``."""
+    with opened(src, COPIED) as old, told(dst, src.stat().st_size), dst.open("wb") as new:
         shutil.copyfileobj(old, new)
         new.flush()
         os.fsync(new.fileno())

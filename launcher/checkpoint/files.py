@@ -18,6 +18,7 @@ from launcher.checkpoint.header import Header, arrange
 from launcher.checkpoint.sealed import Sealer, sealed_size
 from launcher.checkpoint.space import reserve, told
 from launcher.plan.facts import TensorSpec
+from launcher.untrusted_file import opened
 
 CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file keeps in memory
 STRETCH = 32 << 20  # bytes of a file that the disk is given at once
@@ -155,7 +156,7 @@ def sliced(data: memoryview) -> Iterator[memoryview]:
 
 def mapped(path: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:
     """The whole file in memory, as the kernel pages it in; closed when nothing refers to it any more."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return mmap.mmap(file.fileno(), 0, access=access)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping
 from math import lcm
@@ -14,6 +13,7 @@ from launcher.checkpoint.mindspore import Slicing, StrategyFile, full_specs, rea
 from launcher.checkpoint.mindspore.files import form_of
 from launcher.checkpoint.strategy import Strategy
 from launcher.plan.facts import TensorSpec
+from launcher.untrusted_file import parsed, read_bytes
 
 Path_ = str | os.PathLike[str] | None
 Given = Strategy | StrategyFile
@@ -35,12 +35,12 @@ def is_ours(path: Path) -> bool:
     """Whether this is a strategy file of ours, or a folder, which only we have."""
     if path.is_dir():
         return True
-    data = path.read_bytes()
+    data = read_bytes(path)
     if form_of(data) == "protobuf":
         return False
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        found = parsed(data)
+    except ValueError:
         return False
     return isinstance(found, dict) and "format" in found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -14,8 +15,9 @@ import xxhash
 from launcher.checkpoint.blob import CODES, DTYPES, described
 from launcher.checkpoint.sealed import Sealed, is_sealed
 from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.untrusted_file import DIMS, TEXT, brief, opened, parsed
 
-LONGEST = 100_000_000  # bytes of header, as the safetensors library has it
+LONGEST = TEXT  # bytes of header
 METADATA = "__metadata__"
 
 
@@ -51,6 +53,10 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
         at += spec.nbytes
     text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > LONGEST:
+        raise ValueError(
+            f"{len(text)} bytes of header for {len(specs)} tensors in one file; at most {LONGEST} are read"
+        )
     head = len(text).to_bytes(8, "little") + text
     entries = {name: Slot(specs[name], len(head) + a, len(head) + b) for name, (a, b) in spans.items()}
     return head, Header(entries, dict(metadata), len(head) + at, xxhash.xxh3_128_hexdigest(head))
@@ -63,8 +69,8 @@ def read_header(path: Path, key: bytes | None = None) -> Header:
     if key is not None:
         sealed = Sealed(path, key)
         return _read(path, BytesIO(sealed.read(0, min(8, sealed.size))), sealed.size, sealed)
-    with path.open("rb") as file:
-        return _read(path, file, path.stat().st_size, None)
+    with opened(path) as file:
+        return _read(path, file, os.fstat(file.fileno()).st_size, None)
 
 
 def _read(path: Path, file: BinaryIO, size: int, sealed: Sealed | None) -> Header:
@@ -109,31 +115,22 @@ def _parse(text: bytes, head: bytes, size: int) -> Header:
 
 def _rows(text: bytes) -> dict[str, Any]:
     try:
-        rows = json.loads(text, object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        rows = parsed(text, unique=True)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError("not a safetensors file: its header is no JSON") from error
     if not isinstance(rows, dict):
         raise ValueError("not a safetensors file: its header is no mapping")
     return rows
 
 
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``json.loads``: raises ``ValueError`` for a key that is listed twice."""
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise ValueError(f"{key} is listed twice")
-        out[key] = value
-    return out
-
-
 def _slot(name: str, row: Any, base: int) -> Slot:
     if not isinstance(row, dict) or row.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"tensor {name} needs dtype, shape and data_offsets")
     if not isinstance(row["dtype"], str) or row["dtype"] not in DTYPES:
-        raise ValueError(f"tensor {name} has dtype {row['dtype']}; known are {', '.join(DTYPES)}")
+        dtype = row["dtype"][:20] if isinstance(row["dtype"], str) else brief(row["dtype"])
+        raise ValueError(f"tensor {name} has dtype {dtype}; known are {', '.join(DTYPES)}")
     if not _naturals(row["shape"]) or not _naturals(row["data_offsets"]) or len(row["data_offsets"]) != 2:
-        raise ValueError(f"tensor {name} has shape {row['shape']} at {row['data_offsets']}")
+        raise ValueError(f"tensor {name} has shape {brief(row['shape'])} at {brief(row['data_offsets'])}")
     spec = TensorSpec(tuple(row["shape"]), DTYPES[row["dtype"]])
     start, stop = row["data_offsets"]
     if stop - start != spec.nbytes:
@@ -142,4 +139,4 @@ def _slot(name: str, row: Any, base: int) -> Slot:
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+    return isinstance(value, list) and len(value) <= DIMS and all(type(n) is int and 0 <= n < 1 << 63 for n in value)

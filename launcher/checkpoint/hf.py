@@ -10,9 +10,10 @@ from typing import Any
 
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.files import blob_at, mapped
-from launcher.checkpoint.header import Header, read_header, unique
+from launcher.checkpoint.header import Header, read_header
 from launcher.checkpoint.names import Table, renamed
 from launcher.plan.facts import TensorSpec
+from launcher.untrusted_file import RefusedFile, read_json, stands
 
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -53,16 +54,16 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
 
     Every header is read and checked. Raises ``ValueError`` naming the file; with ``strict`` also for unmatched names.
     """
-    if path.is_file():
+    if stands(path):
         return HfFolder({path: read_header(path)}, names, strict=strict)
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder")
     one, index = path / ONE, path / INDEX
-    if one.is_file() and index.is_file():
+    if stands(one) and stands(index):
         raise ValueError(f"{path}: both {ONE} and {INDEX} are there, which may differ; remove one of them")
-    if one.is_file():
+    if stands(one):
         return HfFolder({one: read_header(one)}, names, strict=strict)
-    if index.is_file():
+    if stands(index):
         return HfFolder(_shards(index), names, strict=strict)
     if pickles := sorted(p.name for p in path.glob("*.bin")):
         raise ValueError(
@@ -76,7 +77,7 @@ def _shards(index: Path) -> dict[Path, Header]:
     for file in dict.fromkeys(weights.values()):
         if not _plain(file):
             raise ValueError(f"{index}: {file} is not the name of a .safetensors file in this folder")
-        if not (index.parent / file).is_file():
+        if not stands(index.parent / file):
             raise ValueError(f"{index}: shard {file} is missing")
     headers = {file: read_header(index.parent / file) for file in sorted({*weights.values()})}
     if found := [*_differences(weights, headers)]:
@@ -101,8 +102,10 @@ def _differences(weights: Mapping[str, str], headers: Mapping[str, Header]) -> I
 
 def _weight_map(index: Path) -> dict[str, str]:
     try:
-        data: Any = json.loads(index.read_bytes(), object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        data: Any = read_json(index, unique=True)
+    except RefusedFile:
+        raise
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{index}: no JSON") from error
     except ValueError as error:
         raise ValueError(f"{index}: {error}") from error

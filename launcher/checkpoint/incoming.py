@@ -24,6 +24,7 @@ from launcher.checkpoint.window import Window
 from launcher.plan.facts import TensorSpec
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Box, Layout
+from launcher.untrusted_file import irregular, stands
 
 Form = Literal["hf", "mindspore", "dcp"]
 
@@ -42,6 +43,8 @@ class Incoming:
 
 def form_of(path: Path) -> Form:
     """Told by what is there. Raises ``ValueError`` naming ``path`` when it is nothing that can be imported."""
+    if kind := irregular(path):
+        raise ValueError(f"{path}: {kind}")
     if path.is_file():
         if path.suffix not in (".safetensors", ".ckpt"):
             raise ValueError(f"{path}: neither a .safetensors nor a .ckpt file")
@@ -50,9 +53,9 @@ def form_of(path: Path) -> Form:
         raise ValueError(f"{path}: no such file or folder")
     if is_checkpoint(path):
         raise ValueError(f"{path}: a checkpoint of ours, which needs no import; give it as checkpoint.resume")
-    if (path / ONE).is_file() or (path / INDEX).is_file() or any(path.glob("pytorch_model*.bin")):
+    if stands(path / ONE) or stands(path / INDEX) or any(path.glob("pytorch_model*.bin")):
         return "hf"  # of pickles alone its reader says what to do
-    if (path / METADATA).is_file():
+    if stands(path / METADATA):
         return "dcp"
     if any(path.glob("rank_*")):
         return "mindspore"

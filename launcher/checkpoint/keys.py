@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.plan.saving import PLACE, told
+from launcher.untrusted_file import opened
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
 """An environment variable: where the key is now, when it is not where it was when the checkpoint was written."""
@@ -27,7 +28,7 @@ def load_key(place: str) -> bytes:
     if find_spec("cryptography") is None:
         raise ValueError(
             "encrypted checkpoints need the package cryptography, which is not installed: "
-            "pip install 'launcher[crypto]'"
+            "pip install 'autoparallel-launcher[crypto]'"
         )
     match = PLACE.fullmatch(place)
     if match is None:
@@ -54,7 +55,7 @@ def _of_variable(place: str, name: str) -> bytes:
 
 def _of_file(place: str, path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return file.read(1024)
     except OSError as error:
         raise ValueError(f"{told(place)}: the key cannot be read: {error.strerror}") from error

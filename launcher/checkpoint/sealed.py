@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checkpoint.space import told
+from launcher.untrusted_file import opened
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -77,7 +78,7 @@ class Sealed:
 
     def __init__(self, path: Path, key: bytes) -> None:
         self.path = path
-        with path.open("rb") as file:
+        with opened(path) as file:
             head, size = file.read(HEAD + TAG), os.fstat(file.fileno()).st_size
         if not is_sealed(head):
             raise ValueError(f"{path}: it is not encrypted, and the manifest says that it is")
@@ -104,7 +105,7 @@ class Sealed:
         return b"".join(parts)
 
     def _read(self, number: int) -> bytes:
-        with self.path.open("rb") as file:
+        with opened(self.path) as file:
             file.seek(HEAD + TAG + number * (BLOCK + TAG))
             return self._open(_nonce(number), file.read(BLOCK + TAG), f"block {number}")
 
@@ -119,7 +120,7 @@ class Sealed:
 
 def check_key(path: Path, key: bytes) -> None:
     """Raises ``ValueError`` if the file is encrypted with another key; looks at nothing else."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         _check_key(path, file.read(HEAD), key)
 
 
@@ -141,7 +142,7 @@ def sealed_size(plain: int) -> int:
 
 def salt_of(path: Path) -> str:
     """What makes its key another than that of every other file: 32 random bytes, hexadecimal."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return file.read(HEAD)[len(MAGIC) + ID : -WORD].hex()
 
 

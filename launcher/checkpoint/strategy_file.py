@@ -14,6 +14,7 @@ from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.checkpoint.strategy import Entry, Strategy, row, stages
 from launcher.plan.grid import Grid
 from launcher.plan.layout import Layout
+from launcher.untrusted_file import brief
 
 FORMAT, VERSION = "launcher.strategy", 1
 TOLD = 20  # missing stages that a message lists
@@ -94,7 +95,7 @@ def _parse(origin: str, data: Any) -> Part:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
     if data.get("version") != VERSION:
-        raise ValueError(f"{origin}: version {data.get('version')}; this launcher reads version {VERSION}")
+        raise ValueError(f"{origin}: version {brief(data.get('version'))}; this launcher reads version {VERSION}")
     try:
         grid = Grid(tuple((str(a), _whole(n)) for a, n in data["grid"].items()))
         entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
@@ -114,7 +115,7 @@ def _entry(grid: Grid, fields: Any) -> Entry:
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
-        raise TypeError(f"{values!r} is no list of names")
+        raise TypeError(f"{brief(values)} is no list of names")
     return tuple(values)
 
 
@@ -124,7 +125,7 @@ def _wholes(values: Any) -> tuple[int, ...]:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{brief(value)} is no whole number")
     return value
 
 

@@ -8,6 +8,13 @@ from math import prod
 
 from launcher.plan.layout import Box
 
+STEPS = 32
+"""Looks at each piece, at most: a grid takes two for each dim, slabs that all end elsewhere any number."""
+
+
+class _Uneven(Exception):
+    pass
+
 
 def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     """What is wrong; ``None`` when nothing is.
@@ -20,17 +27,27 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     for box in full:
         if (box & whole) != box:
             return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside of {list(shape)}"
-    if both := _overlap(full, 0):
+    try:
+        both = _overlap(full, 0, [STEPS * len(full)])
+    except _Uneven:
+        return f"its {len(full)} pieces are cut too unevenly: no grid looks like this"
+    if both:
         return f"its pieces at {list(both[0].lo)} and {list(both[1].lo)} overlap"
     if sum(prod(box.shape) for box in full) != prod(shape):
         return f"its pieces do not add up to {list(shape)}"
     return None
 
 
-def _overlap(boxes: Sequence[Box], dim: int) -> tuple[Box, Box] | None:
-    """Two that share an element: slabs between the edges along ``dim``, each looked at along the dims that are left."""
+def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box] | None:
+    """Two that share an element: slabs between the edges along ``dim``, each looked at along the dims that are left.
+
+    ``left`` is how many looks there still may be, more raise ``_Uneven``.
+    """
+    left[0] -= len(boxes)
     if len(boxes) < 2:
         return None
+    if left[0] < 0:
+        raise _Uneven
     if dim == len(boxes[0].lo):
         return boxes[0], boxes[1]
     edges = sorted({edge for box in boxes for edge in (box.lo[dim], box.hi[dim])})
@@ -40,6 +57,7 @@ def _overlap(boxes: Sequence[Box], dim: int) -> tuple[Box, Box] | None:
     open_boxes: list[Box] = []
     for a, _ in pairwise(edges):
         open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
-        if starts[a] and (found := _overlap(open_boxes, dim + 1)):
+        left[0] -= len(open_boxes) // 8  # these looks are short
+        if starts[a] and (found := _overlap(open_boxes, dim + 1, left)):
             return found
     return None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data.cifar_file import RECORD, Batches, find
+from launcher.data.cifar_file import LONGEST, RECORD, Batches, find
 from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.errors import Problem, RequestError
 from launcher.job.models import Cifar10
+from launcher.untrusted_file import read_bytes
+from launcher.untrusted_pickle import Bounded
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50 000 training images
 Split = tuple[NDArray[np.uint8], NDArray[np.uint8]]
@@ -26,8 +28,13 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-class _Restricted(pickle.Unpickler):
+class _Restricted(Bounded):
     """Builds numpy arrays and plain values, and nothing else: a pickle can name any function to call."""
+
+    dispatch: ClassVar = Bounded.dispatch | {
+        code[0]: pickle._Unpickler.dispatch[code[0]]
+        for code in (pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.UNICODE)
+    }
 
     _REBUILD = np.empty(0).__reduce__()[0]
     ALLOWED = {  # noqa: RUF012 (never changed)
@@ -47,21 +54,29 @@ class _Restricted(pickle.Unpickler):
 def read_pickle(file: Path) -> Split:
     """Raises ``RequestError`` for a file that is no CIFAR batch."""
     try:
-        with file.open("rb") as stream:
-            batch = _Restricted(stream, encoding="bytes").load()
+        batch = _Restricted(read_bytes(file, LONGEST), encoding="bytes").load()
         if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
             raise ValueError("no dictionary with data and labels")
-        pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[b"labels"])
+        if not isinstance(batch[b"data"], np.ndarray) or not _flat(batch[b"labels"]):
+            raise ValueError("data is no array, or labels are no list of numbers")
+        pixels, labels = batch[b"data"], np.asarray(batch[b"labels"])
         if pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, RECORD - 1):
             raise ValueError(f"data is {pixels.dtype} {pixels.shape} for {labels.size} labels")
+    except OSError as error:
+        raise RequestError((Problem("data.root", f"{file}: {error.strerror}"),)) from error
     except Exception as error:  # a broken pickle can raise anything
-        text = f"{file}: not a CIFAR-10 batch: {error}"
-        raise RequestError((Problem("data.root", f"{text}; fetch the archive again"),)) from error
+        why = "no pickle of plain data" if isinstance(error, KeyError | IndexError) else error
+        text = f"{file}: not a CIFAR-10 batch: {why}; fetch the archive again"
+        raise RequestError((Problem("data.root", text),)) from error
     return pixels.reshape(-1, 3, 32, 32), labels.astype(np.uint8)
 
 
+def _flat(labels: Any) -> bool:
+    return isinstance(labels, np.ndarray) or (isinstance(labels, list) and all(type(n) is int for n in labels))
+
+
 def read_binary(file: Path) -> Split:
-    records = np.fromfile(file, np.uint8).reshape(-1, RECORD)
+    records = np.frombuffer(read_bytes(file, LONGEST), np.uint8).reshape(-1, RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.data.bad_file import BadFile
+from launcher.untrusted_file import irregular, opened, stands
 
 RECORD = 1 + 3 * 32 * 32
+LONGEST = 64 << 20  # bytes of a batch; the published ones have half as much
 FORMS = (("", "cifar-10-batches-py"), (".bin", "cifar-10-batches-bin"))
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
 TEST = ("test_batch",)
@@ -29,17 +31,21 @@ def find(root: str) -> Batches | None:
     for suffix, folder in FORMS:
         for base in (Path(root), Path(root, folder)):
             train, test = (tuple(base / f"{name}{suffix}" for name in names) for names in (TRAIN, TEST))
-            if any(f.is_file() for f in (*train, *test)):
+            if any(stands(f) for f in (*train, *test)):
                 return Batches(suffix == ".bin", train, test)
     return None
 
 
 def whole(file: Path, binary: bool) -> None:
     """Raises ``BadFile`` for a file that is missing or cut off. Reads its size and last byte only."""
+    if kind := irregular(file):
+        raise BadFile(kind)
     if not file.is_file():
         raise BadFile("no such file")
     if not (size := file.stat().st_size):
         raise BadFile("empty")
+    if size > LONGEST:
+        raise BadFile(f"{size} bytes; at most {LONGEST} are read")
     if binary and size % RECORD:
         raise BadFile(f"cut off: {size} bytes are no whole number of records of {RECORD}")
     if not binary and _last_byte(file) != pickle.STOP:
@@ -47,6 +53,6 @@ def whole(file: Path, binary: bool) -> None:
 
 
 def _last_byte(file: Path) -> bytes:
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         stream.seek(-1, os.SEEK_END)
         return stream.read()

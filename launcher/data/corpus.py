@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.job.models import Text
+from launcher.untrusted_file import opened
 
 SHIPPED = Path(__file__).parent / "text" / "shakespeare.txt"
 
@@ -19,7 +20,8 @@ def where(settings: Text) -> Path:
 
 def split(settings: Text) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Bytes to train on and bytes held out, memory-mapped. No UTF-8 character is cut in two."""
-    data = np.memmap(where(settings), np.uint8, mode="r")
+    with opened(where(settings)) as file:
+        data = np.memmap(file, np.uint8, mode="r")
     at = len(data) - round(len(data) * settings.val_fraction)
     for _ in range(3):  # a character has three continuation bytes at most
         if at < len(data) and data[at] & 0xC0 == 0x80:

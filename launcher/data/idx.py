@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data.idx_file import TEST, TRAIN, find, header, offset
+from launcher.data.idx_file import TEST, TRAIN, find, header, inflated, offset
 from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.job.models import Idx
+from launcher.untrusted_file import opened
 
 MEAN, STD = (0.5,), (0.5,)  # whatever the images are: pixels in -1..1
 
@@ -21,8 +21,10 @@ def read(file: Path) -> NDArray[np.uint8]:
     """Memory-mapped when the file is plain."""
     shape = header(file)
     if file.suffix != ".gz":
-        return np.memmap(file, np.uint8, mode="r", offset=offset(shape), shape=shape)
-    data = gzip.decompress(file.read_bytes())
+        with opened(file) as stream:
+            return np.memmap(stream, np.uint8, mode="r", offset=offset(shape), shape=shape)
+    with opened(file) as stream:
+        data = inflated(stream).read(offset(shape) + prod(shape))
     return np.frombuffer(data, np.uint8, count=prod(shape), offset=offset(shape)).reshape(shape)
 
 

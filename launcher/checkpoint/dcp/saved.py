@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.checkpoint.dcp.pickled import Known, read
+from launcher.checkpoint.dcp.pickled import Known, plain, read
 from launcher.plan.facts import ITEMSIZE, TensorSpec
 
 LONGEST = 1 << 16  # bytes of the description of one tensor
@@ -59,7 +59,7 @@ def _rebuilt(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) ->
 KNOWN: Known = {
     "torch._utils._rebuild_tensor_v2": _rebuilt,
     "torch._utils._rebuild_tensor_v3": _rebuilt,
-    "collections.OrderedDict": dict,
+    "collections.OrderedDict": plain,
     "torch.storage.UntypedStorage": "bytes",
     **{f"torch.{name}": name for name in _STORAGES},
     **{f"torch.{dtype}": dtype for dtype in ITEMSIZE},
@@ -111,7 +111,7 @@ def _storage(pid: Any) -> _Storage:
 
 
 class _Part(io.RawIOBase):
-    """A stretch of memory as a file that can be read."""
+    """A stretch of memory as a file that can be read, a little at a time: the head of an archive is short."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = data, 0
@@ -131,6 +131,15 @@ class _Part(io.RawIOBase):
 
     def tell(self) -> int:
         return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._data.nbytes - self._at, 0)
+        size = left if size is None or size < 0 else min(size, left)
+        if size > 2 * LONGEST:
+            raise OSError(f"{size} bytes of directory, no single tensor's")
+        piece = bytes(self._data[self._at : self._at + size])
+        self._at += size
+        return piece
 
     def readinto(self, out: Any) -> int:
         piece = self._data[self._at : self._at + len(out)]

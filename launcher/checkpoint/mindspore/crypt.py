@@ -19,6 +19,7 @@ Mode = Literal["AES-GCM", "AES-CBC", "SM4-CBC"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 MAGIC: dict[int, Mode] = {0x7F3A5ED8: "AES-GCM", 0x7F3A5ED9: "AES-CBC", 0x7F3A5EDA: "SM4-CBC"}
 BLOCK = 64 << 20  # bytes of plain text in each block but the last
+BLOCKS = 1 << 16  # of a file: 4 TB
 KEYS = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}  # bytes
 WORD, IV, TAG, STEP = 4, 16, 16, 16
 NONCE = 12  # bytes of the IV that GCM really uses, whatever its length
@@ -113,13 +114,16 @@ class Sealed:
         )
 
     def _scan(self) -> Iterator[Block]:
-        at = 0
+        at = count = 0
         while at < self._file.size:
             block = _parse(self._file, at)
             if block.mode != self._mode:
                 raise ValueError(f"{self.path}: encrypted with {block.mode}, not with dec_mode {self._mode}")
             yield block
             at = block.stop
+            count += 1
+            if count > BLOCKS:
+                raise ValueError(f"{self.path}: damaged: more than {BLOCKS} encrypted blocks")
 
 
 def _parse(file: Plain, at: int) -> Block:

@@ -10,6 +10,7 @@ from launcher.checkpoint.durable import sync
 from launcher.checkpoint.mindspore import jsonform, protobuf
 from launcher.checkpoint.mindspore.strategy import Form, StrategyFile, merge
 from launcher.checkpoint.space import told
+from launcher.untrusted_file import read_bytes
 
 
 def form_of(data: bytes) -> Form:
@@ -27,7 +28,7 @@ def parse(data: bytes, origin: str) -> StrategyFile:
 
 
 def read_strategy(path: Path) -> StrategyFile:
-    return parse(path.read_bytes(), str(path))
+    return parse(read_bytes(path), str(path))
 
 
 def text(file: StrategyFile, form: Form) -> bytes:
@@ -51,7 +52,7 @@ def write_strategy(path: Path, file: StrategyFile, form: Form) -> None:
 
 def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, Form]:
     """The files of all stages as one merged file. Raises ``ValueError`` for two forms in one merge."""
-    data = {path: path.read_bytes() for path in paths}
+    data = {path: read_bytes(path) for path in paths}
     if not data:
         raise ValueError("no strategy file to merge")
     forms = {path: form_of(text) for path, text in data.items()}

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint.mindspore.wire import BYTES, NUMBERS, Message, numbers, packet
+from launcher.checkpoint.mindspore.wire import BYTES, MOST, NUMBERS, Message, numbers, packet
+from launcher.untrusted_file import read_bytes
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ def parse(data: bytes, origin: str) -> GroupFile:
 
 
 def read(path: Path) -> GroupFile:
-    return parse(path.read_bytes(), str(path))
+    return parse(read_bytes(path), str(path))
 
 
 def text(file: GroupFile) -> bytes:
@@ -47,7 +48,7 @@ def _parse(data: bytes) -> GroupFile:
 
 
 def _ranks(view: memoryview) -> tuple[int, ...]:
-    ranks = Message(view, {1: NUMBERS}).numbers(1)
+    ranks = Message(view, {1: NUMBERS}).numbers(1, MOST)
     if any(rank < 0 for rank in ranks):
         raise ValueError(f"ranks {list(ranks)}")
     return ranks

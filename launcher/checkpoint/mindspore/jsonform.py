@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 from launcher.checkpoint.mindspore.strategy import Operator, Slicing, StrategyFile, shown
+from launcher.untrusted_file import DIMS, brief, parsed
 
 
 def parse(data: bytes) -> StrategyFile:
@@ -52,22 +53,9 @@ def _row(name: str, s: Slicing) -> dict[str, Any]:
 
 def _load(data: bytes) -> Any:
     try:
-        return json.loads(data, object_pairs_hook=_unique, parse_constant=_no_number)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        return parsed(data, unique=True, finite=True)
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError("no JSON") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise ValueError(f"{key} is listed twice")
-        out[key] = value
-    return out
-
-
-def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number here")
 
 
 def _operator(name: str, row: Any) -> Operator:
@@ -114,12 +102,16 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 def _whole(row: dict[str, Any], key: str) -> int:
     value = row.get(key)
     if type(value) is not int or abs(value) >= 1 << 63:
-        raise ValueError(f"{key} is {value!r:.40}, not a whole number")
+        raise ValueError(f"{key} is {brief(value)}, not a whole number")
     return value
+
+
+def _short(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and len(value) <= DIMS
 
 
 def _wholes(row: dict[str, Any], key: str) -> tuple[int, ...]:
     value = row.get(key)
-    if not isinstance(value, list) or not all(type(n) is int and abs(n) < 1 << 63 for n in value):
-        raise ValueError(f"{key} is {value!r:.40}, not a list of whole numbers")
+    if not _short(value) or not all(type(n) is int and abs(n) < 1 << 63 for n in value):
+        raise ValueError(f"{key} is {brief(value)}, not a list of whole numbers")
     return tuple(value)

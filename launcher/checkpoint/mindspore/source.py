@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from launcher.untrusted_file import check
+
 PAGE = 1 << 16  # bytes read ahead, for headers
 
 
@@ -23,6 +25,7 @@ class Plain:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        check(path)
         self.size = path.stat().st_size
         self._at, self._page = 0, memoryview(b"")
 
@@ -35,7 +38,7 @@ class Plain:
         return self._page[start - self._at : stop - self._at]
 
     def _load(self, start: int, stop: int) -> bytes:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             out = os.pread(fd, stop - start, start)
             while len(out) < stop - start:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from launcher.checkpoint.blob import Blob, described
@@ -15,9 +16,12 @@ from launcher.checkpoint.mindspore.dtypes import DTYPES, SIZES, TEXT, nbytes
 from launcher.checkpoint.mindspore.source import Plain, Source
 from launcher.checkpoint.mindspore.wire import BYTES, VARINT, Field, fields, shown, signed, text, varint
 from launcher.plan.facts import TensorSpec
+from launcher.untrusted_file import DIMS
 
 CRC, CRC_DIGITS = b"crc_num", 10  # what a file with a checksum ends with: this, then the CRC-32, big-endian
 NAME_LIMIT = 1 << 16  # bytes; longer names are damage
+ENTRIES = 1 << 19  # of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's
+FIELDS = 4 * DIMS  # of an entry; its dims may be one in each
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,9 @@ def _entries(source: Source, end: int) -> dict[str, Stored]:
     """A tensor in several parts is listed once a part, each time with the dims of the whole."""
     out: dict[str, Stored] = {}
     run: list[_Part] = []
-    for part in _parts(source, end):
+    for number, part in enumerate(_parts(source, end)):
+        if number >= ENTRIES:
+            raise ValueError(f"more than {ENTRIES} entries")
         if run and run[0].name != part.name:
             out[run[0].name] = _joined(run)
             run = []
@@ -217,24 +223,33 @@ def _name(source: Source, start: int, end: int) -> str:
 
 
 def _part(source: Source, name: str, start: int, stop: int) -> _Part:
-    found = {field.number: field for field in fields(source.read, start, stop)}
+    found = {field.number: field for field in _few(fields(source.read, start, stop))}
     if 3 in found:
         raise ValueError("a map tensor, which is not supported")
     if found.keys() != {1, 2} or found[2].kind != BYTES:
         raise ValueError("the entry is not a name with a tensor")
     dims: list[int] = []
     rest: dict[int, Field] = {}
-    for field in fields(source.read, found[2].start, found[2].stop):
+    for field in _few(fields(source.read, found[2].start, found[2].stop)):
         if field.number == 1:
-            dims += _dims(source, field)
+            dims += islice(_dims(source, field), DIMS + 1)
         else:
             rest[field.number] = field
     if rest.keys() != {2, 3} or any(f.kind != BYTES for f in rest.values()):
         raise ValueError("its dtype or its content is missing")
+    if len(dims) > DIMS:
+        raise ValueError(f"it has more than {DIMS} dims")
     kind, content = rest[2], rest[3]
     if kind.stop - kind.start > NAME_LIMIT:
         raise ValueError("its dtype is no name")
     return _Part(name, tuple(dims), text(bytes(source.read(kind.start, kind.stop))), content.start, content.stop)
+
+
+def _few(found: Iterator[Field]) -> Iterator[Field]:
+    for number, field in enumerate(found):
+        if number >= FIELDS:
+            raise ValueError(f"more than {FIELDS} fields in one entry")
+        yield field
 
 
 def _dims(source: Source, field: Field) -> Iterator[int]:

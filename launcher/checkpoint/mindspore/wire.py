@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
+
+from launcher.untrusted_file import DIMS
 
 VARINT, BYTES = 0, 2
 NUMBERS = -1  # no kind on the wire: numbers, each in a field or packed into one
 LONGEST = 10  # bytes of a varint
+MOST = 1 << 20  # fields of a message, or numbers in one: a layout for each tensor, or a number for each rank
 Read = Callable[[int, int], bytes | memoryview]
 """The bytes from the first offset up to the second."""
 
@@ -72,6 +76,8 @@ class Message:
             if kinds[field.number] not in (field.kind, NUMBERS):
                 raise ValueError(f"field {field.number} is of another kind")
             self._found[field.number].append(field)
+            if len(self._found[field.number]) > MOST:
+                raise ValueError(f"field {field.number} is there more than {MOST} times")
 
     def views(self, number: int) -> list[memoryview]:
         return [self._data[f.start : f.stop] for f in self._found[number]]
@@ -91,9 +97,12 @@ class Message:
             raise ValueError(f"field {number} has {len(values)} values, not one")
         return values[0]
 
-    def numbers(self, number: int) -> tuple[int, ...]:
-        """Signed; packed into one field or one in each."""
-        return tuple(signed(v) for f in self._found[number] for v in self._values(f))
+    def numbers(self, number: int, most: int = DIMS) -> tuple[int, ...]:
+        """Signed; packed into one field or one in each. Raises ``ValueError`` for more than ``most``."""
+        found = tuple(signed(v) for f in self._found[number] for v in islice(self._values(f), most + 1))
+        if len(found) > most:
+            raise ValueError(f"field {number} has more than {most} values")
+        return found
 
     def _values(self, field: Field) -> Iterator[int]:
         if field.kind == VARINT:

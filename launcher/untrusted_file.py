@@ -1,0 +1,157 @@
+"""Files that somebody else may have made: regular ones alone, of bounded size and depth, opened so that none blocks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import reprlib
+import stat
+from collections.abc import Callable
+from typing import Any, BinaryIO, NoReturn
+
+TEXT = 32 << 20
+"""Bytes of a file that lists tensors or settings: twice what the largest published model needs for its 140 000 tensors
+(Kimi K2; 100 to 140 bytes each in the index and in headers, of which it has 61)."""
+DIMS = 64  # of a tensor, as torch and numpy have it
+DEPTH = 64
+"""Levels of JSON; none of the formats that are read has more than ten."""
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+_BRIEF.maxlong = _BRIEF.maxstring
+
+
+class RefusedFile(OSError, ValueError):
+    """A file that is not read: ``filename`` says which, ``strerror`` why."""
+
+    def __init__(self, path: object, why: str) -> None:
+        super().__init__(errno.EINVAL, why, str(path))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+    def __reduce__(self) -> tuple[type[RefusedFile], tuple[str, str]]:
+        return RefusedFile, (str(self.filename), str(self.strerror))
+
+
+def irregular(path: str | os.PathLike[str]) -> str | None:
+    """What there is at ``path`` instead of a file or a folder, in words; ``None`` where that is not so."""
+    try:
+        return _kind(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return None
+
+
+def stands(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file, or what is refused in the place of one when it is opened."""
+    return os.path.isfile(path) or irregular(path) is not None
+
+
+def check(path: str | os.PathLike[str], most: int | None = None) -> None:
+    """Raises as ``opened`` does."""
+    opened(path, most).close()
+
+
+def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
+    """For reading. Raises ``OSError``: also for what is no regular file, and for one of more than ``most`` bytes."""
+    _check_kind(path, os.stat(path).st_mode)  # first: to open a device can do something to it
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)  # again: it may be another since
+        _check_kind(path, status.st_mode)
+        if most is not None and status.st_size > most:
+            raise RefusedFile(path, f"{status.st_size} bytes; at most {most} are read")
+        return os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def read_bytes(path: str | os.PathLike[str], most: int = TEXT) -> bytes:
+    """All of it. Raises as ``opened`` does."""
+    with opened(path, most) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(size + 1)
+        while len(data) > size:  # those below /proc say that they have none, others grow
+            if len(data) > most:
+                raise RefusedFile(path, f"more than {most} bytes, which are all that is read")
+            size = 2 * len(data)
+            data += file.read(size - len(data) + 1)
+    return data
+
+
+def read_text(path: str | os.PathLike[str], most: int = TEXT) -> str:
+    """Raises as ``opened`` does, and ``UnicodeDecodeError``."""
+    return read_bytes(path, most).decode()
+
+
+def read_json(path: str | os.PathLike[str], most: int = TEXT, *, unique: bool = False) -> Any:
+    """What the file says. Raises as ``opened`` and ``parsed`` do."""
+    return parsed(read_text(path, most), unique=unique)
+
+
+def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> Any:
+    """What JSON says. Raises ``ValueError``: ``JSONDecodeError`` or ``UnicodeDecodeError`` for what is none, and for
+    what is nested too deeply; another with ``unique`` for a key that is listed twice, with ``finite`` for NaN.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_once if unique else None, parse_constant=_none if finite else None)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        raise json.JSONDecodeError("a number of more digits than Python reads", "", 0) from None
+    level = [value] if _nests(value) else []
+    for _ in range(DEPTH):
+        if not level:
+            return value
+        level = [v for over in level for v in (over.values() if isinstance(over, dict) else over) if _nests(v)]
+    raise _too_deep()
+
+
+def brief(value: Any) -> str:
+    """A value of a file as a message has it, however long or deep it is."""
+    return _BRIEF.repr(value)
+
+
+def _nests(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _too_deep() -> json.JSONDecodeError:
+    return json.JSONDecodeError(f"nested deeper than {DEPTH} levels", "", 0)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"{twice} is listed twice")
+    return out
+
+
+def _none(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number here")
+
+
+def _kind(mode: int) -> str | None:
+    return next((f"{name}, not a regular file" for is_it, name in _KINDS if is_it(mode)), None)
+
+
+def _check_kind(path: str | os.PathLike[str], mode: int) -> None:
+    if kind := _kind(mode):
+        raise RefusedFile(path, kind)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise RefusedFile(path, "not a regular file")

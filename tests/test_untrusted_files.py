@@ -1,0 +1,476 @@
+"""No file from outside hangs a reader or fills the memory: pipes, devices, terabytes of nothing, bombs."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+
+from launcher import asked, sweep
+from launcher.checkpoint import store
+from launcher.checkpoint.dcp.saved import find
+from launcher.checkpoint.durable import copy
+from launcher.checkpoint.given import given
+from launcher.checkpoint.header import arrange
+from launcher.checkpoint.hf import read_hf
+from launcher.checkpoint.incoming import outline
+from launcher.checkpoint.keys import load_key
+from launcher.checkpoint.mindspore import groups, read_stages, read_strategy
+from launcher.checkpoint.mindspore.wire import packet
+from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.strategy_file import load
+from launcher.checkpoint.tiling import untiled
+from launcher.data import bpe
+from launcher.data.cifar import read_pickle
+from launcher.data.idx import read as read_idx
+from launcher.data.idx_file import whole
+from launcher.data.problems import absent, check
+from launcher.errors import said
+from launcher.job.models import Cifar10, Idx, Text
+from launcher.plan.facts import TensorSpec
+from launcher.plan.layout import Box
+from launcher.runtime import folder
+from launcher.untrusted_file import TEXT
+from tests.checkpoint.saving import filled, save, small
+from tests.data.files import write_cifar, write_idx
+
+S = 1.0  # seconds of a reader's own
+MEMORY = 64 << 20
+
+
+def _checkpoint(home: Path) -> None:
+    save(home / "step-000001", small(), filled(small()), {"step": 1})
+
+
+def _problems(found: list[Any]) -> None:
+    if found:
+        raise ValueError("\n".join(p.text for p in found))
+
+
+def _text(home: Path, **more: Any) -> Text:
+    return Text.model_validate({"name": "text", "vocab_size": 300, "seq_len": 8, "val_fraction": 0.1, **more})
+
+
+def _cifar(home: Path) -> Cifar10:
+    return Cifar10.model_validate({"name": "cifar10", "root": str(home)})
+
+
+def _idx(home: Path) -> Idx:
+    return Idx.model_validate({"name": "idx", "root": str(home), "size": 32, "channels": 1})
+
+
+def _latest(home: Path) -> None:
+    """One that says nothing is no error: the highest step is the newest then."""
+    assert store.latest(home) == home / "step-000001"
+    raise ValueError("step-000001")
+
+
+# The file, how the folder around it is furnished, and what reads it.
+READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
+    "safetensors": ("f.safetensors", lambda f: None, lambda f: outline(f / "f.safetensors")),
+    "safetensors in a folder": ("model.safetensors", lambda f: None, lambda f: read_hf(f / "model.safetensors")),
+    "index": ("model.safetensors.index.json", lambda f: None, lambda f: read_hf(f)),
+    "ckpt": ("f.ckpt", lambda f: None, lambda f: outline(f / "f.ckpt")),
+    "dcp metadata": (".metadata", lambda f: None, lambda f: outline(f)),
+    "strategy": ("s.json", lambda f: None, lambda f: load(f / "s.json")),
+    "strategy of any form": ("s", lambda f: None, lambda f: given("strategy", f / "s")),
+    "MindSpore strategy": ("s.ckpt", lambda f: None, lambda f: read_strategy(f / "s.ckpt")),
+    "strategies of stages": ("s.ckpt", lambda f: None, lambda f: read_stages([f / "s.ckpt"])),
+    "groups": ("g", lambda f: None, lambda f: groups.read(f / "g")),
+    "state": ("step-000001/state.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
+    "layouts": ("step-000001/strategy/stage0.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
+    "latest": ("latest", _checkpoint, _latest),
+    "key": ("key", lambda f: None, lambda f: load_key(f"file:{f / 'key'}")),
+    "copied along": ("tokenizer.json", lambda f: None, lambda f: copy(f / "tokenizer.json", f / "new")),
+    "operators": ("o.json", lambda f: None, lambda f: _problems([asked._operators(str(f / "o.json"))])),
+    "switches": ("p.json", lambda f: None, lambda f: _problems(asked._switches(str(f / "p.json"))[1])),
+    "status": ("status.json", lambda f: None, lambda f: folder.read_status(f)),
+    "sweep": ("cells.json", lambda f: None, lambda f: sweep._known(f / "cells.json")),
+    "tokenizer": ("t.json", lambda f: None, lambda f: bpe.load(f / "t.json")),
+    "tokenizer that is asked for": (
+        "t.json",
+        lambda f: None,
+        lambda f: _problems(absent(_text(f, tokenizer="file", tokenizer_file=str(f / "t.json")))),
+    ),
+    "corpus": ("c.txt", lambda f: None, lambda f: _problems(check(_text(f, path=str(f / "c.txt"), tokenizer="bpe")))),
+    "cifar": ("data_batch_1", lambda f: write_cifar(f, "python"), lambda f: _problems(check(_cifar(f)))),
+    "cifar, binary": ("data_batch_1.bin", lambda f: write_cifar(f, "binary"), lambda f: _problems(check(_cifar(f)))),
+    "cifar batch": ("data_batch_1", lambda f: None, lambda f: read_pickle(f / "data_batch_1")),
+    "idx": ("train-images-idx3-ubyte", lambda f: write_idx(f, ""), lambda f: _problems(check(_idx(f)))),
+    "idx.gz": ("train-images-idx3-ubyte.gz", lambda f: write_idx(f, ".gz"), lambda f: _problems(check(_idx(f)))),
+}
+PIPE, SOCKET, DEVICE = (f"{kind}, not a regular file" for kind in ("a named pipe", "a socket", "a device"))
+
+
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as it:
+        it.bind(str(path))
+
+
+KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pipe": (os.mkfifo, PIPE),
+    "socket": (bind, SOCKET),
+    "device": (lambda path: path.symlink_to("/dev/zero"), DEVICE),
+    "link to a pipe": (lambda path: (os.mkfifo(path.with_name("p")), path.symlink_to("p")), PIPE),
+}
+
+
+@contextmanager
+def bounded(seconds: float = S) -> Iterator[None]:
+    """Fails after ``seconds`` of this process's time, and at once when something waits for ten."""
+
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)
+    began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - began < seconds
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < MEMORY >> 10
+
+
+def refusal(read: Callable[[], object]) -> str:
+    with bounded(), pytest.raises((OSError, ValueError)) as caught:
+        read()
+    assert not isinstance(caught.value, TimeoutError)
+    return said(caught.value)
+
+
+def planted(tmp_path: Path, reader: str) -> tuple[Path, Callable[[], object]]:
+    """The place of the file, and the reader of the furnished folder."""
+    file, furnish, read = READERS[reader]
+    furnish(tmp_path)
+    (tmp_path / file).unlink(missing_ok=True)
+    return tmp_path / file, lambda: read(tmp_path)
+
+
+# Where the message is not the path and the reason.
+SAID = {
+    "state": "{home}/step-000001: incomplete checkpoint: state.json is missing",
+    "layouts": "{home}/step-000001: incomplete checkpoint: strategy/stage0.json is missing",
+    "latest": "step-000001",
+    "key": "file:{path}: the key cannot be read: {why}",
+    "status": "run_dir: {path}: {why}",
+    "sweep": "sweep_dir: {path}: {why}",
+    "cifar batch": "data.root: {path}: {why}",
+    "tokenizer": "{path}: not a tokenizer: {why}",
+    "idx.gz": "{home}/train-images-idx3-ubyte: {why}",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_regular_file_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the address of a socket is short
+    path, read = planted(tmp_path, reader)
+    make, why = KINDS[kind]
+    make(path.relative_to(tmp_path) if kind == "socket" else path)
+    assert refusal(read) == SAID.get(reader, "{path}: {why}").format(home=tmp_path, path=path, why=why)
+
+
+FOLDER = "Is a directory"
+NOTHING = {  # where a folder is something else, or no file
+    "safetensors": "{path}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch "
+    "DCP folder (.metadata), rank_<k> folders",
+    "safetensors in a folder": "{path}: neither model.safetensors nor model.safetensors.index.json is there",
+    "index": "{home}: neither model.safetensors nor model.safetensors.index.json is there",
+    "ckpt": "{path}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a torch DCP "
+    "folder (.metadata), rank_<k> folders",
+    "dcp metadata": "{home}: none of a Hugging Face folder (model.safetensors or model.safetensors.index.json), a "
+    "torch DCP folder (.metadata), rank_<k> folders",
+    "strategy": "{path}: no strategy files (*.json) in this folder",
+    "strategy of any form": "{path}: no strategy files (*.json) in this folder",
+    "tokenizer that is asked for": "{path}: no such file",
+    "operators": "{path}: cannot be read: {why}",
+    "switches": "{path}: cannot be read: {why}",
+    "cifar": "{path}: no such file",
+    "cifar, binary": "{path}: no such file",
+    "idx": "{path}: no such file, plain or with .gz",
+    "idx.gz": "{home}/train-images-idx3-ubyte: no such file, plain or with .gz",
+    "status": "{path}: {why}",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_nor_is_a_folder(tmp_path: Path, reader: str) -> None:
+    path, read = planted(tmp_path, reader)
+    path.mkdir()
+    text = (SAID | NOTHING).get(reader, "{path}: {why}")
+    assert refusal(read) == text.format(home=tmp_path, path=path, why=FOLDER)
+
+
+HUGE = 1 << 42
+TOO_LONG = {  # the most that is read, where that is not as in a list of tensors
+    "dcp metadata": 128 << 20,
+    "copied along": 1 << 30,
+    "tokenizer": 64 << 20,
+    "cifar": 64 << 20,
+    "cifar, binary": 64 << 20,
+    "cifar batch": 64 << 20,
+}
+ZEROS = {  # what may be as long as it likes, and is found out otherwise
+    "safetensors": "{path}: not a safetensors file: its header is no JSON",
+    "safetensors in a folder": "{path}: not a safetensors file: its header is no JSON",
+    "ckpt": "{path}: not a MindSpore checkpoint, or damaged, at byte 0: no entry of a tensor starts here",
+    "state": f"{{home}}/step-000001: incomplete checkpoint: state.json has {HUGE} bytes, manifest.json says 15",
+    "layouts": f"{{home}}/step-000001: incomplete checkpoint: strategy/stage0.json has {HUGE} bytes, manifest.json "
+    "says 569",
+    "key": "file:{path}: no key of AES-256: it has 1024 bytes; wanted are 32 random bytes, as 64 hexadecimal digits "
+    "(openssl rand -hex 32), as base64 or, in a file, as they are",
+    "corpus": f"{{path}}: {HUGE} bytes; data.tokenizer=bpe reads at most {1 << 30}, all into memory; "
+    "data.tokenizer=bytes with data.vocab_size=256 reads any bytes",
+    "idx": "{path}: not an idx file of unsigned bytes",
+    "idx.gz": "{home}/train-images-idx3-ubyte: cannot be read: Not a gzipped file (b'\\x00\\x00')",
+}
+
+
+@pytest.mark.parametrize("reader", READERS.keys() - {"tokenizer that is asked for"})
+def test_a_file_of_terabytes_is_refused_by_its_size(tmp_path: Path, reader: str) -> None:
+    path, read = planted(tmp_path, reader)
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+    why = f"{HUGE} bytes; at most {TOO_LONG.get(reader, TEXT)} are read"
+    assert refusal(read) == (SAID | ZEROS).get(reader, "{path}: {why}").format(home=tmp_path, path=path, why=why)
+
+
+BOMBS = {
+    "deep": b"[" * 500_000 + b"]" * 500_000,
+    "deep mappings": b'{"a":' * 65 + b"1" + b"}" * 65,
+    "no end": b"[" * 1_000_000,
+    "digits": b'{"a": ' + b"9" * 4_000_000 + b"}",
+}
+DEEP, DIGITS = "nested deeper than 64 levels", "a number of more digits than Python reads"
+ABOUT = {"deep": DEEP, "deep mappings": DEEP, "no end": DEEP, "digits": DIGITS}
+NO_JSON = {
+    "index": "{path}: no JSON",
+    "strategy": "{path}: not a strategy file: no JSON",
+    "strategy of any form": "{path}: not a MindSpore strategy file ({form})",
+    "MindSpore strategy": "{path}: not a MindSpore strategy file ({form})",
+    "operators": "{path}:1: no JSON: {about}",
+    "switches": "{path}:1: no JSON: {about}",
+    "status": "run_dir: {path}: damaged: it does not say which steps are done; without the file all are done again",
+    "sweep": "sweep_dir: {path}: no JSON",
+}
+FORM = {b"{": "json): no JSON", b"[": "protobuf): byte 0 does not start a field"}
+
+
+@pytest.mark.parametrize("reader", NO_JSON)
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_deep_json_and_numbers_without_end_are_refused_at_once(tmp_path: Path, bomb: str, reader: str) -> None:
+    path, read = planted(tmp_path, reader)
+    path.write_bytes(BOMBS[bomb])
+    text = NO_JSON[reader].replace("{form})", FORM[BOMBS[bomb][:1]])
+    assert refusal(read) == text.format(path=path, about=ABOUT[bomb])
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_so_is_such_a_tokenizer(tmp_path: Path, bomb: str) -> None:
+    path, read = planted(tmp_path, "tokenizer")
+    path.write_bytes(BOMBS[bomb])
+    assert refusal(read).startswith(f"{path}: not a tokenizer: ")
+
+
+def headed(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_so_is_such_a_header_of_safetensors(tmp_path: Path, bomb: str) -> None:
+    path, read = planted(tmp_path, "safetensors")
+    path.write_bytes(headed(BOMBS[bomb]))
+    assert refusal(read) == f"{path}: not a safetensors file: its header is no JSON"
+
+
+def row(shape: str) -> bytes:
+    return headed(f'{{"w": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 4]}}}}'.encode())
+
+
+CUT = "1000000000000...00000000000000"
+HEADERS = {
+    "100 MB": (
+        (100_000_000).to_bytes(8, "little"),
+        "not a safetensors file: its header claims 100000000 bytes, at most 33554432 are read",
+    ),
+    "dims": (row(f"[{', '.join(['1'] * 500_000)}]"), "tensor w has shape [1, 1, 1, 1, 1, 1, ...] at [0, 4]"),
+    "one name over and over": (headed(b"{" + b",".join([b'"a": 1'] * 200_000) + b"}"), "a is listed twice"),
+    "numbers beyond files": (row(f"[{10**4000}, {10**4000}]"), f"tensor w has shape [{CUT}, {CUT}] at [0, 4]"),
+    "lists in lists": (row("[[[[[[[[1]]]]]]]]"), "tensor w has shape [[[...]]] at [0, 4]"),
+}
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_no_header_is_longer_than_tensors_need(tmp_path: Path, case: str) -> None:
+    path, read = planted(tmp_path, "safetensors")
+    data, text = HEADERS[case]
+    path.write_bytes(data)
+    if case == "100 MB":
+        os.truncate(path, 1 << 30)
+    assert refusal(read) == f"{path}: {text}"
+
+
+def test_nor_is_one_written(tmp_path: Path) -> None:
+    specs = {f"{i:07d}" + "n" * 9_000: TensorSpec((), "int8") for i in range(4_000)}
+    with pytest.raises(
+        ValueError, match="36249784 bytes of header for 4000 tensors in one file; at most 33554432 are read"
+    ):
+        arrange(specs, {})
+
+
+def doubled(first: bytes, join: bytes, times: int) -> bytes:
+    """A value that holds the one before it twice, and so on: 2 to the power of ``times`` when it is all written out."""
+    return first + b"".join(pickle.MEMOIZE + pickle.BINGET + bytes([i]) + join for i in range(times))
+
+
+def listed(times: int) -> bytes:
+    """As ``doubled``, of lists."""
+    new = b"".join(pickle.BINPUT + bytes([i]) + b"0](h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(times))
+    return b"](K\x00e" + new
+
+
+def as_key(value: bytes) -> bytes:
+    return b"\x80\x04}" + value + b"K\x01s."
+
+
+def as_metadata(size: bytes) -> bytes:
+    """A tensor of that size, of a checkpoint without files."""
+    at = b"ctorch.distributed.checkpoint.metadata\n"
+    tensor = b")\x81}(X\x04\x00\x00\x00size" + size + b"ub"
+    listed = b"}X\x01\x00\x00\x00w" + at + b"TensorStorageMetadata\n" + tensor + b"s"
+    return b"\x80\x04" + at + b"Metadata\n)\x81}(X\x13\x00\x00\x00state_dict_metadata" + listed + b"ub."
+
+
+COLLIDING = b"".join(pickle.LONG1 + bytes([18]) + (k * (2**61 - 1) << 60).to_bytes(18, "little") + b"K\x01"
+                     for k in range(1, 20_000))  # fmt: skip
+LONG, KEY = "a tuple of more than 1000 values", "a key that is neither text nor a small number"
+SIZE = b"ctorch\nSize\nh\x00\x85R"
+PICKLES = {
+    "tuples twice over": (as_key(doubled(b")", b"\x86", 99)), LONG),
+    "frozen sets": (as_key(b"((\x91\x94h\x00\x91"), "no pickle of plain data (KeyError)"),
+    "tuples without end": (as_key(b")" + b"\x85" * 500_000), LONG),
+    "a long tuple": (as_key(b"(" + b"K\x01" * 500_000 + b"t"), LONG),
+    "a tuple as a key": (as_key(b"K\x01\x85"), f"{KEY} (tuple)"),
+    "a float as a key": (as_key(b"G" + bytes(8)), f"{KEY} (float)"),
+    "numbers that collide": (b"\x80\x04}(" + COLLIDING + b"u.", f"{KEY} (int)"),
+    "a set of tuples": (b"\x80\x04\x8f(" + doubled(b")", b"\x86", 40) + b"\x90.", LONG),
+    "lists twice over": (as_metadata(listed(60)), "[[[...], [...]], [[...], [...]]] are no sizes"),
+    "a copied mapping": (b"\x80\x04ccollections\nOrderedDict\n]\x85R.", "a mapping made of another"),
+    "lists alone": (b"\x80\x04(" + b"]" * 500_000 + b"l.", "it makes more than its length can need"),
+    "marks alone": (b"\x80\x04]" + b"\x94" * 500_000 + b".", "it marks more for later than its length can need"),
+    "sizes that are copied": (
+        b"\x80\x04](" + b"K\x01" * 100_000 + b"e\x940(" + SIZE * 9_000 + b"l.",
+        "no pickle of plain data (ValueError)",
+    ),
+}
+OF_TORCH = {  # names that no file of images has
+    "lists twice over": "torch.distributed.checkpoint.metadata.Metadata is not allowed",
+    "a copied mapping": "collections.OrderedDict is not allowed",
+    "sizes that are copied": "torch.Size is not allowed",
+    "frozen sets": "no pickle of plain data",
+}
+
+
+@pytest.mark.parametrize("case", PICKLES)
+def test_a_pickle_costs_what_its_length_says(tmp_path: Path, case: str) -> None:
+    data, text = PICKLES[case]
+    path, read = planted(tmp_path, "dcp metadata")
+    path.write_bytes(data)
+    assert refusal(read) == f"{path}: {text}"
+    path, read = planted(tmp_path, "cifar batch")
+    path.write_bytes(data)
+    why = OF_TORCH.get(case, text)
+    assert refusal(read) == f"data.root: {path}: not a CIFAR-10 batch: {why}; fetch the archive again"
+
+
+def test_labels_of_images_are_a_list_of_numbers(tmp_path: Path) -> None:
+    path, read = planted(tmp_path, "cifar batch")
+    nested: Any = []
+    for _ in range(60):
+        nested = [nested, nested]
+    path.write_bytes(pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": nested}, 2))
+    why = "data is no array, or labels are no list of numbers"
+    assert refusal(read) == f"data.root: {path}: not a CIFAR-10 batch: {why}; fetch the archive again"
+
+
+def staircase(n: int) -> list[Box]:
+    """They tile a square, and no two end at the same place."""
+    return [b for i in range(n) for b in (Box((0, i), (i, i + 1)), Box((i, i), (n, i + 1)))]
+
+
+def test_pieces_that_no_grid_would_make_are_not_compared_for_hours() -> None:
+    assert untiled((20, 20), staircase(20)) is None
+    with bounded():
+        assert untiled((3000, 3000), staircase(3000)) == (
+            "its 5999 pieces are cut too unevenly: no grid looks like this"
+        )
+        rows = [Box((i, j), (i + 1, j + 1)) for i in range(100) for j in range(100)]
+        assert untiled((100, 100), rows) is None
+
+
+def test_an_archive_of_a_tensor_has_a_short_directory(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "a.zip", "w") as archive:
+        for i in range(5_000):
+            archive.writestr(f"a/{i}", b"")
+    data = (tmp_path / "a.zip").read_bytes()
+    with bounded(), pytest.raises(ValueError, match=r"^not what torch.save writes: 2.* bytes of directory, no single"):
+        find(memoryview(data), 0, len(data))
+
+
+def entry(dims: bytes) -> bytes:
+    """An entry of a ``.ckpt``."""
+    return packet(1, packet(1, b"w") + packet(2, dims + packet(2, b"Float32") + packet(3, bytes(4))))
+
+
+CKPTS = {
+    "dims in one field": (entry(packet(1, b"\x01" * 500_000)), "it has more than 64 dims"),
+    "a field for each dim": (entry(b"\x08\x01" * 500_000), "more than 256 fields in one entry"),
+}
+
+
+@pytest.mark.parametrize("case", CKPTS)
+def test_an_entry_of_a_ckpt_is_a_tensor(tmp_path: Path, case: str) -> None:
+    path, read = planted(tmp_path, "ckpt")
+    data, text = CKPTS[case]
+    path.write_bytes(data)
+    assert refusal(read) == f"{path}: tensor w: {text}"
+
+
+def test_a_strategy_has_few_numbers_for_each_parameter(tmp_path: Path) -> None:
+    path, read = planted(tmp_path, "MindSpore strategy")
+    layouts = packet(1, packet(1, b"\x01" * 500_000)) + packet(2, packet(1, b"\x01"))
+    path.write_bytes(b"\x08\x02" + packet(3, packet(1, b"w") + packet(2, layouts)))
+    told = "parameter w: field 1 has more than 64 values"
+    assert refusal(read) == f"{path}: not a MindSpore strategy file (protobuf): {told}"
+
+
+def test_a_gzipped_file_is_unpacked_as_far_as_its_header_says(tmp_path: Path) -> None:
+    write_idx(tmp_path, ".gz")
+    path = tmp_path / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(256 << 20)))
+    with bounded():
+        assert read_idx(path).shape == (6,)
+    head = bytes((0, 0, 8, 1)) + (1 << 31).to_bytes(4)
+    path.write_bytes(gzip.compress(head + bytes(9)))
+    with (
+        bounded(),
+        pytest.raises(ValueError, match=r"^its header promises 2147483656 bytes; at most 1073741824 are unp"),
+    ):
+        whole(str(tmp_path), "train-labels-idx1-ubyte", 1)
