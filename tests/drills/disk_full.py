@@ -1,4 +1,4 @@
-"""A disk with random room, one that fills up or turns read-only, a folder deleted: one line, and it goes on after."""
+"""A disk with random room, one that fills up, a folder deleted: one line says so, and the run goes on after."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ HOW = {
 }
 NEEDED = r"No space left on device: the file needs \d+ bytes, \d+ are free"
 GONE = r"was deleted or moved while the run was at work there|No such file or directory"
-TOLD = {"little room": NEEDED, "fills up": NEEDED, "read-only": "Read-only file system", "deleted": GONE,
+TOLD = {"little room": NEEDED, "fills up": NEEDED, "deleted": GONE,
         "deleted checkpoints": GONE}  # fmt: skip
-HARMS = ("little room", "little room", "fills up", "fills up", "read-only", "deleted", "deleted checkpoints")
+HARMS = ("little room", "little room", "fills up", "fills up", "deleted", "deleted checkpoints")
 
 
 def run(times: int, chance: random.Random, folder: Path) -> Tally:
@@ -86,7 +86,6 @@ def _try(how: str, chance: random.Random, small: Path, log: Path, straight: list
     if harm == "little room":
         leave(small, room)
     code = forked(words, log, lambda: _harm(harm, chance, small, run_dir))
-    _remount(small, "rw")
     try:
         told = _judged(harm, code, log.read_text(), run_dir)
         if told != "right":
@@ -113,16 +112,10 @@ def _harm(harm: str, chance: random.Random, small: Path, run_dir: Path) -> None:
     (small / "ballast").touch()
     if harm == "fills up":
         leave(small, chance.choice((0, 0, 4, 16, 64, 200)))
-    elif harm == "read-only":
-        _remount(small, "ro")
     elif harm == "deleted":
         shutil.rmtree(run_dir, ignore_errors=True)
     else:
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-
-
-def _remount(small: Path, how: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{how}", str(small)], check=True, capture_output=True)
 
 
 def _judged(harm: str, code: int | None, said: str, run_dir: Path) -> str:
@@ -133,16 +126,16 @@ def _judged(harm: str, code: int | None, said: str, run_dir: Path) -> str:
         return f"traceback: {said[-900:]}"
     left = [p.name for p in run_dir.rglob("*") if ".status.json" in p.name or p.name.endswith(".partial")]
     left += [p.name for p in run_dir.rglob(".*") if p.name != ".lock"]
-    if left and harm != "read-only" and code != 0:
+    if left:
         return f"left behind: {left}"
     if code == 0:
-        return "over" if not left else f"left behind: {left}"
+        return "over"
     heads = [line for line in said.splitlines() if line.startswith("error: ")]
     if code == 2:
         return "right" if not (run_dir / "status.json").exists() else f"refused, and begun: {said[-300:]}"
     if len(heads) != 1 or not re.search(TOLD[harm], heads[0]):
         return f"does not say why: {heads or said[-300:]}"
-    if harm == "read-only" or not (run_dir / "status.json").exists():
+    if not (run_dir / "status.json").exists():
         return "right"  # nothing could be said there
     status = json.loads((run_dir / "status.json").read_text())
     if status["status"] != "failed" or not re.search(TOLD[harm], status.get("error", "")):

@@ -227,3 +227,28 @@ def test_what_a_rank_prints_on_a_full_disk_is_lost_and_not_its_work(small: Path)
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
     assert {*(small / "logs/rank1.log").read_text()} <= {"x", "\n"}
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EIO, errno.EDQUOT], ids=["read-only", "broken", "quota"])
+def test_whatever_the_disk_says_it_is_one_line(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From step 3 on no row of the metrics can be written."""
+    run_dir, before, rows = tmp_path / "run", os.write, []
+
+    def write(fd: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}") == str(run_dir / "metrics.jsonl"):
+            rows.append(data)
+            if len(rows) > 2:
+                raise OSError(code, os.strerror(code))
+        return before(fd, data)
+
+    monkeypatch.setattr(os, "write", write)
+    assert main([*TINY, f"run_dir={run_dir}", "train.steps=4", "checkpoint.every=2"]) == 1
+    line, *more = capsys.readouterr().err.splitlines()
+    room = r": the file needs \d+ bytes, \d+ are free" if code == errno.EDQUOT else ""
+    told = rf"{re.escape(str(run_dir))}/metrics\.jsonl: {os.strerror(code)}{room}"
+    assert re.fullmatch(f"error: {told}", line)
+    assert more == []
+    assert (status(run_dir)["status"], steps(run_dir)) == ("failed", [1, 2])
+    assert re.fullmatch(told, status(run_dir)["error"])
