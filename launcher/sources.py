@@ -52,14 +52,24 @@ def unfit(job: Job, plan: Plan, done: Collection[str] = ()) -> list[Problem]:
             model = of_plan(plan)
             found += _tried(f"steps.{name}", [("names", lambda s=step, m=model: export.check_names(s, "the run", m))])  # type: ignore[misc]
         made += _writes(step, job)
+    return found + _unlaid(job, plan, done)
+
+
+def _unlaid(job: Job, plan: Plan, done: Collection[str] = ()) -> list[Problem]:
+    """Layouts in words that the run's own checkpoint cannot be given."""
+    found: list[Problem] = []
+    for name, step in job.steps.items():
+        if name not in done and isinstance(step, Transform) and step.src is None and step.strategy is None:
+            found += _tried(f"steps.{name}", [("tp", lambda s=step: transform.target(s, of_plan(plan)))])  # type: ignore[misc]
     return found
 
 
 def brought(job: Job, plan: Plan) -> Iterator[str]:
-    """For ``show=plan``: raises ``RequestError`` for imports that do not fit, says which are not here to be seen."""
+    """For ``show=plan``: raises ``RequestError`` for what does not fit, says which imports are not here to be seen."""
     steps = {name: step for name, step in job.steps.items() if isinstance(step, Import)}
     absent = {name: step for name, step in steps.items() if not Path(step.src).exists()}
-    if found := [p for n, step in steps.items() if n not in absent for p in importing.misfits(n, step, plan)]:
+    found = [p for n, step in steps.items() if n not in absent for p in importing.misfits(n, step, plan)]
+    if found := found + _unlaid(job, plan):
         raise RequestError(tuple(found))
     for name, step in absent.items():
         yield f"steps.{name}.src: {step.src} is not here: whether it fits the model is seen when the run starts"

@@ -31,7 +31,7 @@ def load_segmented_checkpoints(
     width that the net has; with ``strict_load`` names and dtypes must be those in the files. ``dec_key`` opens
     ``.ckpt`` files encrypted in ``dec_mode``.
     Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder that is missing, empty, of two
-    formats, of files that cannot be read, or with a name in two of them.
+    formats, of files that cannot be read, or with one name for two tensors.
     """
     if not isinstance(ckpt_file_dir, str):
         raise TypeError(f"ckpt_file_dir: expected str, got {type(ckpt_file_dir).__name__}")
@@ -43,11 +43,12 @@ def load_segmented_checkpoints(
     texts: dict[str, str] = {}
     for source in (open_source(path, dec_key, mode) for path in _files(Path(ckpt_file_dir), dec_key)):
         for name in source.specs:
-            if name in where:
+            if not _same(where.setdefault(name, source), source, name):
                 told = f"{name} is in {where[name].path.name} too; one file of each tensor can count"
                 raise ValueError(f"{source.path}: {told}")
-            where[name] = source
-        texts |= source.texts
+        for name, text in source.texts.items():
+            if texts.setdefault(name, text) != text:
+                raise ValueError(f"{source.path}: the string {name} differs from that of another file")
     chosen = {n: s for n, s in where.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
     texts = {n: text for n, text in texts.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
     if choice_func is not None and not drop and not keep:
@@ -61,6 +62,13 @@ def load_segmented_checkpoints(
     if net is not None:
         load_into(net, found, strict=strict_load)
     return found | texts
+
+
+def _same(first: RankSource, other: RankSource, name: str) -> bool:
+    """Segments repeat what belongs to all of them: counters of steps."""
+    if first is other:
+        return True
+    return first.specs[name] == other.specs[name] and b"".join(first.chunks(name)) == b"".join(other.chunks(name))
 
 
 def _files(folder: Path, key: bytes | None) -> list[Path]:

@@ -41,7 +41,7 @@ from launcher.plan.settings import Setting
 from launcher.plan.simulate import Cost, Timeline
 from launcher.plan.sizes import Note, Sizes, sizes
 from launcher.plan.stages import Crossing, Stage
-from launcher.plan.traffic import Traffic, traffic
+from launcher.plan.traffic import Traffic, messages, traffic
 from launcher.plan.traits import Traits
 from launcher.plan.visits import Visit, visits
 from launcher.plan.visits import notes as looking
@@ -185,7 +185,9 @@ def plan(
     )
     half = speed_up.half_done(job, sz, together)
     refuse([*switches.unshared(job, params), *half, *_misled(job, at, skeleton, graph, traits)])
-    moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, (*bucket, *summed))
+    every = (*bucket, *summed)
+    sent = traffic(sz, params, tied, group, every, boundaries, order.schedule, hsdp, dtypes, lengths)
+    moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, every)
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -209,9 +211,9 @@ def plan(
         sums=summed,
         schedule=order.schedule,
         evaluation=schedules.forward_only(sz.places, sz.micros),
-        timeline=order.timeline,
+        timeline=replace(order.timeline, messages=messages(sent, sz)),
         memory=memory(params, sz, copies(job.optim, traits), moments),
-        traffic=traffic(sz, params, tied, group, (*bucket, *summed), boundaries, order.schedule, hsdp, dtypes, lengths),
+        traffic=sent,
         phases=phases.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow, together),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),

@@ -54,7 +54,7 @@ def _pipeline(plan: Plan) -> Rows:
     shape = "there and back" if sz.v else "interleaved"
     chunks = f" {shape}, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
     held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
-    sent = f"{many(_messages(plan), 'message')} a step; micro batches in flight: {held}"
+    sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
     yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
     if plan.pieces:
         yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {', '.join(map(str, plan.pieces))} positions"
@@ -66,12 +66,6 @@ def _pipeline(plan: Plan) -> Rows:
         lines = [*lines[:half], f"... {len(lines) - 2 * half} rows more ...", *lines[-half:]]
     for line in lines:
         yield "schedule", line
-
-
-def _messages(plan: Plan) -> int:
-    """Tensors that the ranks of one pipeline send each other."""
-    pipeline = plan.sizes.grid.peers(0, "pp")
-    return sum(t.count for t in plan.traffic if t.kind == "send" and t.rank in pipeline)
 
 
 def _on(ranks: tuple[int, ...]) -> str:

@@ -58,7 +58,8 @@ class Timeline:
     """``events`` lie rank after rank, each rank's in order; the other tuples have one entry a rank.
 
     ``peak`` is bytes of activations held at once; ``in_flight`` micro batches between their first forward and last
-    backward on the rank; ``messages`` the activations and gradients sent between different ranks. With ``pieces``, the
+    backward on the rank; ``messages`` the activations and gradients sent between different ranks, in a
+    plan counted by tensors. With ``pieces``, the
     micro number of an action is micro batch x pieces + piece.
     """
 

@@ -208,6 +208,12 @@ TENSOR = (
 def _broadcast(level: int, sizes: Sizes) -> tuple[Fate, str]:
     if sizes.grid["pp"] * sizes.grid["tp"] == 1:
         return "satisfied", "a data-parallel rank is one rank, which reads for itself"
+    if sizes.places[0] == sizes.places[-1] and sizes.grid["tp"] == 1:
+        return "satisfied", "the first and the last stage are on one rank, which reads for itself"
+    if sizes.places[0] == sizes.places[-1]:
+        alone = "each tensor-parallel rank reads inputs and targets for itself"
+        shared = "one rank of a tensor-parallel group reads, and sends the others what they use"
+        return "applied", shared if level in (2, 3) else alone
     return "applied", {
         0: "the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
         1: "the first stage reads inputs and targets and sends the last stage its targets",

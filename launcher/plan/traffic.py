@@ -66,6 +66,12 @@ def traffic(
     return tuple(t for rank in sorted(out) for t in out[rank])
 
 
+def messages(sent: tuple[Traffic, ...], sizes: Sizes) -> int:
+    """Tensors that the ranks of one pipeline send each other in a step."""
+    pipeline = sizes.grid.peers(0, "pp")
+    return sum(t.count for t in sent if t.kind == "send" and t.rank in pipeline)
+
+
 def _sums(rank: int, events: list[Event]) -> Iterator[Traffic]:
     count: Counter[str] = Counter(kind for kind, _ in events)
     for kind in KINDS:

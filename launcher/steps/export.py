@@ -51,10 +51,10 @@ def run(
     if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
         say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
         return {"exported_loss": loss}
-    gap = abs(loss - before["val_loss"])
-    if not gap <= step.tolerance:
+    gap, allowed = abs(loss - before["val_loss"]), step.tolerance * terms
+    if not gap <= allowed:
         text = f"export: {path} has validation loss {loss:.8f}, the run had {before['val_loss']:.8f}"
-        raise RunError(f"{text}: {gap:.1e} apart, allowed {step.tolerance:.0e} (steps.export.tolerance)")
+        raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
     say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
 

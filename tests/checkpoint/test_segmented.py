@@ -114,6 +114,12 @@ def test_a_prefix_that_is_given_makes_the_choice(folder: Path) -> None:
     assert sorted(found) == ["layer.b", "layer.w"]
 
 
+def test_what_every_segment_repeats_is_there_once(folder: Path) -> None:
+    write_file(folder / "c.safetensors", {"layer.w": Blob.of("int8", (7,), b"layer.w"),
+                                          "tail.w": Blob.of("int8", (), b"x")}, {})  # fmt: skip
+    assert sorted(load_segmented_checkpoints(str(folder))) == ["adam.m", "head.w", "layer.b", "layer.w", "tail.w"]
+
+
 def saved(folder: Path, tensors: dict[str, torch.Tensor]) -> str:
     folder.mkdir(exist_ok=True)
     blobs = {

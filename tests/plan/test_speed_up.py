@@ -12,7 +12,7 @@ from launcher.errors import RequestError
 from launcher.plan.plan import ask
 from launcher.plan.settings import resolve
 from launcher.plan.speed_up import SWITCHES
-from tests.plan.made import job, refusal, words
+from tests.plan.made import chain, job, planned, refusal, skeleton, words
 
 KEY = "parallel.transformer_opt"
 PP2 = "launch.nproc=2 parallel.pipeline.stages=2"
@@ -103,6 +103,23 @@ def test_strict_refuses_what_is_done_by_half() -> None:
     text = f"{key}: true: strict: gradients are reduced after the last backward of a step (try: {key}=false)"
     assert str(refusal(*typed)) == text
     ask(job(*typed, *words(refusal(*typed))))
+
+
+LARGE = skeleton({"a.weight": (512, 64), "b.weight": (512, 64)})
+SMALL = skeleton({"a.weight": (2,), "b.weight": (2,)})
+
+
+def test_strict_waits_for_the_plan_where_that_decides() -> None:
+    """What a plan shards is not known before the model is read."""
+    typed = [f"{KEY}.strict=true", f"{KEY}.computation_allgather_overlap=true", *SHARDED.split()]
+    key = f"{KEY}.computation_allgather_overlap"
+    with pytest.raises(RequestError) as caught:
+        planned(job(*typed), LARGE, chain("a", "b"))
+    why = ONCE.removeprefix("degraded, ")
+    assert str(caught.value) == f"{key}: true: strict: {why} (try: {key}=false)"
+    planned(job(*typed, *words(caught.value)), LARGE, chain("a", "b"))
+    made = planned(job(*typed), SMALL, chain("a", "b"))
+    assert [s.why for s in made.settings if s.key == key] == ["no weight is sharded: nothing is gathered"]
 
 
 def test_switches_that_are_off_say_nothing() -> None:

@@ -21,7 +21,17 @@ from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from tests.parity import job
 
+MEGATRON = {
+    "embed": {"weight": ["tp", None]}, "layers.*.attn.[qkv]": {"weight": ["tp", None]},
+    "layers.*.attn.o": {"weight": [None, "tp"]}, "layers.*.mlp.gate": {"weight": ["tp", None]},
+    "layers.*.mlp.up": {"weight": ["tp", None]}, "layers.*.mlp.down": {"weight": [None, "tp"]},
+    "head": {"weight": ["tp", None]},
+}  # fmt: skip
+UP = {"layers.*.mlp.up": {"weight": ["tp", None], "output": [None, None, None]}}
+STRATEGIES = ("data_parallel", "full_batch", [[1, 1], [1, 1]])
 SWITCHES = {
+    "grad_matmul_communication_overlap": True,
+    "allreduce_and_biasadd_swap": True,
     "enable_communication_fusion": True,
     "grad_computation_allreduce_overlap": True,
     "computation_allgather_overlap": True,
@@ -63,13 +73,19 @@ def drawn(seed: int) -> Job:
     if shards is not None and pipe.get("scheduler") in SPLIT:
         shards = (min(shards[0], "level2"), shards[1])
     hsdp = None if shards is None else {"shard_size": 2, "optimizer_level": shards[0], "threshold": shards[1]}
+    operators = {} if "seq_chunks" in pipe else rng.choice([{}, {}, UP, MEGATRON])
     parallel = {
-        "pipeline": {**pipe, "loss_reduction": rng.choice(["mean", "sum"])}, "hsdp": hsdp, "grid": rng.choice(DATA),
-        "comm_fusion": rng.choice(FUSION), "transformer_opt": SWITCHES, "gradient_fp32_sync": rng.choice([True, False]),
+        "operators": operators, "dataset_strategy": rng.choice(STRATEGIES),
+        "pipeline": {**pipe, "loss_reduction": rng.choice(["mean", "sum"])}, "hsdp": hsdp,
+        "grid": rng.choice(DATA) | ({"tp": 2} if operators else {}),
+        "comm_fusion": rng.choice(FUSION), 
+        "transformer_opt": SWITCHES | {"dataset_broadcast_opt_level": rng.choice([0, 1, 2, 3])},
+        "gradient_fp32_sync": rng.choice([True, False]),
         "local_norm": {"print": True}, "gradients_mean": rng.choice([True, False]),
     }  # fmt: skip
+    tied = not operators and rng.choice([True, False])
     return job(parallel=parallel, launch__device=rng.choice(DEVICES), train__precision=rng.choice(PRECISIONS),
-               model__tied=rng.choice([True, False]), data__seq_len=8, train__batch_size=16)  # fmt: skip
+               model__tied=tied, data__seq_len=8, train__batch_size=16)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -182,6 +198,39 @@ def holds_of_transport(s: Said) -> None:
     _, why = s.rows.get("gradient_fp32_sync", ("", ""))
     if "travel in bfloat16" in why:
         assert ("tied parameters" in why) == any(len(t.ranks) > 1 and t.trained for t in s.plan.ties)
+        assert ("over tp" in why) == bool(s.plan.sums)
+
+
+def holds_of_operators(s: Said) -> None:
+    comms = [c for spread in s.plan.operators.spreads for c in spread.comms]
+    status, why = s.rows["grad_matmul_communication_overlap"]
+    assert (status == "degraded") == any(c.phase == "backward" for c in comms)
+    assert ("no operator is cut" in why) == (not s.plan.operators.spreads)
+    status, why = s.rows["allreduce_and_biasadd_swap"]
+    assert (status, "no operator" in why) == ("satisfied", True)  # the model has no bias
+
+
+def holds_of_reading(s: Said) -> None:
+    grid, status = s.plan.sizes.grid, s.rows["dataset_broadcast_opt_level"]
+    pairs = [s.plan.hands(r) for r in range(grid.size)]
+    reads = [(r, sum(hand.reads for hand in pair)) for r, pair in enumerate(pairs) if any(h.reads for h in pair)]
+    readers = len(reads) // s.plan.sizes.replicas
+    users = sum(any(h.uses for h in pair) for pair in pairs) // s.plan.sizes.replicas
+    sends = any(hand.gives for pair in pairs for hand in pair)
+    assert sends == ("send" in status[1] or ("for all of" in status[1] and grid["tp"] > 1))
+    if status[0] == "satisfied":
+        assert (users, readers) == (1, 1)
+    elif "one rank of a" in status[1]:
+        assert readers == 1 < users
+    elif "for itself" in status[1]:
+        assert readers == users
+    elif "one rank for all of its tensor-parallel group" in status[1]:
+        assert readers == users // grid["tp"]
+    else:
+        assert readers == users // 2
+    asked = s.rows.get("dataset_strategy")
+    if asked is not None and asked[0] == "applied":
+        assert ("the whole batch" in asked[1]) == (s.plan.reading.parts == 1)
 
 
 def holds_of_the_rest(s: Said) -> None:
@@ -208,8 +257,8 @@ def holds_of_the_picture(s: Said) -> None:
 
 
 LAWS = (
-    holds_of_the_level, holds_of_fusion, holds_of_gathers, holds_of_reductions, holds_of_transport, holds_of_the_rest,
-    holds_of_the_picture,
+    holds_of_the_level, holds_of_fusion, holds_of_gathers, holds_of_reductions, holds_of_transport, holds_of_operators,
+    holds_of_reading, holds_of_the_rest, holds_of_the_picture,
 )  # fmt: skip
 
 

@@ -212,6 +212,16 @@ def test_rank_files_are_no_checkpoint_to_evaluate_or_to_export(capsys: pytest.Ca
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("show", ["show=plan", "show=null"])
+def test_tp_that_the_run_itself_does_not_cut_is_refused_before_it_trains(
+    show: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["steps=[train,save,transform]", "steps.transform.tp=2", "steps.transform.nproc=2", "run_dir=run", show]
+    assert main(["recipe=lm_single", *words]) == 2
+    assert "steps.transform.tp = 2: the source cuts nothing over tp, so" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
 def test_show_plan_says_what_will_be_written_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     saved("Hugging Face")
     transform("show=plan", src="hf", dst="out", nproc=4, shard_size=2, format="ckpt")
