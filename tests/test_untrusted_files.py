@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from launcher import asked, sweep
+from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.checkpoint.dcp.saved import find
 from launcher.checkpoint.durable import copy
@@ -128,7 +129,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @contextmanager
-def bounded(seconds: float = S) -> Iterator[None]:
+def bounded(seconds: float = S, memory: int = MEMORY) -> Iterator[None]:
     """Fails after ``seconds`` of this process's time, and at once when something waits for ten."""
 
     def late(number: int, frame: object) -> None:
@@ -143,7 +144,7 @@ def bounded(seconds: float = S) -> Iterator[None]:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
     assert time.process_time() - began < seconds
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < MEMORY >> 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < memory >> 10
 
 
 def refusal(read: Callable[[], object]) -> str:
@@ -243,7 +244,7 @@ ZEROS = {  # what may be as long as it likes, and is found out otherwise
 }
 
 
-@pytest.mark.parametrize("reader", READERS.keys() - {"tokenizer that is asked for"})
+@pytest.mark.parametrize("reader", [r for r in READERS if r != "tokenizer that is asked for"])
 def test_a_file_of_terabytes_is_refused_by_its_size(tmp_path: Path, reader: str) -> None:
     path, read = planted(tmp_path, reader)
     with path.open("wb") as file:
@@ -474,3 +475,46 @@ def test_a_gzipped_file_is_unpacked_as_far_as_its_header_says(tmp_path: Path) ->
         pytest.raises(ValueError, match=r"^its header promises 2147483656 bytes; at most 1073741824 are unp"),
     ):
         whole(str(tmp_path), "train-labels-idx1-ubyte", 1)
+
+
+def as_source(folder: Path) -> None:
+    (folder / ".metadata").write_bytes(as_key(doubled(b")", b"\x86", 75)))
+
+
+def as_header(folder: Path) -> None:
+    (folder / "f.safetensors").write_bytes((100_000_000).to_bytes(8, "little"))
+    os.truncate(folder / "f.safetensors", 1 << 30)
+
+
+ASKED = {
+    "a pickle of 308 bytes": (as_source, "steps.import.src=.", "steps.import.src: .metadata: {why}", LONG),
+    "a header of 100 MB": (as_header, "steps.import.src=f.safetensors", "steps.import.src = f.safetensors: {why}",
+                           HEADERS["100 MB"][1]),
+    "a pipe of tensors": (lambda f: os.mkfifo(f / "f.ckpt"), "steps.import.src=f.ckpt",
+                          "steps.import.src = f.ckpt: {why}", PIPE),
+    "a pipe of switches": (lambda f: os.mkfifo(f / "s.json"), "parallel.transformer_opt=s.json",
+                           "parallel.transformer_opt = s.json: {why}", PIPE),
+    "a device of text": (lambda f: None, "data.path=/dev/zero", "data.path = /dev/zero: {why}", DEVICE),
+    "layouts of terabytes": (lambda f: os.truncate(os.open(f / "l.json", os.O_CREAT | os.O_WRONLY), HUGE),
+                             "parallel.param_strategy.load=l.json", "parallel.param_strategy.load = l.json: {why}",
+                             f"{HUGE} bytes; at most {TEXT} are read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_a_request_that_names_one_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    make, word, text, why = ASKED[case]
+    make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    more = ["steps=[import]"] if "import" in word else []
+    with bounded(5, 512 << 20):
+        assert main(["recipe=lm_single", "model=lm_tiny", *more, word, "show=plan"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "error: 1 problem in this request; nothing was started",
+        "",
+        f"  {text.format(why=why)}",
+        f"    set by: {word} (command line)",
+    ]
