@@ -31,6 +31,11 @@ class Chosen:
     timeline: Timeline
     notes: tuple[Note, ...]
 
+    @property
+    def late(self) -> bool:
+        """Whether weight gradients come after the backward that sends those of the inputs on."""
+        return any(a.kind == "W" for row in self.schedule for a in row)
+
 
 def choose(job: Job, sizes: Sizes, cost: Cost) -> Chosen:
     """The scheduler asked for; for ``auto`` one of those that are legal, and a note of the comparison.

@@ -179,10 +179,8 @@ def plan(
     group, summed = groups(params, cut, skeleton, graph, limit), sums(params, cut, sz, frozenset(flow.partial))
     at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts), group)
     bucket = buckets(params, cut, sz, limit, dtypes.reduce if dtypes.mixed else None)
-    late = any(a.kind == "W" for row in order.schedule for a in row)
-    together = Fused(
-        limit, params, group, bucket, summed, sum(t.trained and len(t.ranks) > 1 for t in tied), late, flow.spreads
-    )
+    trained = sum(t.trained and len(t.ranks) > 1 for t in tied)
+    together = Fused(limit, params, group, bucket, summed, trained, order.late, flow.spreads)
     half = speed_up.half_done(job, sz, together)
     refuse([*switches.unshared(job, params), *half, *_misled(job, at, skeleton, graph, traits)])
     every = (*bucket, *summed)
