@@ -78,6 +78,11 @@ class Fused:
     spreads: tuple[Spread, ...] = ()
 
     @property
+    def sums(self) -> tuple[Bucket, ...]:
+        """All buckets of whole gradients: over the data-parallel ranks and over ``tp``."""
+        return (*self.buckets, *self.terms)
+
+    @property
     def whole(self) -> int:
         """Parameters whose gradients are summed whole over the data-parallel ranks."""
         return len({n for b in self.buckets for n in b.names})

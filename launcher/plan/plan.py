@@ -179,13 +179,10 @@ def plan(
     group, summed = groups(params, cut, skeleton, graph, limit), sums(params, cut, sz, frozenset(flow.partial))
     at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts), group)
     bucket = buckets(params, cut, sz, limit, dtypes.reduce if dtypes.mixed else None)
-    trained = sum(t.trained and len(t.ranks) > 1 for t in tied)
-    together = Fused(limit, params, group, bucket, summed, trained, order.late, flow.spreads)
-    half = speed_up.half_done(job, sz, together)
-    refuse([*switches.unshared(job, params), *half, *_misled(job, at, skeleton, graph, traits)])
-    every = (*bucket, *summed)
-    sent = traffic(sz, params, tied, group, every, boundaries, order.schedule, hsdp, dtypes, lengths)
-    moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, every)
+    together = Fused(limit, params, group, bucket, summed, _learned(tied), order.late, flow.spreads)
+    refuse([*_misled(job, at, skeleton, graph, traits), *speed_up.half_done(job, sz, together)])
+    sent = traffic(sz, params, tied, group, together.sums, boundaries, order.schedule, hsdp, dtypes, lengths)
+    moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, together.sums)
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -230,7 +227,8 @@ def plan(
 
 
 def _misled(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph, traits: Traits | None) -> Iterator[Problem]:
-    """What would get other numbers than one process."""
+    """What would get other numbers than one process, or shares other parameters than it is told."""
+    yield from switches.unshared(job, at.params)
     yield from transport.problems(job, at.params)
     yield from effects.refused(at, skeleton, graph)
     yield from optimizers.problems(job, traits, at.params, at.sizes, graph)
@@ -240,6 +238,11 @@ def _misled(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph, trai
 def _settings(job: Job, sz: Sizes, dtypes: Precision, flow: Flow, fused: Fused) -> tuple[Setting, ...]:
     loss = switches.resolve_loss(job, sz, flow.output is not None)
     return (*settings.resolve(job, sz, fused), *transport.settings(job, sz, dtypes, fused), *loss)
+
+
+def _learned(tied: tuple[Tie, ...]) -> int:
+    """How many are summed over stages each step."""
+    return sum(t.trained and len(t.ranks) > 1 for t in tied)
 
 
 def _late(
