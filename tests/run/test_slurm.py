@@ -78,7 +78,7 @@ def batch(place: Path, n: int, restarts: int, port: str) -> subprocess.Popen[str
         (bin / name).chmod(0o755)
     env = os.environ | {
         "PATH": f"{bin}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(place), "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restarts), "MASTER_PORT": port,
+        "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": str(restarts), "MASTER_PORT": port,
     }  # fmt: skip
     with (place / f"{restarts}.log").open("w") as log:
         return subprocess.Popen(
