@@ -14,6 +14,7 @@ from launcher.errors import RequestError, RunError, printable
 from launcher.job.args import Args, parse
 from launcher.job.redact import hide, typed
 from launcher.runtime import garbage, outer
+from launcher.runtime.stdio import spare_streams
 
 if TYPE_CHECKING:
     from launcher.external import Others
@@ -187,6 +188,7 @@ def script() -> NoReturn:
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher
     garbage.seldom()
+    spare_streams()
     codes = [FAILED]
     atexit.register(_leave, codes)  # the first to come is the last to run
     codes.append(main())

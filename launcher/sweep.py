@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import ctypes
+import io
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.durable import write_text
 from launcher.errors import Problem, RequestError, said
 from launcher.job import redact
 from launcher.job.args import Args
@@ -62,7 +64,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     folder = args.sweep_dir or _begun(Path("runs/sweeps"), grid) or _new(Path("runs/sweeps"))
     named = _index(folder, grid)
     if job := outer.job():
-        (folder / JOB).write_text(job, encoding="utf-8")
+        write_text(folder / JOB, job)
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
     refused = {c.overrides: redact.hide(_reason(e), redact.typed(args.overrides)) for c, e in impossible.items()}
     _announce(named, refused)
@@ -220,9 +222,7 @@ def _index(folder: Path, grid: Sequence[Cell]) -> tuple[Cell, ...]:
             names[key] = f"{len(names)}-{cell.name.partition('-')[2]}".rstrip("-")
         out.append(Cell(names[key], cell.overrides, cell.varied))
     text = json.dumps({name: list(key) for key, name in names.items()}, indent=1)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(text + "\n", encoding="utf-8")
-    fresh.replace(path)
+    write_text(path, text + "\n")
     return tuple(out)
 
 
@@ -360,8 +360,9 @@ def _summary(folder: Path, results: Sequence[Result]) -> None:
     metrics = list(dict.fromkeys(k for r in results for k in r.metrics))
     head = ["cell", "overrides", "status", *metrics, "seconds", "error"]
     rows = [list(_row(r, metrics)) for r in results]
-    with (folder / "summary.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([head, *rows])
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows([head, *rows])
+    write_text(folder / "summary.csv", table.getvalue())
     _print_table(head, rows)
     failed = sum(r.status != "done" for r in results)
     again = f"; to run those again: -m sweep_dir={folder} and the same overrides" if failed else ""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import sys
 from collections.abc import Callable
 from logging.handlers import QueueHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from launcher.checkpoint.space import BROKEN, FULL
 from launcher.runtime.faults import log_file
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from launcher.runtime.stdio import lossy
 
 
 class Relay(QueueHandler):
@@ -47,18 +44,6 @@ class LogFile(logging.FileHandler):
         error = sys.exc_info()[1]
         if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
             super().handleError(record)
-
-
-class _Lossy(io.FileIO):
-    """A standard stream that is a file, as ``LogFile``."""
-
-    def write(self, data: ReadableBuffer) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in (*FULL, *BROKEN):
-                raise
-            return memoryview(data).nbytes
 
 
 def console() -> None:
@@ -93,13 +78,7 @@ def _redirect(path: Path) -> None:
         os.dup2(nothing.fileno(), 0)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdout, sys.stderr = (
-        io.TextIOWrapper(_stream(fd), "utf-8", "backslashreplace", line_buffering=fd == 2) for fd in (1, 2)
-    )
-
-
-def _stream(fd: int) -> io.BufferedWriter:
-    return io.BufferedWriter(_Lossy(fd, "wb", closefd=False))
+    sys.stdout, sys.stderr = lossy(1), lossy(2)
 
 
 def _handler(handler: logging.Handler, form: str) -> logging.Handler:

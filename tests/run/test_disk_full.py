@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from launcher.checkpoint.space import Unwritten
 from launcher.runtime import folder, log, save
 from launcher.runtime.metrics import Metrics, read
 from tests.drills.disk_full import disk, leave
-from tests.run.launching import TINY, checkpoints, losses, metrics, run, status, steps, tensors
+from tests.run.launching import ROOT, TINY, checkpoints, losses, metrics, run, status, steps, tensors
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep=null")
 FULL = "No space left on device"
@@ -252,3 +253,13 @@ def test_whatever_the_disk_says_it_is_one_line(
     assert more == []
     assert (status(run_dir)["status"], steps(run_dir)) == ("failed", [1, 2])
     assert re.fullmatch(told, status(run_dir)["error"])
+
+
+def test_a_console_that_is_a_file_on_a_full_disk_ends_no_run(small: Path, tmp_path: Path) -> None:
+    leave(small, 4)
+    command = [sys.executable, "-m", "launcher", *TINY, f"run_dir={tmp_path}/run", "train.steps=2"]
+    with (small / "slurm.out").open("w") as out:
+        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert status(tmp_path / "run")["status"] == "done"
+    assert (small / "slurm.out").stat().st_size <= 4096
