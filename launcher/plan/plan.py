@@ -28,7 +28,7 @@ from launcher.plan.actions import Schedule
 from launcher.plan.automatic import automatic
 from launcher.plan.choose import choose
 from launcher.plan.facts import Graph, Skeleton, TensorSpec
-from launcher.plan.fusion import Bucket, Fused, Group, buckets, groups, limits, sums
+from launcher.plan.fusion import Bucket, Fused, Group, Limits, buckets, groups, limits, sums
 from launcher.plan.loads import Cut, full
 from launcher.plan.memory import Memory, copies, memory
 from launcher.plan.operators import WHOLE, Flow, splits
@@ -177,13 +177,9 @@ def plan(
     group, summed = groups(params, cut, skeleton, graph, limit), sums(params, cut, sz, frozenset(flow.partial))
     at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts), group)
     bucket = buckets(params, cut, sz, limit, dtypes.reduce if dtypes.mixed else None)
-    late = any(a.kind == "W" for row in order.schedule for a in row)
-    together = Fused(
-        limit, params, group, bucket, summed, sum(t.trained and len(t.ranks) > 1 for t in tied), late, flow.spreads
-    )
+    together, every = _fused(limit, params, group, bucket, summed, tied, order.schedule, flow), (*bucket, *summed)
     half = speed_up.half_done(job, sz, together)
     refuse([*switches.unshared(job, params), *half, *_misled(job, at, skeleton, graph, traits)])
-    every = (*bucket, *summed)
     sent = traffic(sz, params, tied, group, every, boundaries, order.schedule, hsdp, dtypes, lengths)
     moments = full(order.schedule, Cut(cut, graphs, boundaries, params, group, sz, dtypes), hsdp, every)
     return Plan(
@@ -226,6 +222,16 @@ def plan(
         output_broadcast=par.pipeline.output_broadcast and sz.grid["pp"] > 1,
         reading=switches.reading_of(job, sz),
     )
+
+
+def _fused(
+    limit: Limits, params: tuple[Placed, ...], group: tuple[Group, ...], bucket: tuple[Bucket, ...],
+    summed: tuple[Bucket, ...], tied: tuple[Tie, ...], schedule: Schedule, flow: Flow,
+) -> Fused:  # fmt: skip
+    """What settings about collectives are said of."""
+    late = any(a.kind == "W" for row in schedule for a in row)
+    learning = sum(t.trained and len(t.ranks) > 1 for t in tied)
+    return Fused(limit, params, group, bucket, summed, learning, late, flow.spreads)
 
 
 def _misled(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph, traits: Traits | None) -> Iterator[Problem]:
