@@ -302,7 +302,7 @@ def test_row_33_a_full_disk_leaves_nothing(home: Home, monkeypatch: pytest.Monke
 
     before = files(home.path)
     monkeypatch.setattr(os, "pwrite", full)
-    found = refusal(home.call, OSError)
+    found = refusal(home.call, Unwritten)  # an OSError
     assert "No space left on device" in found
     assert files(home.path) == before
     monkeypatch.undo()

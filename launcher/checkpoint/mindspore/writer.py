@@ -36,7 +36,7 @@ def write_ckpt(
     with encryption.
     """
     _check(specs, crc, key)
-    with told(path, sum(spec.nbytes for spec in specs.values())):
+    with told(path, sum(map(nbytes, specs.values()))):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             sink: _File | Sealer = _File(fd) if key is None else Sealer(fd, key, mode)
