@@ -6,16 +6,13 @@ import io
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any, TextIO
 
 
 class _Lossy(io.FileIO):
     """A file that loses what the disk has no room for."""
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: Any) -> int:
         from launcher.checkpoint.space import BROKEN, FULL
 
         try:
