@@ -16,6 +16,7 @@ from launcher.launch import Start
 from launcher.plan.phases import Phase
 from launcher.plan.plan import Plan
 from launcher.plan.reduced import Copy, copies
+from launcher.plan.saving import trust
 from launcher.runtime.faults import log_file
 from launcher.steps import alone, importing
 
@@ -59,7 +60,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     copies = _copies(run, phase)
     work = partial(
         ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
-        before=latest(run.folder / "checkpoints"), copies=copies, drawn=_drawn(run, phase, copies),
+        before=latest(run.folder / "checkpoints", trust(run.job)), copies=copies, drawn=_drawn(run, phase, copies),
     )  # fmt: skip
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, work, hear)

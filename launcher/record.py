@@ -68,7 +68,7 @@ def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> Reco
     said = folder.read_status(run)
     record.before = None if said is None else said.get("status")
     file = run / "config.yaml"
-    if anew or said is None or not file.is_file() or file.read_text(encoding="utf-8") != config:
+    if anew or said is None or _reads(file) != config:
         return record
     record.steps, record.results = tuple(said.get("steps", ())), dict(said.get("metrics") or {})
     return record

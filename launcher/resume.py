@@ -1,36 +1,57 @@
-"""From which checkpoint a run goes on."""
+"""From which checkpoint a run goes on, and whether it can: what has changed since is refused, accepted or noted."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.changes import changes, sets, unknown
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
-from launcher.checkpoint.store import latest
+from launcher.checkpoint.store import encrypted, latest
 from launcher.checkpoint.strategy import match
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema import Job
 from launcher.job.steps import Load
 from launcher.plan.plan import Plan
 from launcher.plan.saving import trust
+from launcher.plan.sizes import Note
 from launcher.plan.traits import Traits
+from launcher.runtime.lock import at_work
 
-RESUME = "checkpoint.resume"
+RESUME, ENCRYPT, ACCEPT = "checkpoint.resume", "checkpoint.encrypt", "checkpoint.accept_changes"
 
 
-def named(job: Job) -> list[Problem]:
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint that weights come from, and the key that names it; ``trains``: steps go on from its."""
+
+    key: str
+    path: Path
+    trains: bool
+
+
+def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -> list[Problem]:
     """What is wrong with the checkpoints that the request names; needs no plan and no torch."""
-    found, loads = [], _loads(job)
+    found: list[Problem] = []
+    comes = [*_loads(job), *(n for n, step in job.steps.items() if step.kind == "import")]
     if job.checkpoint.resume not in ("auto", "never"):
-        found += _closed(RESUME, job.checkpoint.resume, job)
-        if comes := [*loads, *(n for n, step in job.steps.items() if step.kind == "import")]:
+        found += _closed(RESUME, Path(job.checkpoint.resume), job)
+        if comes:
             text = f"{job.checkpoint.resume}: the step {comes[0]!r} says that the weights come from elsewhere"
             found.append(Problem(RESUME, text))
-    for name, path in loads.items():
-        found += _closed(f"steps.{name}.path", path, job)
-    return found
+    for name, path in _loads(job).items():
+        found += _closed(f"steps.{name}.path", Path(path), job)
+    try:
+        own = _own(job)
+    except RequestError as error:
+        found += error.problems
+    else:
+        found += [] if own is None else _closed("run_dir", own, job)
+    return [*found, *unknown(job), *_in_plain(job, overrides, done)]
 
 
 def _loads(job: Job) -> dict[str, str]:
@@ -46,38 +67,111 @@ def _loads(job: Job) -> dict[str, str]:
     return out
 
 
-def _closed(key: str, path: str, job: Job) -> list[Problem]:
+def _closed(key: str, path: Path, job: Job) -> list[Problem]:
     try:
-        open_checkpoint(Path(path), trust(job))
+        open_checkpoint(path, trust(job))
     except (ValueError, OSError) as error:
         return [Problem(key, f"{path}: cannot go on from there: {error}")]
     return []
 
 
-def unfit(job: Job, plan: Plan) -> list[Problem]:
-    """What of the checkpoints that the request names is not of the model of ``plan``."""
-    found: list[Problem] = []
+def own(job: Job, run: Path) -> Path | None:
+    """The newest complete checkpoint of ``run``. Raises ``RequestError`` when nobody can say which that is."""
+    try:
+        return latest(run / "checkpoints", trust(job))
+    except (ValueError, OSError) as error:
+        text = f"{run}: cannot go on from there: {error}"
+        raise RequestError((Problem("run_dir", text),)) from error
+
+
+def _own(job: Job) -> Path | None:
+    """What a run in ``run_dir`` goes on from; nothing while another launcher is at work there."""
+    if job.run_dir is None or job.checkpoint.resume != "auto" or at_work(Path(job.run_dir), 0):
+        return None
+    return own(job, Path(job.run_dir))
+
+
+def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iterator[Problem]:
+    """Encryption that would be dropped."""
+    writes = any(s.kind in ("train", "save", "import") for name, s in job.steps.items() if name not in done)
+    if job.checkpoint.encrypt is not None or not writes or ENCRYPT in job.checkpoint.accept_changes:
+        return
+    paths = [Path(path) for path in _loads(job).values()]
+    paths += [] if job.checkpoint.resume in ("auto", "never") else [Path(job.checkpoint.resume)]
+    paths += [] if job.run_dir is None else sorted((Path(job.run_dir) / "checkpoints").glob("step-*"), reverse=True)
+    found = next(((path, place) for path in paths if (place := encrypted(path)) is not None), None)
+    if found is None:
+        return
+    path, place = found
+    from launcher.job.overrides import paste, shell  # imports Hydra, which a rank that joins has no use for
+
+    accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
+    text = f"null: {path} is encrypted, and what this run writes would not be; {accepted} lets it be so"
+    yield Problem(ENCRYPT, text, accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}"))
+
+
+def sources(job: Job, left: Collection[str] | None = None) -> list[Source]:
+    """The checkpoints that the request names, and that of its run folder; ``left``: the steps to do, if not all."""
+    steps = {name: s for name, s in job.steps.items() if left is None or name in left}
+    trains = any(s.kind in ("train", "save") for s in steps.values())
     if job.checkpoint.resume not in ("auto", "never"):
-        found += _unfit(RESUME, open_checkpoint(Path(job.checkpoint.resume), trust(job)), job, plan)
+        return [Source(RESUME, Path(job.checkpoint.resume), trains)]
+    here = _own(job)
+    out = [] if here is None else [Source("run_dir", here, trains)]
+    names = [*job.steps]
     for name, path in _loads(job).items():
-        found += _unfit(f"steps.{name}.path", open_checkpoint(Path(path), trust(job)), job, plan)
-    return found
+        later = any(job.steps[n].kind in ("train", "save") for n in names[names.index(name) :])
+        out.append(Source(f"steps.{name}.path", Path(path), later and here is None and name in steps))
+    return out
 
 
-def source(job: Job, plan: Plan, run: Path) -> Path | None:
+Found = tuple[list[Problem], list[Note]]
+
+
+def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
+    """What has changed since the checkpoints that the request goes on from: what is refused, and what the plan says."""
+    return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
+
+
+def _compared(job: Job, plan: Plan, listed: Sequence[Source], overrides: Sequence[str]) -> Found:
+    found: list[Problem] = []
+    notes: list[Note] = []
+    for source in listed:
+        checkpoint = open_checkpoint(source.path, trust(job))
+        more = _unfit(source.key, checkpoint, job, plan)
+        found += more
+        if source.trains:
+            misfit = any(p.key == source.key for p in more)
+            wrong, told = changes(checkpoint, job, plan, overrides, misfit)
+            found += [p for p in wrong if p.key not in {q.key for q in more}]
+            notes += told
+    return found, notes
+
+
+def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
+    """As ``looked``, for a plan that may be made elsewhere: what is not here is seen when the run starts."""
+    keys = {f"steps.{name}.path": path for name, path in _loads(job).items()}
+    keys |= {} if job.checkpoint.resume in ("auto", "never") else {RESUME: job.checkpoint.resume}
+    absent = [Note(key, f"{path} is not here: whether it fits is seen when the run starts")
+              for key, path in keys.items() if not os.path.lexists(path)]  # fmt: skip
+    here = [s for s in sources(job) if os.path.lexists(s.path)]
+    refuse([*unknown(job), *(p for s in here for p in _closed(s.key, s.path, job)), *_in_plain(job, overrides, ())])
+    found, notes = _compared(job, plan, here, overrides)
+    refuse(found)
+    return [*absent, *notes]
+
+
+def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[str]) -> Path | None:
     """The checkpoint named, or the newest complete one of ``run``. Raises ``RequestError`` if it does not fit."""
     if job.checkpoint.resume == "never":
         return None
     if job.checkpoint.resume != "auto":
         return Path(job.checkpoint.resume)
-    own = latest(run / "checkpoints")
-    if own is None:
-        return None
-    if found := _closed("run_dir", str(own), job):
-        raise RequestError(tuple(found))
-    if found := _unfit("run_dir", open_checkpoint(own, trust(job)), job, plan):
-        raise RequestError(tuple(found))
-    return own
+    newest = own(job, run)
+    if newest is not None:
+        refuse(_closed("run_dir", newest, job))
+        refuse(_compared(job, plan, [Source("run_dir", newest, trains)], overrides)[0])
+    return newest
 
 
 def step(checkpoint: Path, job: Job) -> int:

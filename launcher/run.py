@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher import launch, outputs, phases, record, resume, sources
-from launcher.checkpoint.store import latest
 from launcher.console import gone, say, tell
 from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, planning, settled
@@ -37,7 +37,7 @@ DONE = 0
 def run_request(request: Request, words: Sequence[str], others: Others | None = None) -> int:
     """Carry out a composed request; ``words`` is the command line. Returns the exit code."""
     if request.job.show is not None:
-        say("\n".join(shown(request.job)))
+        say("\n".join(shown(request.job, request.overrides)))
         return DONE
     from launcher.job.report import as_yaml
 
@@ -50,13 +50,15 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
     return DONE
 
 
-def shown(job: Job) -> Iterator[str]:
+def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
     transforms = sources.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
         with planning():
+            since = resume.shown(job, plan, overrides)
             notes = [*sources.brought(job, plan)]
+        plan = replace(plan, notes=(*plan.notes, *since))
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
     if job.show == "plan":
@@ -121,7 +123,8 @@ def _run(
                 said.say("done")
             say(f"already done: {run}")
             return said.results
-        this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run))
+        trains = any(job.steps[n].kind in ("train", "save") for p in left for n in p.steps)
+        this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run, trains, overrides))
         outputs.write(job, plan, run)
         record.write(run, plan, command, config, anew=not said.steps)
         said.say("running")
@@ -144,8 +147,9 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
         start = launch.start(job, outer, asked.sizes.grid.size)
         launch.port_is_free(job, start)
         plan = plan_job(job)
-        refuse([*resume.unfit(job, plan), *sources.unfit(job, plan, done)])
-    return start, plan
+        found, notes = resume.looked(job, plan, overrides, done)
+        refuse([*found, *sources.unfit(job, plan, done)])
+    return start, replace(plan, notes=(*plan.notes, *notes))
 
 
 def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | None) -> tuple[Asked, tuple[str, ...]]:
@@ -161,7 +165,7 @@ def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | 
         [
             *([writable] if writable else []),
             *launch.refused(job, outer),
-            *resume.named(job),
+            *resume.named(job, overrides, done),
             *sources.named(job, done),
             *(absent(job.data) if _reads(job) else []),
             *outputs.unwritable(job),
@@ -179,7 +183,7 @@ def rehearse(request: Request, planned: bool = True) -> None:
     if job.show == "config":
         return
     if job.show is not None and planned:
-        list(shown(job))
+        list(shown(job, request.overrides))
     elif job.show is not None:
         if not (sources.previews(job) and alone(job.steps)):
             refuse(impossible(before_torch(job)))
@@ -206,7 +210,7 @@ def _again(job: Job, config: str, others: Others | None) -> Job:
         run = record.begun(Path(job.runs) / job.name, config)
     if run is None:
         return job
-    anew = job.checkpoint.resume if latest(run / "checkpoints") is None else "auto"
+    anew = job.checkpoint.resume if resume.own(job, run) is None else "auto"
     checkpoint = job.checkpoint.model_copy(update={"resume": anew})
     return job.model_copy(update={"run_dir": str(run), "checkpoint": checkpoint})
 

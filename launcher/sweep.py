@@ -27,6 +27,7 @@ from launcher.job.overrides import quoted, shell
 from launcher.job.shelf import Shelf
 from launcher.runtime import outer
 from launcher.runtime.faults import Interrupted, Preempted, signal_name
+from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
 from launcher.runtime.preemption import Flag, heard
 
@@ -136,7 +137,12 @@ def _show(requests: Mapping[Cell, Request]) -> int:
     for cell, request in requests.items():
         print(f"[{cell.name}] {' '.join(redact.text(v) for v in cell.varied)}", flush=True)
         try:
-            print(as_yaml(request.data) if request.job.show == "config" else "\n".join(shown(request.job)), flush=True)
+            print(
+                as_yaml(request.data)
+                if request.job.show == "config"
+                else "\n".join(shown(request.job, request.overrides)),
+                flush=True,
+            )
         except RequestError as error:
             errors[cell] = late(error, request)
             print(f"  cannot run: {_reason(error)}", flush=True)
@@ -224,10 +230,10 @@ def _hidden(overrides: Sequence[str]) -> tuple[str, ...]:
 def _result(folder: Path, cell: Cell) -> Result | None:
     """What the cell's own ``status.json`` says; ``None`` when it says nothing about these overrides."""
     try:
-        status = json.loads((folder / cell.name / "status.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        status = status_of(folder / cell.name / "status.json")
+    except (OSError, ValueError):
         return None
-    if not isinstance(status, dict) or status.get("status") not in ("done", "failed"):
+    if status.get("status") not in ("done", "failed"):
         return None
     if _hidden(status.get("overrides", ())) != _hidden(cell.overrides):
         return None

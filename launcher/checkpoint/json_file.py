@@ -6,7 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from launcher.checkpoint.header import unique
 
@@ -31,8 +31,7 @@ def parsed(path: Path, data: bytes, what: str = "") -> Any:
     ``what`` says what it is then.
     """
     try:
-        text = data.decode()
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        return json.loads(data.decode(), object_pairs_hook=_unique)
     except _Twice as error:
         raise ValueError(f"{path}: {what}{error}") from error
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
@@ -48,7 +47,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         return unique(pairs)
     except ValueError as error:
         raise _Twice(str(error)) from error
-
-
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint.authentic import places
+from launcher.checkpoint.authentic import opened, places
 from launcher.checkpoint.durable import write_text
 from launcher.checkpoint.json_file import read_bytes
 from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
@@ -77,9 +77,14 @@ def read(checkpoints: Path) -> Latest | None:
     return Latest(lines[0], {m[1]: m[3] for m in older if m}, text, last[2], last[1] != "sha256")
 
 
-def check(checkpoints: Path, found: Latest, newest: Manifest, trust: Trust) -> None:
-    """Raises ``ValueError`` when it is damaged or, if the ``newest`` is encrypted, unless those vouch whom we trust."""
-    path = checkpoints / LATEST
+def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
+    """Raises ``ValueError`` when it is damaged or, if the ``newest`` is encrypted, unless those vouch whom we trust.
+
+    ``folder`` is the newest checkpoint.
+    """
+    path = folder.parent / LATEST
+    if found.mac:
+        opened(folder, newest, trust)  # it says better that the key is another
     if found.mac:
         if not any(hmac.compare_digest(_mac(found.text, key), str(found.digest)) for key in _keys(path, newest, trust)):
             raise ValueError(f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}")

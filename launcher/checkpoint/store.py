@@ -117,8 +117,14 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     elif (manifest := _complete(checkpoints / said.name)) is not None:
         newest = checkpoints / said.name, manifest
     if said.digest is not None or newest[0] != highest[0]:
-        latest_file.check(checkpoints, said, newest[1], trust)
+        latest_file.check(said, *newest, trust)
     return newest[0]
+
+
+def encrypted(folder: Path) -> str | None:
+    """Where the key of a complete checkpoint is, as its manifest says; ``None`` if it is not encrypted."""
+    manifest = _complete(folder)
+    return None if manifest is None else manifest.key
 
 
 def complete(folder: Path) -> bool:

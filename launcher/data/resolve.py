@@ -5,6 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.job.models import Cifar10, Data, Mnist5k
+from launcher.job.schema import Job
+
+
+def with_data_read(job: Job) -> Job:
+    """``job``, naming the data that will be read."""
+    return job.model_copy(update={"data": resolve(job.data)[0]})
 
 
 def resolve(settings: Data) -> tuple[Data, str | None]:

@@ -53,6 +53,7 @@ class Checkpoint(Settings):
     asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
     accept_plain: Flag = False
+    accept_changes: tuple[str, ...] = ()
     resume: str = "auto"
 
 

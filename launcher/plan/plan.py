@@ -61,6 +61,7 @@ class Plan:
     ``optimizer``: of a class of the user's own, what it was seen to do.
     ``restored``: parameters and buffers that a forward in evaluation mode changes, under all their names; ``unsteady``:
     those of them that its output depends on; ``mixed``: modules that then normalize over the samples of a micro batch.
+    ``batch_dependent``: what is computed while training hangs on which samples are a micro batch.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Plan:
     restored: tuple[str, ...]
     unsteady: tuple[str, ...]
     mixed: tuple[str, ...]
+    batch_dependent: bool
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
@@ -207,6 +209,7 @@ def plan(
         restored=tuple(n for c in graph.effects.evaluated for n in c.names),
         unsteady=evaluation.unsteady(skeleton, graph),
         mixed=graph.effects.mixed,
+        batch_dependent=bool(graph.effects.changes or graph.effects.mixed),
         deferred=par.deferred_init and deferred is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,

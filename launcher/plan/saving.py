@@ -52,6 +52,10 @@ def resolve(job: Job) -> Iterator[Setting]:
     if job.checkpoint.accept_plain:
         yield Setting("checkpoint.accept_plain", "true", *_plain(job))
 
+    if accepted := job.checkpoint.accept_changes:
+        why = "training goes on from a checkpoint although these may have changed"
+        yield Setting("checkpoint.accept_changes", ", ".join(accepted), "applied", why)
+
 
 def refused(job: Job) -> Iterator[Problem]:
     """A key in the place of where the key is; it is not shown."""

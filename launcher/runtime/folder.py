@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.errors import Problem, RequestError, RunError
 
 _log = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ def write_command(run: Path, argv: Sequence[str]) -> None:
 def write_status(run: Path, **fields: Any) -> None:
     """Replace ``status.json``; a reader sees the old one or the new one, never a part."""
     new = run / f".status.json.{os.getpid()}"
-    new.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    new.write_text(json.dumps(_digested(fields), indent=2) + "\n", encoding="utf-8")
     new.replace(run / "status.json")
 
 
@@ -83,15 +85,29 @@ def read_status(run: Path) -> dict[str, Any] | None:
     """``None`` when the run never got so far as to have one. Raises ``RequestError`` for one that is damaged."""
     path = run / "status.json"
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
+        return status_of(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        status = None
-    if not isinstance(status, dict):
+    except ValueError as error:
         text = f"{path}: damaged: it does not say which steps are done; without the file all are done again"
-        raise RequestError((Problem("run_dir", text),))
-    return status
+        raise RequestError((Problem("run_dir", text),)) from error
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    """What a ``status.json`` says. Raises ``ValueError`` for one that is damaged; ``OSError`` as ``open`` does."""
+    status = parsed(path, read_bytes(path))
+    if not isinstance(status, dict):
+        raise ValueError(f"{path}: no mapping")
+    said = {name: value for name, value in status.items() if name not in ("version", "digest")}
+    if said != status and status != _digested(said):  # one written before had neither
+        raise ValueError(f"{path}: its digest is not that of what it says")
+    return said
+
+
+def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """As the file has it. A flipped bit may be in the name of the digest too: then the version asks for one."""
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return {**json.loads(json.dumps(fields)), "version": 2, "digest": digest}
 
 
 def still_there(run: Path) -> None:

@@ -62,7 +62,8 @@ def _snapshot(s: Session, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
     mine = [n for share in shares(layout, s.world.rank).values() for n in share]
     blobs = {n: blob(place(n, held[n])) for n in mine}
     state = {"step": s.step, "seed": s.plan.seed, "name": s.plan.name, "batch_size": s.plan.sizes.global_batch,
-             "results": dict(s.results), "loss_scale": [s.scaling.factor, s.scaling.good]}  # fmt: skip
+             "settings": dict(s.settings), "results": dict(s.results),
+             "loss_scale": [s.scaling.factor, s.scaling.good]}  # fmt: skip
     return Snapshot(store.step_folder(s.folder / "checkpoints", s.step), layout, blobs, extra(s), state, s.trust.key)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Session:
     ``on_stop`` saves what the session has learned when all ranks have agreed to stop, and says in which checkpoint;
     ``resumed``: the weights are those of a checkpoint, which may have been saved in front of a validation;
     ``told``: some rank had been asked to stop when the last step was taken.
+    ``settings``: what its checkpoints say that they were trained with.
     ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data knows it.
     """
 
@@ -50,5 +51,6 @@ class Session:
     told: bool = False
     resumed: bool = False
     step: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)

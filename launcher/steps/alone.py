@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.authentic import unvouched
+from launcher.data.resolve import with_data_read
 from launcher.errors import RunError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
+from launcher.plan.changed_settings import recorded
 from launcher.plan.memory import bytes_text
 from launcher.plan.plan import Plan
 from launcher.plan.saving import trust
@@ -44,7 +46,8 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
         return _evaluate(step, job, paths, say)
     if isinstance(step, Import):
         anew = job.checkpoint.resume == "never"
-        return importing.run(name, step, plan, paths.checkpoints, say, anew=anew, key=job.checkpoint.encrypt)
+        settings = recorded(with_data_read(job), plan)
+        return importing.run(name, step, plan, paths.checkpoints, say, anew=anew, known=trust(job), settings=settings)
     if isinstance(step, Transform):
         _transform(step, job, paths, say)
     elif isinstance(step, Verify):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from launcher.checkpoint.cast import Cast, differing, exact
 from launcher.checkpoint.import_full import import_whole
@@ -19,6 +21,7 @@ from launcher.errors import Problem, RequestError, said
 from launcher.job.steps import Import
 from launcher.plan.memory import bytes_text
 from launcher.plan.plan import Plan
+from launcher.plan.saving import ANYONE, Trust
 from launcher.plan.words import many
 
 
@@ -45,14 +48,15 @@ def run(
     say: Callable[[str], None],
     *,
     anew: bool,
-    key: str | None = None,
+    known: Trust = ANYONE,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Everything is checked before the checkpoint appears, encrypted with ``key``; it becomes the newest.
+    """Everything is checked before the checkpoint appears, encrypted with the key of ``known``; it becomes the newest.
 
     What the run has saved since an earlier start is kept: the ranks go on from that. ``anew``: not.
     """
     target, final = of_plan(plan), place(checkpoints)
-    if not anew and (newest := latest(checkpoints)) is not None and newest != final:
+    if not anew and (newest := latest(checkpoints, known)) is not None and newest != final:
         say(f"import: not again, for the run has gone on to {newest.name}")
         return {}
     if wrong := misfits(name, step, plan):
@@ -66,9 +70,9 @@ def run(
         tensors = Chosen(tensors, {n: n for n in tensors.specs if n in target.named})
     results = {"saved_step": 0}
     state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
-             "results": results}  # fmt: skip
-    done = import_whole(_as_kept(tensors, target, say), final, target, state, overwrite=True, key=key)
-    point(final, key)
+             "settings": dict(settings), "results": results}  # fmt: skip
+    done = import_whole(_as_kept(tensors, target, say), final, target, state, overwrite=True, key=known.key)
+    point(final, known.key)
     ranks = many(target.grid.size, "rank")
     say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, "
         f"{bytes_text(done.bytes_written)}")  # fmt: skip

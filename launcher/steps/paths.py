@@ -9,6 +9,7 @@ from launcher.checkpoint.store import latest
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.job.steps import Export, Step, Transform
+from launcher.plan.saving import trust
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Paths:
 
     def last(self) -> Path:
         """The newest complete checkpoint of this run."""
-        found = latest(self.checkpoints)
+        found = latest(self.checkpoints, trust(self.job))
         if found is None:
             raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' makes one")
         return found

@@ -59,7 +59,7 @@ def _live(
     drawn: Drawings,
 ) -> dict[str, Any]:
     live = session.build(world, job, plan, folder, drawn=drawn)
-    if world.attempt and (newer := latest(folder / "checkpoints")) != before:
+    if world.attempt and (newer := latest(folder / "checkpoints", live.trust)) != before:
         resume = newer
     if resume is not None:
         live.results |= state.load(live, resume).get("results", {})
@@ -115,7 +115,7 @@ def _step(live: Session, job: Job, name: str) -> None:
 def _load(live: Session, step: Load) -> str:
     if live.saver is not None:
         live.saver.wait()  # it may be writing what is asked for
-    path = Path(step.path) if step.path is not None else latest(live.folder / "checkpoints")
+    path = Path(step.path) if step.path is not None else latest(live.folder / "checkpoints", live.trust)
     assert path is not None, "the planner wants a save before a load without a path"
     state.load(live, path, broadcast=step.broadcast)
     read, held = (bytes_text(int(live.results[f"load_bytes_{what}"])) for what in ("read", "held"))

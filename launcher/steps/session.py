@@ -11,6 +11,7 @@ import torch
 from launcher.checkpoint.keys import load_key
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
+from launcher.data.resolve import with_data_read
 from launcher.data.source import Dataset
 from launcher.decide import inputs
 from launcher.errors import RunError
@@ -23,6 +24,7 @@ from launcher.parallel.live import Parallel, parallelize
 from launcher.parallel.own import watch
 from launcher.parallel.read import dtype_of
 from launcher.plan import samples
+from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.saving import Trust, trust
 from launcher.runtime.feed import Feed
@@ -59,7 +61,7 @@ def build(
     return Session(
         world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
         _local_norm(job, world, model, pipeline, folder), scaling=scaling(plan.dtypes),
-        trust=_trust(job),
+        trust=_trust(job), settings=recorded(with_data_read(job), plan),
         saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,
     )  # fmt: skip
 

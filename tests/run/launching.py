@@ -15,6 +15,7 @@ from subprocess import PIPE
 from typing import Any
 
 from launcher.__main__ import main
+from launcher.runtime.folder import read_status, write_status
 
 ROOT = Path(__file__).parents[2]
 BATCH = "steps.evaluate.batches=1"
@@ -54,9 +55,14 @@ def losses(folder: Path) -> list[float]:
 
 
 def status(folder: Path) -> dict[str, Any]:
-    found = json.loads((folder / "status.json").read_text())
-    assert isinstance(found, dict)
+    found = read_status(folder)
+    assert found is not None
     return found
+
+
+def say(folder: Path, **changes: Any) -> None:
+    """Have the status be another."""
+    write_status(folder, **status(folder) | changes)
 
 
 def checkpoints(folder: Path) -> list[str]:

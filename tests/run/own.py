@@ -98,3 +98,16 @@ class Addressed(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.head(torch.tanh(self.by["@"](self.by["a@b"](self.embed(tokens)))))
         return out
+
+
+class Normalized(nn.Module):
+    """A batch normalization, whose statistics are those of a micro batch."""
+
+    def __init__(self, vocab: int, dim: int) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(vocab, dim), nn.BatchNorm1d(dim), nn.Linear(dim, vocab)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2)
+        out: Tensor = self.head(h)
+        return out

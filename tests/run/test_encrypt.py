@@ -93,7 +93,8 @@ def test_without_its_key_a_run_does_not_go_on(how, value, trained, tmp_path, cap
     assert main(words) == 2
     err = capsys.readouterr().err
     why = "wrong key: it is encrypted with key " if value else "env:CHECKPOINT_KEY: this environment variable is not "
-    assert f"  {how}: {path}: cannot go on from there: {path}: it is encrypted: " in err.replace(" = ", ": ", 1)
+    where = trained if how == "run_dir" else path
+    assert f"  {how}: {where}: cannot go on from there: {path}: it is encrypted: " in err.replace(" = ", ": ", 1)
     assert why in err
     assert (
         "; LAUNCHER_CHECKPOINT_KEY=env:NAME (an environment variable) or file:PATH says where the key is now\n" in err

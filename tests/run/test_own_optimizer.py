@@ -68,7 +68,8 @@ def test_a_checkpoint_of_an_optimizer_that_keeps_other_things_is_refused(tmp_pat
 
 def test_state_that_a_class_begins_with_stays_where_a_checkpoint_has_none(tmp_path):
     plain = run(tmp_path / "plain", "optim=sgd", *OWN, *shape(), steps=2)
-    adagrad = ("optim={_target_: torch.optim.Adagrad}", "security.allow=[torch]", "train.precision=fp64")
+    adagrad = ("optim={_target_: torch.optim.Adagrad}", "security.allow=[torch]", "train.precision=fp64",
+               "checkpoint.accept_changes=[optim._target_]")  # fmt: skip
     there = run(tmp_path / "there", *adagrad, f"checkpoint.resume={plain}/checkpoints/step-000002", *shape(shard=2))
     assert len(losses(there)) == 2
 

@@ -15,7 +15,7 @@ from launcher.__main__ import main
 from launcher.parallel.norm import Norm
 from launcher.runtime.pipeline import Pipeline
 from launcher.steps import ranks
-from tests.run.launching import TINY, checkpoints, losses, metrics, run, status, tensors
+from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, status, tensors
 
 VALIDATED = ("train.eval_every=2", "checkpoint.every=null", "data.samples=640")  # four held-out batches
 
@@ -177,8 +177,7 @@ def test_only_the_folder_of_this_request_of_this_job_is_taken(env, config, found
 
 def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_right(tmp_path, capsys):
     folder = run(tmp_path / "run", steps=1)
-    file = folder / "status.json"
-    file.write_text(file.read_text().replace('"done"', '"running"'))  # killed between its last step and its last word
+    say(folder, status="running")  # killed between its last step and its last word
     assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [
         f"the start before this one was killed: {folder}",

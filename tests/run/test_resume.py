@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.checkpoint.strategy import single
-from tests.run.launching import TINY, checkpoints, losses, metrics, run, shape, status, steps, tensors
+from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, shape, status, steps, tensors
 
 TOLERANCE = {"fp32": 1e-6, "fp64": 1e-10}
 LAYOUTS = {"one": {}, "4x1": {"pp": 4}, "1x4": {"shard": 4}, "2x1": {"pp": 2}, "replicas": {"replicate": 4}}
@@ -37,8 +36,7 @@ def stopped(straight: Path, folder: Path, step: int) -> Path:
     for name in checkpoints(folder):
         if name > f"step-{step:06d}":
             shutil.rmtree(folder / "checkpoints" / name)
-    said = status(folder)
-    (folder / "status.json").write_text(json.dumps(said | {"status": "running", "steps": [], "metrics": {}}))
+    say(folder, status="running", steps=[], metrics={})
     return folder
 
 

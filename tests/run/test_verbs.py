@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import warnings
@@ -20,7 +19,7 @@ from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tables import TO_LLAMA
 from tests.checkpoint.saving import held
 from tests.run import llama
-from tests.run.launching import BATCH, TINY, checkpoints, last, losses, run, shape, status, tensors
+from tests.run.launching import BATCH, TINY, checkpoints, last, losses, run, say, shape, status, tensors
 
 
 def test_an_export_to_hugging_face_has_their_names_and_the_files_beside_it(trained: Path) -> None:
@@ -115,8 +114,7 @@ def test_training_goes_on_from_what_was_imported(trained: Path, tmp_path: Path) 
     assert checkpoints(first) == ["step-000000", "step-000002"]
     assert losses(first)[0] < losses(trained)[0]
     again = shutil.copytree(first, tmp_path / "b")
-    said = status(again)
-    (again / "status.json").write_text(json.dumps(said | {"status": "running", "steps": [], "metrics": {}}))
+    say(again, status="running", steps=[], metrics={})
     run(again, *words, steps=2)
     assert tensors(again, 2) == tensors(first, 2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from pathlib import Path
 
@@ -89,5 +91,29 @@ def test_a_status_is_replaced_whole(tmp_path):
     assert folder.read_status(tmp_path) is None
     folder.write_status(tmp_path, state="running", attempt=0)
     folder.write_status(tmp_path, state="done")
-    assert (tmp_path / "status.json").read_text() == '{\n  "state": "done"\n}\n'
+    assert folder.read_status(tmp_path) == {"state": "done"}
     assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_every_flipped_bit_of_a_status_is_refused_or_says_the_same(tmp_path):
+    said = {"status": "running", "metrics": {"loss": 1.5, "val": math.nan}, "steps": ("train", "save"), "job": "a 1"}
+    folder.write_status(tmp_path, **said)
+    path = tmp_path / "status.json"
+    good, meant = path.read_bytes(), str(said | {"steps": ["train", "save"]})
+    text = f"run_dir: {path}: damaged: it does not say which steps are done; without the file all are done again"
+    same = 0
+    for at, bit in itertools.product(range(len(good)), range(8)):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :])
+        try:
+            found = folder.read_status(tmp_path)
+        except RequestError as error:
+            same += str(error) != text
+        else:
+            assert str(found) == meant, (at, bit)
+            same += 1
+    assert same == 0
+
+
+def test_a_status_of_the_version_before_is_read(tmp_path):
+    (tmp_path / "status.json").write_text('{"status": "done", "steps": []}')
+    assert folder.read_status(tmp_path) == {"status": "done", "steps": []}

@@ -1,0 +1,125 @@
+"""The settings that have changed since a checkpoint: what is refused and how to go on, what is accepted or noted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from launcher.checkpoint.read import Checkpoint
+from launcher.data.resolve import with_data_read
+from launcher.errors import Problem, printable
+from launcher.job import redact
+from launcher.job.alike import nearest
+from launcher.job.models import Target
+from launcher.job.schema import Job
+from launcher.optim.schedule import factor
+from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
+from launcher.plan.plan import Plan
+from launcher.plan.sizes import Note
+
+ACCEPT = "checkpoint.accept_changes"
+LONGEST = 60
+
+
+def unknown(job: Job) -> Iterator[Problem]:
+    """Names in ``accept_changes`` that no setting has."""
+    from launcher.job import surface
+
+    known = [*surface.everywhere(), *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s)))]
+    for key in job.checkpoint.accept_changes:
+        if key not in known:
+            meant = nearest(key, known)
+            said = f", did you mean {meant!r}?" if meant else ""
+            right = [meant if k == key else k for k in job.checkpoint.accept_changes]
+            yield Problem(ACCEPT, f"there is no setting {key!r}{said}", _pasted(ACCEPT, right) if meant else "")
+
+
+def _arguments(settings: Any) -> Collection[str]:
+    return ("_target_", *settings.arguments) if isinstance(settings, Target) else ()
+
+
+def changes(
+    checkpoint: Checkpoint, job: Job, plan: Plan, overrides: Sequence[str], misfit: bool
+) -> tuple[list[Problem], list[Note]]:
+    """What is refused, and what the plan says. ``misfit``: the weights are those of another model."""
+    saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
+    if saved is None:
+        text = f"{checkpoint.folder}: written before checkpoints said what they were trained with: nothing is compared"
+        return [], [Note("checkpoint", text)]
+    try:
+        found = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
+    except ValueError as error:
+        return [Problem("", f"{checkpoint.folder}: {error}")], []
+    accepted = job.checkpoint.accept_changes
+    refused = [d for d in found if d.why and done and not _covered(d.key, accepted)]
+    keep = [d.key for d in refused if not _back(d, saved, job) or sets(overrides, d.key)]
+    every = _pasted(ACCEPT, [*accepted, *keep])
+    problems = []
+    for d in refused:
+        own = _pasted(ACCEPT, [*accepted, d.key])
+        fixed = misfit and d.key.partition(".")[0] in ("model", "train")
+        text = f"{_said(d.new)}: {checkpoint.folder} was trained with {_said(d.old)}: {d.why}"
+        if d.key in keep:
+            problems.append(Problem(d.key, text, "" if fixed else every))
+        else:
+            also = "" if fixed else f"; {own} lets it change"
+            problems.append(Problem(d.key, f"{text}{also}", _back(d, saved, job)))
+    return problems, [_note(d, checkpoint.folder.name, done, job) for d in found if d not in refused]
+
+
+def sets(overrides: Sequence[str], key: str) -> bool:
+    """Whether one of ``overrides`` is about ``key``, or what it is in."""
+    words = (o.partition("=")[0].lstrip("+~") for o in overrides)
+    return any(_covered(key, [word]) or _covered(word, [key]) for word in words)
+
+
+def _covered(key: str, keys: Collection[str]) -> bool:
+    return any(key == k or key.startswith(f"{k}.") for k in keys)
+
+
+def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
+    """The override that puts the old value back, if one does."""
+    section, _, last = d.key.partition(".")
+    if d.key in CHOSEN or last in ("name", "_target_"):
+        whole = {k.partition(".")[2]: v for k, v in saved.items() if k.startswith(f"{section}.")}
+        return _pasted(section, whole) if whole else ""
+    if d.key in DERIVED:
+        now = job.model_dump(mode="json")["parallel"]
+        for name in d.key.split(".")[1:]:
+            now = now[name]
+        return _pasted(d.key, saved[d.key]) if saved.get(d.key, now) != now else ""
+    return "" if d.old == UNSET else _pasted(d.key, d.old)
+
+
+def _pasted(key: str, value: Any) -> str:
+    """Nothing, where a secret is hidden in it."""
+    from launcher.job.overrides import paste  # imports Hydra, which a rank that joins has no use for
+
+    return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)
+
+
+def _said(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    text = printable(text)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 4]} ..."
+
+
+def _note(d: Difference, name: str, done: int, job: Job) -> Note:
+    told = f"{_said(d.old)} -> {_said(d.new)}: since {name}"
+    if d.key == "train.steps":
+        return Note(d.key, f"{told}{_curve(d, done, job)}")
+    if d.why and done:
+        return Note(d.key, f"{told}, as checkpoint.accept_changes says: {d.why}")
+    return Note(d.key, told if done else f"{told}, which nothing had been trained for")
+
+
+def _curve(d: Difference, done: int, job: Job) -> str:
+    """What other steps make of a schedule that is drawn over all of them."""
+    schedule = job.schedule
+    if schedule.name == "constant" or not isinstance(d.old, int) or done >= d.new:
+        return ""
+    new, old = (factor(schedule, done, total) for total in (d.new, d.old))
+    text = f"; schedule={schedule.name} is drawn over all steps, so this is another curve"
+    rates = f": step {done + 1} is at {new:.3g} of optim.lr, on the curve so far it is at {old:.3g}"
+    return text if new == old else f"{text}{rates}"

@@ -1,0 +1,191 @@
+"""What of a job may change between a checkpoint and the training that goes on from it: every setting is in one class.
+
+Refused: it changes which samples follow or what a step means. Derived: refused where what it comes to changes the
+numbers. Noted: what people do change on the way. Layout: any trains the same numbers. Aside: no number hangs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from launcher.job import redact
+from launcher.job.schema import Job
+from launcher.plan.plan import Plan
+from launcher.plan.words import many
+
+SAMPLES = "other samples would follow"
+REFUSED = {
+    "seed": f"{SAMPLES}, and other random numbers",
+    "data": SAMPLES,
+    "debug.overfit": SAMPLES,
+    "train.batch_size": "a step would be of other samples",
+    "train.precision": "numbers would be rounded otherwise",
+    "model": "the weights would go on in another model",
+    "optim.name": "the state would go on in another optimizer",
+    "optim._target_": "the state would go on in another optimizer",
+}
+"""A key, or the section that it is in, and why."""
+
+SCALE = ("parallel.pipeline.loss_reduction", "parallel.gradients_mean", "parallel.loss_repeated_mean")
+"""Whether gradients are sums or means: what they come to hangs on the layout too."""
+
+MICRO = "parallel.pipeline.micro_batch_num"
+DERIVED = (*SCALE, MICRO)
+
+NOTED = (
+    "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm",
+    "parallel.fp32_communication", "parallel.gradient_fp32_sync",
+)  # fmt: skip
+
+LAYOUT = (
+    "launch", "parallel.mode", "parallel.pipeline.stages", "parallel.pipeline.stage_config",
+    "parallel.pipeline.scheduler", "parallel.pipeline.interleave", "parallel.pipeline.chunks",
+    "parallel.pipeline.less_memory", "parallel.pipeline.seq_chunks", "parallel.pipeline.seq_split",
+    "parallel.pipeline.output_broadcast", "parallel.hsdp", "parallel.comm_fusion", "parallel.operators",
+    "parallel.grid", "parallel.dataset_strategy", "parallel.shared", "parallel.param_strategy",
+    "parallel.operator_strategy", "parallel.transformer_opt", "parallel.deferred_init", "debug.onerank",
+)  # fmt: skip
+
+ASIDE = (
+    "name", "recipe", "runs", "run_dir", "show", "train.log_every", "train.eval_every", "train.eval_batches",
+    "parallel.local_norm", "parallel.group_file", "checkpoint", "steps", "logger", "security",
+    "debug.limit", "debug.anomaly", "debug.profiler",
+)  # fmt: skip
+"""``debug.limit`` counts as ``train.steps``."""
+
+CHOSEN = ("model", "data", "optim", "schedule")
+UNSET = "not set"
+_UNSET = object()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``key`` had one value when the checkpoint was written, and has another; ``why`` it is refused, if it is."""
+
+    key: str
+    old: Any
+    new: Any
+    why: str = ""
+
+
+def class_of(key: str) -> tuple[str, ...]:
+    """Into which classes ``key`` falls: those that name it or, if none does, the section that it is in."""
+    classes = {"refused": REFUSED, "derived": DERIVED, "noted": NOTED, "layout": LAYOUT, "aside": ASIDE}
+    parts = key.split(".")
+    for n in range(len(parts), 0, -1):
+        above = ".".join(parts[:n])
+        if found := tuple(name for name, keys in classes.items() if above in keys):
+            return found
+    return ()
+
+
+def recorded(job: Job, plan: Plan) -> dict[str, Any]:
+    """What a checkpoint says of the settings that it was trained with; secrets are hidden.
+
+    ``job`` names the data that is read.
+    """
+    flat = {key: value for key, value in _flat(job) if _compared(key)}
+    flat["train.steps"] = plan.sizes.steps
+    return {**{key: redact.values(value, key) for key, value in flat.items()}, "derived": _derived(plan)}
+
+
+def _compared(key: str) -> bool:
+    return class_of(key)[0] in ("refused", "derived", "noted")
+
+
+def _flat(job: Job) -> Iterator[tuple[str, Any]]:
+    """Every key, and the arguments of what is chosen."""
+    data = job.model_dump(mode="json", by_alias=True)
+    for section, value in data.items():
+        if section in (*CHOSEN, "train", "debug"):
+            yield from ((f"{section}.{key}", below) for key, below in value.items())
+        elif section == "parallel":
+            yield from ((f"{section}.{key}", below) for key, below in value.items() if key != "pipeline")
+            yield from ((f"{section}.pipeline.{key}", below) for key, below in value["pipeline"].items())
+        else:
+            yield section, value
+
+
+def _derived(plan: Plan) -> dict[str, Any]:
+    sz = plan.sizes
+    summed = sz.micros if plan.loss_reduction == "sum" else 1
+    scale = plan.loss_repeats * summed * (1 if plan.gradients_mean else sz.replicas)
+    return {"gradient_scale": scale, "micro_batches": [sz.micros, sz.micro_batch] if plan.batch_dependent else None}
+
+
+def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Difference]:
+    """In the order of the schema. Raises ``ValueError`` unless ``saved`` is what ``recorded`` makes."""
+    if not isinstance(saved.get("derived"), dict):
+        raise ValueError("what it says of its settings cannot be read")
+    mine = recorded(job, plan)
+    other = [section for section in CHOSEN if _kind(saved, section) != _kind(mine, section)]
+    found = [Difference(_chosen(s, mine), _kind(saved, s), _kind(mine, s), _why(_chosen(s, mine))) for s in other]
+    apart = {"derived", *DERIVED, *(f"{section}.{key}" for section in CHOSEN for key in ("name", "_target_"))}
+    for key in dict.fromkeys((*mine, *saved)):
+        if key not in apart and key.partition(".")[0] not in other:
+            found += _one(key, saved, mine, job)
+    return [*found, *_scale(saved, mine), *_micro(saved["derived"], mine["derived"])]
+
+
+def _kind(data: Mapping[str, Any], section: str) -> Any:
+    """What is chosen there; ``momentum`` is another name for ``sgd`` with some."""
+    kind = data.get(f"{section}._target_", data.get(f"{section}.name"))
+    return "sgd" if (section, kind) == ("optim", "momentum") else kind
+
+
+def _chosen(section: str, mine: Mapping[str, Any]) -> str:
+    """The key that chooses: the section itself, but for an optimizer, whose rates may change."""
+    if section not in ("optim", "schedule"):
+        return section
+    return f"{section}._target_" if f"{section}._target_" in mine else f"{section}.name"
+
+
+def _one(key: str, saved: Mapping[str, Any], mine: Mapping[str, Any], job: Job) -> Iterator[Difference]:
+    old, new = saved.get(key, _UNSET), mine.get(key, _UNSET)
+    if old is _UNSET and new == _default(job, key):
+        return  # a key that there was not then
+    if not _same(old, new):
+        yield Difference(key, *_told(old, new), _why(key))
+
+
+def _told(old: Any, new: Any) -> tuple[Any, Any]:
+    return UNSET if old is _UNSET else old, UNSET if new is _UNSET else new
+
+
+def _same(old: Any, new: Any) -> bool:
+    return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)
+
+
+def _why(key: str) -> str:
+    return REFUSED.get(key) or REFUSED.get(key.partition(".")[0], "")
+
+
+def _default(job: Job, key: str) -> Any:
+    """Of the schema."""
+    value: Any = job
+    *above, last = key.split(".")
+    for name in above:
+        value = getattr(value, name, None)
+    fields = type(value).model_fields if isinstance(value, BaseModel) else {}
+    return next((f.default for n, f in fields.items() if last in (n, f.alias)), _UNSET)
+
+
+def _scale(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
+    old, new = (data["derived"].get("gradient_scale") for data in (saved, mine))
+    if old != new:
+        unlike = [key for key in SCALE if saved.get(key) != mine[key]]
+        special = [key for key, usual in zip(SCALE, ("mean", True, True), strict=True) if mine[key] != usual]
+        key = [*unlike, *special, SCALE[0]][0]
+        of = "times the mean gradient"
+        yield Difference(key, f"{old} {of}", f"{new} {of}", "a step would be of another size")
+
+
+def _micro(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Difference]:
+    old, new = saved.get("micro_batches"), mine["micro_batches"]
+    if old != new and isinstance(old, list) and len(old) == 2 and new is not None:
+        texts = [f"{many(n, 'micro batch')} of {many(size, 'sample')}" for n, size in (old, new)]
+        yield Difference(MICRO, texts[0], texts[1], "what the model computes hangs on the samples of a micro batch")
