@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from launcher.console import say, tell
 from launcher.errors import RequestError, RunError, printable
 from launcher.job.args import Args, parse
+from launcher.job.redact import hide, typed
 from launcher.runtime import outer
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _main(words: list[str], rank: int | None) -> int:
     except RequestError as error:
         return _refuse(error, words, rank)
     except RunError as error:
-        tell(printable(f"error: {error}", "\n\t"))
+        tell(hide(printable(f"error: {error}", "\n\t"), typed(words)))
         return FAILED
     except KeyboardInterrupt:
         tell("interrupted")
@@ -166,7 +167,7 @@ def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
         from launcher.job.report import render
 
         known = examine(words, error, look)
-        tell(render(known.problems, known.origins))
+        tell(render(known.problems, known.origins, typed(words)))
     return REFUSED
 
 

@@ -63,7 +63,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     if job := outer.job():
         (folder / JOB).write_text(job, encoding="utf-8")
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
-    refused = {c.overrides: _reason(e) for c, e in impossible.items()}
+    refused = {c.overrides: redact.hide(_reason(e), redact.typed(args.overrides)) for c, e in impossible.items()}
     _announce(named, refused)
     results: list[Result] = []
     with heard() as told:
@@ -145,7 +145,7 @@ def _show(requests: Mapping[Cell, Request]) -> int:
             )
         except RequestError as error:
             errors[cell] = late(error, request)
-            print(f"  cannot run: {_reason(error)}", flush=True)
+            print(f"  cannot run: {redact.hide(_reason(error), redact.typed(cell.overrides))}", flush=True)
     if errors and len(errors) == len(requests):
         raise _together(errors)
     return int(bool(errors))

@@ -9,7 +9,7 @@ import string
 from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.plan.saving import PLACE
+from launcher.plan.saving import PLACE, told
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
 """An environment variable: where the key is now, when it is not where it was when the checkpoint was written."""
@@ -38,8 +38,8 @@ def load_key(place: str) -> bytes:
     key = raw if as_it_is else _decoded(raw.strip())
     if key is None or len(key) != SIZE:
         raise ValueError(
-            f"{place}: no key of AES-256: it has {len(raw)} bytes; wanted are {SIZE} random bytes, as 64 hexadecimal "
-            "digits (openssl rand -hex 32), as base64 or, in a file, as they are"
+            f"{told(place)}: no key of AES-256: it has {len(raw)} bytes; wanted are {SIZE} random bytes, as 64 "
+            "hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
         )
     return key
 
@@ -47,7 +47,8 @@ def load_key(place: str) -> bytes:
 def _of_variable(place: str, name: str) -> bytes:
     value = os.environ.get(name)
     if not value:
-        raise ValueError(f"{place}: this environment variable is not set; it must hold the key (openssl rand -hex 32)")
+        text = "this environment variable is not set; it must hold the key (openssl rand -hex 32)"
+        raise ValueError(f"{told(place)}: {text}")
     return os.fsencode(value)
 
 
@@ -56,7 +57,7 @@ def _of_file(place: str, path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(1024)
     except OSError as error:
-        raise ValueError(f"{place}: the key cannot be read: {error.strerror}") from error
+        raise ValueError(f"{told(place)}: the key cannot be read: {error.strerror}") from error
 
 
 def _decoded(text: bytes) -> bytes | None:

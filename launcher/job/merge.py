@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher.errors import Problem
 from launcher.job.alike import nearest
 from launcher.job.overrides import OPEN, Override, paste, shell
+from launcher.job.redact import HIDDEN, secret
 from launcher.job.redact import text as redacted
 
 CHOSEN = ("model", "data", "optim", "schedule")
@@ -111,6 +112,8 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     reason = _first_line(error)
     if isinstance(error, RecursionError) or reason.startswith("Recursive"):
         reason = "it refers to itself"
+    if secret(key):
+        return Problem(key, f"{HIDDEN}: cannot be resolved")
     wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
     if wanted is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")

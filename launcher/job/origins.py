@@ -12,7 +12,7 @@ import yaml
 
 from launcher.job.hostile import check
 from launcher.job.paths import CONF, RECIPES, short
-from launcher.job.redact import HIDDEN, secret
+from launcher.job.redact import HIDDEN, place, secret
 from launcher.job.redact import text as redacted
 
 COMMAND_LINE = "command line"
@@ -83,11 +83,11 @@ def _of_file(path: Path, package: str, name: str, shipped: bool) -> tuple[tuple[
     lines = path.read_text(encoding="utf-8").splitlines()
     out = []
     for key, mark, value in _marks(path, package):
-        hide = secret(key)
+        hide = secret(key) and value not in (None, "", "null", "~") and not place(str(value))
         line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
-        source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}" if hide and value else redacted(line)
+        source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}" if hide else redacted(line)
         where = f"{name}:{mark.line + 1}:{mark.column + 1}"
-        out.append((key, Origin(where, source, HIDDEN if hide and value else value, shipped)))
+        out.append((key, Origin(where, source, HIDDEN if hide else value, shipped)))
     return tuple(out)
 
 

@@ -3,26 +3,67 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 HIDDEN = "***"
 _WORDS = "token|key|keys|password|passwd|passphrase|secret|secrets|credential|credentials|encrypt"
 # a whole word of the name (api_key, hf-token), or its end (apikey); not data.tokenizer, not steps.sample.tokens
 _SECRET = re.compile(rf"(?:(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])|(?:token|key|password|secret)$)")
+_MISSPELT = ("encrypt", "encryption", "password", "passphrase", "credential")
+"""Words that nothing else is nearly called."""
+
 _PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*[:=]\s*)(?=\S)(.*)""", re.DOTALL)
 
 
+@lru_cache(maxsize=4096)
 def secret(key: str) -> bool:
-    """Whether any part of a dotted key names a secret.
+    """Whether any part of a dotted key names a secret, or nearly does.
 
-    >>> [secret(k) for k in ("logger.api_key", "hub.token", "data.tokenizer", "steps.sample.tokens")]
-    [True, True, False, False]
+    >>> [secret(k) for k in ("logger.api_key", "hub.token", "data.tokenizer", "steps.sample.tokens", "encrpytt")]
+    [True, True, False, False, True]
     """
-    return any(_SECRET.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower()) for part in key.split("."))
+    parts = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in key.split(".")]
+    return any(_SECRET.search(part) or _nearly(part) for part in parts)
 
 
-_PLACE = re.compile(r"""['"]?(env:[A-Za-z_][A-Za-z0-9_]*|file:[^\s,}]+)['"]?\s*$""")
-"""Where a secret is, which is none itself."""
+def _nearly(part: str) -> bool:
+    words = [word for word in re.split(r"[^a-z]+", part) if len(word) > 3]
+    return any(get_close_matches(word, _MISSPELT, 1, 0.75) for word in words)
+
+
+_PLACE = re.compile(r"""['"]?(env|file):([^'"]*?)['"]?\s*$""")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,47}")
+_WORD = re.compile(r"[a-z_-]{1,16}", re.IGNORECASE)
+_KEY = re.compile(r"(?<![\w+/-])(?:[0-9A-Fa-f]{64}|[\w+/-]{43}=)(?![\w+/=-])", re.ASCII)
+"""32 bytes, as hexadecimal digits or in base64: what a key of AES-256 looks like."""
+_DIGEST = re.compile(r"sha|digest|hash|revision|commit|checksum")
+
+
+def place(text: str) -> bool:
+    """Whether ``text`` says where a secret is, which is none itself. A name that may be the secret is taken for it.
+
+    >>> [place(t) for t in ("env:MY_KEY", "file:keys/run.key", "env:hunter2", f"env:{'A5' * 32}", f"file:{'5a' * 32}")]
+    [True, True, False, False, False]
+    """
+    match = _PLACE.match(text)
+    if match is None or _KEY.search(match[2]):
+        return False
+    if match[1] == "env":
+        name = match[2]
+        return _VARIABLE.fullmatch(name) is not None and not (len(name) >= 32 and "_" not in name)
+    return "/" in match[2] or "." in match[2] or _WORD.fullmatch(match[2]) is not None
+
+
+def shown(text: str) -> str:
+    """The place of a secret, without what may be the secret.
+
+    >>> shown("env:MY_KEY"), shown("env:hunter2")
+    ('env:MY_KEY', 'env:***')
+    """
+    return text if place(text) else f"{text.partition(':')[0]}:{HIDDEN}"
 
 
 def values(data: Any, key: str = "") -> Any:
@@ -31,18 +72,60 @@ def values(data: Any, key: str = "") -> Any:
         return {k: values(v, f"{key}.{k}" if key else str(k)) for k, v in data.items()}
     if isinstance(data, list | tuple):
         return [values(v, key) for v in data]
-    return HIDDEN if data is not None and secret(key) and not _PLACE.match(str(data)) else data
+    return HIDDEN if data is not None and secret(key) and not place(str(data)) else data
 
 
 def text(line: str) -> str:
     """A line of YAML or an override as typed, cut off after the first key that names a secret.
+
+    What looks like a key is hidden wherever it is, unless it is said to be a digest.
 
     >>> text("model={lr: 1, api_key: abc, dim: 2}")
     'model={lr: 1, api_key: ***'
     """
     at = 0
     while pair := _PAIR.search(line, at):
-        if secret(pair[2]) and pair[4].strip() not in ("null", "~", "") and not _PLACE.match(pair[4].strip()):
+        value = pair[4].partition(" #")[0].strip()
+        if secret(pair[2]) and value not in ("null", "~", "") and not place(value):
             return line[: pair.start(4)] + HIDDEN
         at = pair.start(4)
-    return line
+    return line if _DIGEST.search(line) else _KEY.sub(HIDDEN, line)
+
+
+SHORTEST = 5  # letters; a shorter word is in too many others to be hidden wherever it is
+_TOKEN = re.compile(r"""([^\s=:,{}\[\]()'"$]+)(\s*[=:])?""")
+_NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false"}
+
+
+def typed(words: Sequence[str]) -> frozenset[str]:
+    """The secrets of a command line: what follows a name of one, however it is written, and what looks like a key.
+
+    >>> sorted(typed(["checkpoint={encryptt: hunter2}", "hub.token", "=", "abcde", "seed=1"]))
+    ['abcde', 'hunter2']
+    """
+    found: set[str] = set()
+    behind = False
+    for word in words:
+        fresh, behind = _values(word, behind)
+        found |= {*fresh, *(() if _DIGEST.search(word) else _KEY.findall(word))}
+    return frozenset(v for v in found if len(v) >= SHORTEST and v.lower() not in _NO_VALUE)
+
+
+def _values(word: str, behind: bool) -> tuple[list[str], bool]:
+    """What ``word`` gives for a name of a secret, and whether the next word may. ``behind``: so did the one before."""
+    found: list[str] = []
+    before = ""
+    for token, joint in _TOKEN.findall(word):
+        if (joint.strip() == "=" and re.fullmatch(r"[-+~]*[a-z_.]+", token)) or not behind:
+            behind = secret(token)
+        elif not place(f"{before.lower()}:{token}"):
+            found.append(token)
+        before = token
+    return found, behind and not [v for v in found if v.lower() not in _NO_VALUE]
+
+
+def hide(text: str, secrets: Collection[str]) -> str:
+    """``text`` without ``secrets``, in letters of any size."""
+    for value in sorted(secrets, key=len, reverse=True):
+        text = re.sub(re.escape(value), HIDDEN, text, flags=re.IGNORECASE)
+    return text

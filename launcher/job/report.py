@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -15,26 +16,36 @@ from launcher.job.origins import Origins
 LONGEST = 300
 
 
-def render(problems: Iterable[Problem], origins: Origins | Mapping[Problem, Origins] | None = None) -> str:
-    """Every problem with where its key was set and what to type instead; no newline at the end."""
+def render(
+    problems: Iterable[Problem],
+    origins: Origins | Mapping[Problem, Origins] | None = None,
+    secrets: Collection[str] = (),
+) -> str:
+    """Every problem with where its key was set and what to type instead, without ``secrets``; no newline at the end."""
     listed = list(problems)
     count = f"{len(listed)} problem{'s' if len(listed) != 1 else ''}"
     head = f"error: {count} in this request; nothing was started"
     where = origins if isinstance(origins, Origins) else None
     each = origins if isinstance(origins, Mapping) else {}
-    return "\n\n".join([head, *(_one(p, where or each.get(p, Origins())) for p in listed)])
+    told = [_one(p, where or each.get(p, Origins()), secrets) for p in listed]
+    return redact.hide("\n\n".join([head, *told]), secrets)
 
 
-def _one(problem: Problem, origins: Origins) -> str:
+def _one(problem: Problem, origins: Origins, secrets: Collection[str]) -> str:
     key, text = problem.key, printable(problem.text, "\n\t")
     value = shown(origins.value(key), key) if key else ""
     joint = " = " if key and text.startswith(f"{value}: ") else ": "
     lines = [f"  {key}{joint}{text}" if key else f"  {text}"]
     if key:
         lines += _source(key, origins)
-    if problem.cure:
+    if problem.cure and not _secret(problem.cure, secrets):
         lines.append(f"    try:    {problem.cure}")
     return "\n".join(lines)
+
+
+def _secret(cure: str, secrets: Collection[str]) -> bool:
+    """Whether one would be pasted that is not shown."""
+    return redact.hide(cure, secrets) != cure or any(redact.text(word) != word for word in shlex.split(cure))
 
 
 def _source(key: str, origins: Origins) -> list[str]:

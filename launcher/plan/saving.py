@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.errors import Problem
+from launcher.job import redact
 from launcher.job.schema import Job
 from launcher.plan.facts import Skeleton
 from launcher.plan.setting import Setting, Status
@@ -16,6 +17,11 @@ STREAMS = ("rng.cpu", "rng.cuda")
 
 PLACE = re.compile(r"(env):([A-Za-z_][A-Za-z0-9_]*)|(file):(.+)")
 """Where a key is: an environment variable, or a file."""
+
+
+def told(place: str) -> str:
+    """Where a key is, for people; without what may be the key itself."""
+    return redact.shown(place)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ def resolve(job: Job) -> Iterator[Setting]:
             "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key; names, shapes and "
             "digests of tensors stay readable"
         )
-        yield Setting("checkpoint.encrypt", place, "applied", why)
+        yield Setting("checkpoint.encrypt", told(place), "applied", why)
 
     if job.checkpoint.accept_plain:
         yield Setting("checkpoint.accept_plain", "true", *_plain(job))

@@ -73,7 +73,7 @@ CHANGES = {
         {"optim.name": "adamw"}, ["optim.name"], Difference("optim.name", "adamw", "sgd", REFUSED["optim.name"])
     ),
     "the same by another name": ({"optim.name": "momentum"}, [], None),
-    "another rate": ({"optim.lr": 5.0}, ["optim.lr"], Difference("optim.lr", 5.0, 0.1)),
+    "another rate": ({"optim.lr": 5.0}, ["optim.lr"], Difference("optim.lr", 5.0, 0.003)),
     "another schedule": ({"schedule.name": "linear"}, ["schedule.name"], None),
     "true for 1": ({"data.samples": True}, ["data.samples"], None),
     "an argument that is gone": (
