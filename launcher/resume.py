@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.changes import changes, sets, unknown
 from launcher.checkpoint.of_plan import of_plan
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
-from launcher.checkpoint.store import encrypted, latest
+from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.checkpoint.strategy import match
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
@@ -140,6 +140,9 @@ def _compared(job: Job, plan: Plan, listed: Sequence[Source], overrides: Sequenc
         checkpoint = open_checkpoint(source.path, trust(job))
         more = _unfit(source.key, checkpoint, job, plan)
         found += more
+        if source.key == "run_dir":
+            name = checkpoint.folder.name
+            notes += [Note(source.key, f"goes on from {name}: {why}") for why in passed_over(checkpoint.folder)]
         if source.trains:
             misfit = any(p.key == source.key for p in more)
             wrong, told = changes(checkpoint, job, plan, overrides, misfit)

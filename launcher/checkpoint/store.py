@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,20 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     if said.digest is not None or newest[0] != highest[0]:
         latest_file.check(said, *newest, trust)
     return newest[0]
+
+
+def passed_over(newest: Path) -> list[str]:
+    """Why folders of a higher step beside ``newest`` are no whole checkpoint; a killed run leaves none such."""
+    above = takewhile(lambda path: path != newest, _steps(newest.parent))
+    return [why for path in above if (why := _flaw(path))]
+
+
+def _flaw(folder: Path) -> str:
+    try:
+        read_manifest(folder)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def encrypted(folder: Path) -> str | None:

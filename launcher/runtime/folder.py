@@ -105,9 +105,9 @@ def status_of(path: Path) -> dict[str, Any]:
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """As the file has it. A flipped bit may be in the name of the digest too: then the version asks for one."""
+    """As the file has it. What hits the digest, or its name, leaves the version at the other end, which asks for one."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-    return {**json.loads(json.dumps(fields)), "version": 2, "digest": digest}
+    return {"version": 2, **json.loads(json.dumps(fields)), "digest": digest}
 
 
 def still_there(run: Path) -> None:

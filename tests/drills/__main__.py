@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tests.conftest  # noqa: F401  the folder for temporary files, before torch is imported
 
-ALL = ("hang", "preempt", "agents", "sweep")
+ALL = ("hang", "preempt", "agents", "sweep", "corrupt", "changes", "keys")
 RIGHT, OVER = "right", "over"  # over: the run had ended before anything was done to it
 
 

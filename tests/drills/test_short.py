@@ -6,11 +6,13 @@ import random
 
 import pytest
 
-from tests.drills import hang, sweep
+from tests.drills import changes, corrupt, hang, keys, sweep
+
+SHORT = {hang: 1, sweep: 1, corrupt: 200, changes: 2, keys: 5}
 
 
-@pytest.mark.parametrize("drill", [hang, sweep], ids=lambda d: d.__name__.rpartition(".")[2])
-def test_a_drill_goes_right_once(drill, tmp_path):
-    tally = drill.run(1, random.Random(3), tmp_path)
+@pytest.mark.parametrize(("drill", "times"), SHORT.items(), ids=[d.__name__.rpartition(".")[2] for d in SHORT])
+def test_a_drill_goes_right(drill, times, tmp_path):
+    tally = drill.run(times, random.Random(3), tmp_path)
     assert set(tally) <= {"right", "over"}
-    assert tally["right"] == 1
+    assert tally["right"] == times

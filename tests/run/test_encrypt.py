@@ -11,7 +11,7 @@ from launcher.__main__ import main
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.checkpoint.strategy import single
 from tests.checkpoint.saving import filled, save, small
-from tests.run.launching import TINY, losses, run, shape
+from tests.run.launching import BATCH, TINY, losses, run, say, shape
 
 KEY = "5a" * 32
 SEALED = "checkpoint.encrypt=env:CHECKPOINT_KEY"
@@ -147,3 +147,57 @@ def test_a_run_goes_on_from_what_is_not_encrypted_only_when_told(how, tmp_path, 
     assert main([*words, "checkpoint.accept_plain=true"]) == 0
     told = "going on from step-000001, after 1 of 2 steps; it is not encrypted, nothing vouches for what it holds\n"
     assert told in capsys.readouterr().out
+
+
+def refusal(capsys, *words):
+    assert main([*TINY, *shape(), "schedule=constant", *words]) == 2
+    return capsys.readouterr().err
+
+
+def test_encryption_is_not_dropped_in_silence(trained, tmp_path, capsys, monkeypatch):
+    """In the folder of an encrypted run, and wherever its checkpoint is gone on from; evaluations write none."""
+    monkeypatch.chdir(tmp_path)
+    path = trained / "checkpoints/step-000002"
+    before = {p: p.read_bytes() for p in trained.rglob("*") if p.is_file() and p.name != ".lock"}
+    own = "checkpoint.accept_changes=[checkpoint.encrypt]"
+    why = f"{path} is encrypted, and what this run writes would not be; '{own}' lets it be so"
+    text = f"  checkpoint.encrypt: null: {why}\n"
+    more = ["train.steps=3", "show=plan"]
+    for words in (
+        [f"run_dir={trained}", "train.steps=3"],
+        [f"run_dir={trained}", *more],
+        [f"run_dir={trained}", "checkpoint.resume=never", "train.steps=1"],
+        [f"checkpoint.resume={path}", *more],
+        [f"steps.load.path={path}", "steps=[load,train]", *more],
+        [f"run_dir={trained}", "steps=[save]"],
+    ):
+        err = refusal(capsys, *words)
+        assert text in err.replace(" = null: ", ": null: ")
+        assert err.endswith("    try:    checkpoint.encrypt=env:CHECKPOINT_KEY\n")
+        assert err.startswith("error: 1 problem in this request")
+    for words in ([SEALED, *more], [own, *more], ["steps=[evaluate]", BATCH, "show=plan"]):
+        assert main([*TINY, *shape(), "schedule=constant", f"run_dir={trained}", *words]) == 0
+    err = refusal(capsys, f"run_dir={trained}", "checkpoint.encrypt=null", *more)
+    assert err.endswith(f"    try:    checkpoint.encrypt=null '{own}'\n")
+    assert {p: p.read_bytes() for p in trained.rglob("*") if p.is_file() and p.name != ".lock"} == before
+    run(tmp_path / "plain", *shape(), "schedule=constant", f"checkpoint.resume={path}", own, steps=3)
+    assert open_checkpoint(tmp_path / "plain/checkpoints/step-000003").manifest.key is None
+
+
+def test_latest_cannot_lead_an_encrypted_run_back(tmp_path, capsys):
+    words = [SEALED, *shape(), "schedule=constant", "checkpoint.every=2", "checkpoint.keep=null"]
+    folder = run(tmp_path / "run", *words, steps=6)
+    file = folder / "checkpoints/latest"
+    old = file.read_text().replace("step-000006", "step-000002")
+    file.write_text(old)
+    say(folder, status="running", steps=[])
+    assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6"]) == 2
+    cure = "without this file the checkpoint of the highest step is the newest"
+    why = f"{file}: damaged or tampered with: its MAC is not that of what it says; {cure}"
+    assert f"  run_dir: {folder}: cannot go on from there: {why}\n" in capsys.readouterr().err
+    file.write_text("step-000002\n")
+    assert main([*TINY, f"run_dir={folder}", *words, "train.steps=6", "show=plan"]) == 2
+    assert f"{file}: it has no MAC, and the checkpoints are encrypted: " in capsys.readouterr().err
+    file.unlink()
+    run(folder, *words, steps=8)
+    assert "going on from step-000006, after 6 of 8 steps" in capsys.readouterr().out
