@@ -122,9 +122,13 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
 
 
 def passed_over(newest: Path) -> list[str]:
-    """Why folders of a higher step beside ``newest`` are no whole checkpoint; a killed run leaves none such."""
+    """Why there is no whole checkpoint newer than ``newest`` where one should be; a killed run leaves none such."""
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
-    return [why for path in above if (why := _flaw(path))]
+    found = [why for path in above if (why := _flaw(path))]
+    said = latest_file.read(newest.parent)
+    if said is not None and not (newest.parent / said.name).is_dir():
+        found.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
+    return found
 
 
 def _flaw(folder: Path) -> str:

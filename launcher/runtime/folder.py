@@ -105,7 +105,7 @@ def status_of(path: Path) -> dict[str, Any]:
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """As the file has it. What hits the digest, or its name, leaves the version at the other end, which asks for one."""
+    """As the file has it. What hits the digest, or its name, leaves the version at the other end: it asks for one."""
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return {"version": 2, **json.loads(json.dumps(fields)), "digest": digest}
 

@@ -252,3 +252,20 @@ def test_a_run_that_goes_on_behind_its_training_is_not_asked_again(trained, caps
     assert main([*words, "steps=[train,save,verify]"]) == 0
     assert checkpoints(folder) == ["step-000002"]
     assert losses(folder) == losses(trained)
+
+
+def test_a_newer_checkpoint_that_is_damaged_or_gone_is_told(trained, capsys):
+    words = [*ONE, "run_dir=run", "data.seq_len=4", "seed=3", "train.steps=4"]
+    folder = run(shutil.copytree(trained, Path("run")), *words[len(TINY) :], steps=4)
+    say(folder, status="running", steps=[])
+    newest = folder / "checkpoints/step-000004"
+    manifest = newest / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"world": 1', '"world": 2'))
+    why = f"{manifest}: damaged: its digest is not that of what it says"
+    assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
+    shutil.rmtree(newest)
+    why = f"{folder}/checkpoints/latest names step-000004, which is not there"
+    assert f"run_dir goes on from step-000002: {why}" in plan(capsys, *words)
+    run(folder, *words[len(TINY) :], steps=4)
+    assert why in " ".join((folder / "plan.txt").read_text().split())
+    assert "going on from step-000002, after 2 of 4 steps" in capsys.readouterr().out
