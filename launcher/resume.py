@@ -69,9 +69,11 @@ def _loads(job: Job) -> dict[str, str]:
 
 def _closed(key: str, path: Path, job: Job) -> list[Problem]:
     try:
-        open_checkpoint(path, trust(job))
+        step = open_checkpoint(path, trust(job)).state.get("step")
     except (ValueError, OSError) as error:
         return [Problem(key, f"{path}: cannot go on from there: {error}")]
+    if type(step) is not int or step < 0:
+        return [Problem(key, f"{path}: cannot go on from there: it does not say of which step it is")]
     return []
 
 
@@ -86,9 +88,16 @@ def own(job: Job, run: Path) -> Path | None:
 
 def _own(job: Job) -> Path | None:
     """What a run in ``run_dir`` goes on from; nothing while another launcher is at work there."""
-    if job.run_dir is None or job.checkpoint.resume != "auto" or at_work(Path(job.run_dir), 0):
+    if job.run_dir is None or job.checkpoint.resume != "auto" or _busy(Path(job.run_dir)):
         return None
     return own(job, Path(job.run_dir))
+
+
+def _busy(run: Path) -> bool:
+    try:
+        return at_work(run, 0) is not None
+    except OSError:  # somebody else's, to look at
+        return False
 
 
 def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iterator[Problem]:

@@ -197,6 +197,18 @@ def test_weights_that_nothing_has_trained_may_go_on_anyhow(capsys):
     assert "seed 0 -> 1: since step-000000, which nothing had been trained for" in said
 
 
+def of_no_step(folder: Path, state: dict[str, object], capsys) -> str:
+    before = {name: (folder / name).read_bytes() for name in ("state.json", "manifest.json")}
+    data = json.dumps(state | {"step": "2"}).encode()
+    record = {"size": len(data), "digest": hashlib.sha256(data).hexdigest(), "tensors": {}}
+    (folder / "state.json").write_bytes(data)
+    edit(folder, lambda d: d["files"].update({"state.json": record}))
+    said = refusal(capsys, *asked(folder))
+    for name, was in before.items():
+        (folder / name).write_bytes(was)
+    return said
+
+
 def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys):
     old = shutil.copytree(trained / "checkpoints/step-000002", Path("old/step-000002"))
     state = json.loads((old / "state.json").read_text())
@@ -208,6 +220,7 @@ def test_a_checkpoint_of_before_is_not_compared_and_that_is_said(trained, capsys
     said = plan(capsys, *asked(old, "seed=1"))
     text = "written before checkpoints said what they were trained with: nothing is compared"
     assert f" checkpoint {old}: {text}" in said
+    assert "cannot go on from there: it does not say of which step it is\n" in of_no_step(old, state, capsys)
     state["settings"] = ["seed"]
     (old / "state.json").write_text(json.dumps(state))
     data = (old / "state.json").read_bytes()
