@@ -15,7 +15,7 @@ from typing import Any
 from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.checkpoint.space import FULL, Unwritten, told
 from launcher.errors import Problem, RequestError, RunError
-from launcher.untrusted_file import RefusedFile
+from launcher.untrusted_file import TEXT, RefusedFile
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def read_status(run: Path) -> dict[str, Any] | None:
 
 def status_of(path: Path) -> dict[str, Any]:
     """What a ``status.json`` says. Raises ``ValueError`` for one that is damaged; ``OSError`` as ``open`` does."""
-    status = parsed(path, read_bytes(path))
+    status = parsed(path, read_bytes(path, TEXT))
     if not isinstance(status, dict):
         raise ValueError(f"{path}: no mapping")
     said = {name: value for name, value in status.items() if name not in ("version", "digest")}

@@ -15,6 +15,7 @@ from launcher.checkpoint import Blob, commit, latest, open_checkpoint, partial, 
 from launcher.checkpoint.json_file import LONGEST
 from launcher.checkpoint.manifest import parse_manifest
 from launcher.checkpoint.strategy import single
+from launcher.untrusted_file import RefusedFile
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, save, small
 
@@ -144,8 +145,8 @@ def test_a_manifest_without_end_is_not_read(tmp_path: Path) -> None:
     folder = saved(tmp_path)
     path = folder / "manifest.json"
     os.truncate(path, 6 << 30)
-    text = f"{path}: it has {6 << 30} bytes, at most {LONGEST} are read"
-    assert refusal(lambda: open_checkpoint(folder)) == text
+    text = f"{path}: {6 << 30} bytes; at most {LONGEST} are read"
+    assert refusal(lambda: open_checkpoint(folder), RefusedFile) == text
 
 
 @pytest.mark.parametrize(
@@ -157,12 +158,12 @@ def test_a_pipe_in_the_place_of_a_file_blocks_nobody(tmp_path: Path, name: str) 
     path = folder / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    text = f"{folder}: incomplete checkpoint: {name} is missing"
+    text, kind = f"{folder}: incomplete checkpoint: {name} is missing", ValueError
     if name == "manifest.json":
-        text = f"{path}: not a file"
+        text, kind = f"{path}: a named pipe, not a regular file", RefusedFile
     if name == "strategy/stage7.json":
         text = f"{folder}: its strategy files are not those that the manifest was written with"
-    assert refusal(lambda: open_checkpoint(folder)) == text
+    assert refusal(lambda: open_checkpoint(folder), kind) == text
     assert latest(tmp_path) == (folder if name == "strategy/stage7.json" else None)
 
 
@@ -170,7 +171,8 @@ def test_a_pipe_called_latest_blocks_nobody(tmp_path: Path) -> None:
     saved(tmp_path)
     (tmp_path / "latest").unlink()
     os.mkfifo(tmp_path / "latest")
-    assert refusal(lambda: latest(tmp_path)) == f"{tmp_path}/latest: not a file"
+    text = f"{tmp_path}/latest: a named pipe, not a regular file"
+    assert refusal(lambda: latest(tmp_path), RefusedFile) == text
 
 
 CURE = "without this file the checkpoint of the highest step is the newest"
