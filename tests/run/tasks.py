@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from tests.forked import python
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,10 +33,10 @@ def tasks(
         "MASTER_PORT": free_port(), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     started = [
-        python(
-            "launcher", *words, cwd=(cwd or {}).get(rank, ROOT), session=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=step | dict(env or {}) | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words],
+            cwd=(cwd or {}).get(rank, ROOT), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=os.environ | step | (env or {}) | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
         )
         for rank in (range(n) if only is None else only)
     ]  # fmt: skip
