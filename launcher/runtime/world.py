@@ -16,6 +16,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from launcher.runtime.outer import Place
 from launcher.runtime.outer import place as place_among
 
+_BARRIER = "TORCH_DIST_INIT_BARRIER"
+
 
 def _nowhere(_: object) -> None:
     """What is sent without a supervisor is dropped."""
@@ -80,9 +82,7 @@ def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> I
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store.set_timeout(timeout)
-    # every group is complete before anybody goes on: a rank that leaves early would break the connecting of a slow one
-    os.environ.setdefault("TORCH_DIST_INIT_BARRIER", "1")
-    with bounded(timeout):
+    with bounded(timeout), _complete():
         dist.init_process_group(
             world.backend,
             store=PrefixStore(f"attempt{world.attempt}", store),
@@ -93,6 +93,21 @@ def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> I
         )
         yield
         dist.destroy_process_group()
+
+
+@contextmanager
+def _complete() -> Iterator[None]:
+    """Groups made in the block are complete before anybody goes on.
+
+    A rank that leaves early would break the connecting of a slow one.
+    """
+    before = os.environ.get(_BARRIER)
+    os.environ.setdefault(_BARRIER, "1")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_BARRIER, None)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from launcher.runtime.outer import first_host, tasks_per_node
-from launcher.runtime.world import World, deterministic, outer
+from launcher.runtime.world import World, connect, deterministic, outer
 from tests.ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -105,3 +105,14 @@ def test_deterministic_refuses_what_is_not():
 
     [text] = on_ranks(1, work)
     assert text.startswith("put_ does not have a deterministic implementation")
+
+
+def test_the_environment_of_a_process_that_was_a_rank_is_as_before(monkeypatch):
+    monkeypatch.delenv("TORCH_DIST_INIT_BARRIER", raising=False)
+
+    def work(world: World) -> tuple[str | None, str | None]:
+        with connect(world, torch.distributed.HashStore(), 20):
+            within = os.environ.get("TORCH_DIST_INIT_BARRIER")
+        return within, os.environ.get("TORCH_DIST_INIT_BARRIER")
+
+    assert on_ranks(1, work, alone=True) == [("1", None)]
