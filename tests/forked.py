@@ -29,19 +29,17 @@ FIRST = 3
 """The first file descriptor that is no standard stream."""
 
 
-def python(
-    *words: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT, session: bool = True, **options: Any
-) -> subprocess.Popen[str]:
-    """``env``: what it has beside this process's own; ``session``: it leads one; ``options``: of ``Popen``."""
+def python(*words: str, env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
+    """In a session of its own, from the checkout; ``env``: what it has beside ours; ``options``: of ``Popen``."""
     sys.stdout.flush()
     sys.stderr.flush()
     return subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=cwd, text=True, start_new_session=session,
-        preexec_fn=lambda: _become(words, os.environ | (env or {}), cwd), **options,
+        [sys.executable, "-m", *words], cwd=ROOT, text=True, start_new_session=True,
+        preexec_fn=lambda: _become(words, os.environ | (env or {})), **options,
     )  # fmt: skip
 
 
-def _become(words: Sequence[str], env: Mapping[str, str], cwd: Path) -> NoReturn:
+def _become(words: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     """Never comes back, so that nothing is executed; what waits for that hears of it when its pipe is closed."""
     code = 1
     try:
@@ -50,7 +48,7 @@ def _become(words: Sequence[str], env: Mapping[str, str], cwd: Path) -> NoReturn
         os.closerange(FIRST, os.sysconf("SC_OPEN_MAX"))
         _as_at_the_start(env)
         sys.argv = ["", *words[1:]]
-        sys.path[0:0] = [str(cwd)]
+        sys.path[0:0] = [str(ROOT)]
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as stop:

@@ -5,12 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import pickle
-import resource
-import signal
-import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -18,144 +12,19 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from launcher import asked, sweep
 from launcher.__main__ import main
-from launcher.checkpoint import store
 from launcher.checkpoint.dcp.saved import find
-from launcher.checkpoint.durable import copy
-from launcher.checkpoint.given import given
 from launcher.checkpoint.header import arrange
-from launcher.checkpoint.hf import read_hf
-from launcher.checkpoint.incoming import outline
 from launcher.checkpoint.json_file import LONGEST
-from launcher.checkpoint.keys import load_key
-from launcher.checkpoint.mindspore import groups, read_stages, read_strategy
 from launcher.checkpoint.mindspore.wire import packet
-from launcher.checkpoint.read import open_checkpoint
-from launcher.checkpoint.strategy_file import load
 from launcher.checkpoint.tiling import untiled
-from launcher.data import bpe
-from launcher.data.cifar import read_pickle
 from launcher.data.idx import read as read_idx
 from launcher.data.idx_file import whole
-from launcher.data.problems import absent, check
-from launcher.errors import said
-from launcher.job.models import Cifar10, Idx, Text
 from launcher.plan.facts import TensorSpec
 from launcher.plan.layout import Box
-from launcher.runtime import folder
 from launcher.untrusted_file import TEXT
-from tests.checkpoint.saving import filled, save, small
-from tests.data.files import write_cifar, write_idx
-
-S = 20.0  # seconds of a reader's own: it takes less than one, on a busy core several; what these stop takes hours
-MEMORY = 64 << 20
-
-
-def _checkpoint(home: Path) -> None:
-    save(home / "step-000001", small(), filled(small()), {"step": 1})
-
-
-def _problems(found: list[Any]) -> None:
-    if found:
-        raise ValueError("\n".join(p.text for p in found))
-
-
-def _text(home: Path, **more: Any) -> Text:
-    return Text.model_validate({"name": "text", "vocab_size": 300, "seq_len": 8, "val_fraction": 0.1, **more})
-
-
-def _cifar(home: Path) -> Cifar10:
-    return Cifar10.model_validate({"name": "cifar10", "root": str(home)})
-
-
-def _idx(home: Path) -> Idx:
-    return Idx.model_validate({"name": "idx", "root": str(home), "size": 32, "channels": 1})
-
-
-# The file, how the folder around it is furnished, and what reads it.
-READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
-    "safetensors": ("f.safetensors", lambda f: None, lambda f: outline(f / "f.safetensors")),
-    "safetensors in a folder": ("model.safetensors", lambda f: None, lambda f: read_hf(f / "model.safetensors")),
-    "index": ("model.safetensors.index.json", lambda f: None, lambda f: read_hf(f)),
-    "ckpt": ("f.ckpt", lambda f: None, lambda f: outline(f / "f.ckpt")),
-    "dcp metadata": (".metadata", lambda f: None, lambda f: outline(f)),
-    "strategy": ("s.json", lambda f: None, lambda f: load(f / "s.json")),
-    "strategy of any form": ("s", lambda f: None, lambda f: given("strategy", f / "s")),
-    "MindSpore strategy": ("s.ckpt", lambda f: None, lambda f: read_strategy(f / "s.ckpt")),
-    "strategies of stages": ("s.ckpt", lambda f: None, lambda f: read_stages([f / "s.ckpt"])),
-    "groups": ("g", lambda f: None, lambda f: groups.read(f / "g")),
-    "state": ("step-000001/state.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
-    "layouts": ("step-000001/strategy/stage0.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
-    "latest": ("latest", _checkpoint, store.latest),
-    "key": ("key", lambda f: None, lambda f: load_key(f"file:{f / 'key'}")),
-    "copied along": ("tokenizer.json", lambda f: None, lambda f: copy(f / "tokenizer.json", f / "new")),
-    "operators": ("o.json", lambda f: None, lambda f: _problems([asked._operators(str(f / "o.json"))])),
-    "switches": ("p.json", lambda f: None, lambda f: _problems(asked._switches(str(f / "p.json"))[1])),
-    "status": ("status.json", lambda f: None, lambda f: folder.read_status(f)),
-    "sweep": ("cells.json", lambda f: None, lambda f: sweep._known(f / "cells.json")),
-    "tokenizer": ("t.json", lambda f: None, lambda f: bpe.load(f / "t.json")),
-    "tokenizer that is asked for": (
-        "t.json",
-        lambda f: None,
-        lambda f: _problems(absent(_text(f, tokenizer="file", tokenizer_file=str(f / "t.json")))),
-    ),
-    "corpus": ("c.txt", lambda f: None, lambda f: _problems(check(_text(f, path=str(f / "c.txt"), tokenizer="bpe")))),
-    "cifar": ("data_batch_1", lambda f: write_cifar(f, "python"), lambda f: _problems(check(_cifar(f)))),
-    "cifar, binary": ("data_batch_1.bin", lambda f: write_cifar(f, "binary"), lambda f: _problems(check(_cifar(f)))),
-    "cifar batch": ("data_batch_1", lambda f: None, lambda f: read_pickle(f / "data_batch_1")),
-    "idx": ("train-images-idx3-ubyte", lambda f: write_idx(f, ""), lambda f: _problems(check(_idx(f)))),
-    "idx.gz": ("train-images-idx3-ubyte.gz", lambda f: write_idx(f, ".gz"), lambda f: _problems(check(_idx(f)))),
-}
-PIPE, SOCKET, DEVICE = (f"{kind}, not a regular file" for kind in ("a named pipe", "a socket", "a device"))
-
-
-def bind(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as it:
-        it.bind(str(path))
-
-
-KINDS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "pipe": (os.mkfifo, PIPE),
-    "socket": (bind, SOCKET),
-    "device": (lambda path: path.symlink_to("/dev/zero"), DEVICE),
-    "link to a pipe": (lambda path: (os.mkfifo(path.with_name("p")), path.symlink_to("p")), PIPE),
-}
-
-
-@contextmanager
-def bounded(seconds: float = S, memory: int = MEMORY) -> Iterator[None]:
-    """Fails after ``seconds`` of this process's time, and at once when something waits for two minutes."""
-
-    def late(number: int, frame: object) -> None:
-        raise TimeoutError("it hangs")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(120)
-    began, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-    assert time.process_time() - began < seconds
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < memory >> 10
-
-
-def refusal(read: Callable[[], object]) -> str:
-    with bounded(), pytest.raises((OSError, ValueError)) as caught:
-        read()
-    assert not isinstance(caught.value, TimeoutError)
-    return said(caught.value)
-
-
-def planted(tmp_path: Path, reader: str) -> tuple[Path, Callable[[], object]]:
-    """The place of the file, and the reader of the furnished folder."""
-    file, furnish, read = READERS[reader]
-    furnish(tmp_path)
-    (tmp_path / file).unlink(missing_ok=True)
-    return tmp_path / file, lambda: read(tmp_path)
-
+from tests.data.files import write_idx
+from tests.untrusted import DEVICE, KINDS, PIPE, READERS, bounded, planted, refusal
 
 # Where the message is not the path and the reason.
 SAID = {

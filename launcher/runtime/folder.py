@@ -101,12 +101,6 @@ def reserve_status(run: Path) -> None:
         file.write(bytes(STATUS_ROOM))
 
 
-def release_status(run: Path) -> None:
-    """Give back what was reserved."""
-    with suppress(OSError):
-        (run / NEXT_STATUS).unlink(missing_ok=True)
-
-
 def read_status(run: Path) -> dict[str, Any] | None:
     """``None`` when the run never got so far as to have one. Raises ``RequestError`` for one that is damaged."""
     path = run / STATUS
