@@ -58,7 +58,7 @@ def traffic(
             same.append(("all_reduce", len(trained)))  # which of them have a gradient anywhere, a byte each
         same += [("all_reduce", b.nbytes + _flags(b, named, dtypes)) for b in buckets if place[b.stage] == pp]
         same += [*_statistics(params, sizes, place, pp), *_messages(schedule[pp], pp, place, boundaries, pieces)]
-        same.append(("all_reduce", 16))  # of the loss and the gradient norm
+        same.append(("all_reduce", 24))  # of the loss, the gradient norm, and whether any rank was asked to stop
         if place[-1] == pp and sizes.replicas > 1:
             same.append(("all_reduce", 8))  # of how many targets count
         for rank in sizes.grid.ranks(pp=pp):

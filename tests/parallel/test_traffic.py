@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.parallel.counting import assert_as_planned
+from launcher.decide import plan_job
+from launcher.parallel.count import Collectives
+from launcher.plan.plan import Plan
+from launcher.runtime import loop
+from launcher.steps import session
+from tests.parallel.counting import assert_as_planned, planned
 from tests.parity import LM, assert_parity, job, own
+from tests.ranks import DRAWN, on_ranks
 
 LEVELS = ("level1", "level2", "level3")
 
@@ -87,3 +94,19 @@ ODD = {
 @pytest.mark.parametrize("case", ODD)
 def test_odd_models_are_counted_as_planned(case):
     assert_as_planned(ODD[case])
+
+
+def rank_loop(world: Any, j: Any, plan: Plan, folder: Path) -> dict[str, tuple[int, int]]:
+    """Of the second step, through the loop itself."""
+    live = session.build(world, j, plan, folder, drawn=DRAWN)
+    loop.step(live, None)
+    with Collectives() as seen:
+        loop.step(live, None)
+    return seen.totals()
+
+
+@pytest.mark.parametrize("layout", ["replicas", "level2"])  # over stages, ranks that read hand samples to others too
+def test_the_loop_sends_what_is_planned_and_nothing_else(layout, tmp_path):
+    j = job(parallel=LAYOUTS[layout])
+    plan = plan_job(j)
+    assert on_ranks(plan.sizes.grid.size, rank_loop, j, plan, tmp_path) == planned(plan)
