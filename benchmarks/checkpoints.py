@@ -19,9 +19,9 @@ from launcher.checkpoint.mindspore import merged_file, write_strategy
 from launcher.checkpoint.rank_files import held_boxes
 from launcher.checkpoint.store import partial as unfinished
 from launcher.checkpoint.write import write_pieces
-from launcher.plan.facts import TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
 
 HIDDEN = 1024
 LAYER = {"qkv": (3 * HIDDEN, HIDDEN), "out": (HIDDEN, HIDDEN), "up": (4 * HIDDEN, HIDDEN), "down": (HIDDEN, 4 * HIDDEN)}

@@ -64,7 +64,7 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
 
 def work(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> tuple[list[Found], float, float]:
     """What each case took, after two steps of warming up; latency in us and bandwidth in GB/s of an all-reduce."""
-    from launcher.parallel.count import Collectives
+    from launcher.testing.collective_counter import Collectives
 
     runs = [one_step(world, job, plan) for job, plan in cases]
     counts = []

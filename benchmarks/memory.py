@@ -18,7 +18,7 @@ from pathlib import Path
 from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema import Job
-from launcher.plan.memory import Memory
+from launcher.plan.cost.memory import Memory
 from launcher.plan.plan import Plan
 from launcher.runtime.start import run_ranks
 from launcher.runtime.world import World
@@ -66,7 +66,7 @@ CASES = tuple(Case(p, n) for p in PIPELINES for n in LEVELS if not (p in SPLIT a
 
 def measure(world: World, job: Job, plan: Plan) -> int:
     """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
-    from launcher.parallel.held import Held
+    from launcher.parallel.cost.memory_meter import Held
     from launcher.runtime.loop import step
     from launcher.steps import session
 

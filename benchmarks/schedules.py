@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from launcher.plan import schedules
-from launcher.plan.actions import Action, Schedule
-from launcher.plan.simulate import Cost, Timeline, simulate
+from launcher.plan.schedule import schedules
+from launcher.plan.schedule.actions import Action, Schedule
+from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.runtime.start import run_ranks
 from launcher.runtime.world import World
 
@@ -122,7 +122,7 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
 
 
 class Unordered:
-    """In the place of ``parallel.order.Order``, for stages without sharded weights: nothing has to be kept in order."""
+    """Stands for ``parallel.fsdp.gather_order.Order`` where no weights are sharded: nothing has to be kept in order."""
 
     forward = backward = filling = staticmethod(nullcontext)
 

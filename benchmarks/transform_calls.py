@@ -117,7 +117,7 @@ def _shards(rank: int, mib: int, grid: Any) -> dict[str, Any]:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     from benchmarks.checkpoints import strategy, values
-    from launcher.plan.grid import Grid
+    from launcher.plan.values.grid import Grid
 
     axes = ("pp", "dp_replicate", "tp", "dp_shard")  # where both cut dim 0, tp is the outer one
     of = strategy(Grid(tuple((axis, grid[axis]) for axis in axes)), mib)

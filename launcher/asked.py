@@ -16,11 +16,11 @@ from launcher.checkpoint.strategy import Strategy, row
 from launcher.checkpoint.strategy_file import load
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
-from launcher.plan import speed_up
-from launcher.plan.facts import TensorSpec
 from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
-from launcher.plan.words import many
+from launcher.plan.settings import speed_up
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.text import many
 from launcher.untrusted_file import RefusedFile, read_bytes, read_json, read_text
 
 OPERATORS = "parallel.operator_strategy.load"

@@ -15,8 +15,8 @@ from launcher.job.models import Target
 from launcher.job.schema import Job
 from launcher.optim.schedule import factor
 from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
+from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
-from launcher.plan.sizes import Note
 
 ACCEPT = "checkpoint.accept_changes"
 LONGEST = 60

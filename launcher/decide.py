@@ -18,15 +18,17 @@ from launcher.job.parallel import Parallel, Pipeline
 from launcher.job.schema import Job
 from launcher.job.targets import absent, there
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import effects, naming, optimizers, samples
-from launcher.plan.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
-from launcher.plan.operators import Flow, resolve, splits, uncalled
-from launcher.plan.pieces import Pieces, grain
+from launcher.plan import sample_checks
+from launcher.plan.operators.resolve import Flow, resolve, splits, uncalled
+from launcher.plan.partition import stage_config
+from launcher.plan.partition.sequence_chunks import Pieces, grain
+from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
-from launcher.plan.reading import unlike
-from launcher.plan.saving import misnamed
-from launcher.plan.sizes import Note
-from launcher.plan.traits import Traits
+from launcher.plan.refusals import model_effects, own_optimizer
+from launcher.plan.settings.dataset_strategy import unlike
+from launcher.plan.settings.saving import misnamed
+from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
+from launcher.plan.values.optimizer_traits import Traits
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,7 +106,7 @@ def plan_job(job: Job) -> Plan:
 
 def _made(job: Job, asked: Asked) -> Plan:
     refuse(_unlike(job, own=True))
-    from launcher.parallel.module_globals import put_back
+    from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)):
         made = _cut(job, asked)
@@ -120,7 +122,7 @@ def own_files(job: Job) -> list[str]:
     from torch import nn
 
     from launcher.job.targets import locate
-    from launcher.parallel.module_globals import files
+    from launcher.parallel.model_state.module_globals import files
 
     return files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
@@ -145,10 +147,10 @@ def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
     """With the model's own names where MindSpore's wrapper is around those of the request."""
     if asked.config is None:
         return asked, []
-    names = naming.unwrapped(asked.config, skeleton, asked.sizes.virtual)
+    names = stage_config.unwrapped(asked.config, skeleton, asked.sizes.virtual)
     if names == asked.config:
         return asked, []
-    note = Note(naming.KEY, f"{naming.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model")
+    note = Note(stage_config.KEY, f"{stage_config.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model")
     return replace(asked, config=names), [note]
 
 
@@ -157,18 +159,18 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
-    found = list(samples.problems(made, target, own=isinstance(job.model, Target)))
+    found = list(sample_checks.problems(made, target, own=isinstance(job.model, Target)))
     if made.mixed and isinstance(job.data, Target):  # of ours only the files know how many samples they hold
         from launcher.data.open import open_data
 
         held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
-        found += [p for p in [samples.uneven(job, made, held)] if p]
+        found += [p for p in [sample_checks.uneven(job, made, held)] if p]
     return found
 
 
 def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
     shut = ", ".join(u for u in coarse if u not in fine)
-    return Note(naming.KEY, f"auto: {shut} stays in one piece, for it could not be cut: {why.text}")
+    return Note(stage_config.KEY, f"auto: {shut} stays in one piece, for it could not be cut: {why.text}")
 
 
 @dataclass(frozen=True)
@@ -185,20 +187,20 @@ class _Model:
 
 
 def _read(job: Job) -> _Model:
-    from launcher.parallel import read
-    from launcher.parallel.tape import record
+    from launcher.parallel.deferred_init.record import record
+    from launcher.parallel.trace import model_facts
 
     build = builder(job)
-    with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])):
+    with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
         with _owned(job.model, "model"):
             model, tape = record(build, job.seed)
         if isinstance(job.model, Target):
-            from launcher.parallel.unwritten import problems
+            from launcher.parallel.deferred_init.uninitialized import problems
 
             refuse(problems(build, model, tape))
-        known = read.skeleton(model)
+        known = model_facts.skeleton(model)
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
-    refuse((*effects.unfit(known), *misnamed(known)))
+    refuse((*model_effects.unfit(known), *misnamed(known)))
     return _Model(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
 
 
@@ -230,11 +232,11 @@ def _planned(
     more: Sequence[Note] = (),
 ) -> Plan:
     """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
-    from launcher.parallel import read
-    from launcher.parallel.narrow import narrow
-    from launcher.parallel.references import leaving, unmarked
+    from launcher.parallel.model_state.references import leaving, unmarked
+    from launcher.parallel.stages.half_model import narrow
+    from launcher.parallel.trace import model_facts
 
-    with read.default_dtype(read.dtype_of(DTYPE[job.train.precision])), unmarked(model.marks):
+    with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])), unmarked(model.marks):
         specs = inputs(job, asked.sizes.micro_batch)
         if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
             narrow(model.module, compute)
@@ -245,7 +247,7 @@ def _planned(
         notes.append(Note(*fallback.split(" ", 1)))
     if job.debug.onerank:
         notes.append(Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept"))
-    notes += optimizers.note(traits)
+    notes += own_optimizer.note(traits)
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
@@ -262,25 +264,27 @@ def _followed(
     specs: tuple[TensorSpec, ...],
 ) -> tuple[Flow, Graph, Pieces | None]:
     """How the operators run, and what one rank of ``tp`` does: ``model`` is left with its parts of their weights."""
-    from launcher.parallel import flow, read, sequence, spread
-    from launcher.parallel.copied import copied
-    from launcher.parallel.region import Axis
+    from launcher.parallel.model_state.deep_copy import copied
+    from launcher.parallel.sequence import chunks
+    from launcher.parallel.tensor_parallel import apply, propagate
+    from launcher.parallel.tensor_parallel.collectives import Axis
+    from launcher.parallel.trace import model_facts
 
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
     operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
-    if found := found or (sequence.problems(model, specs, count) if count > 1 else []):
+    if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
     bare = copied(model) if count > 1 else model
-    out = flow.follow(model, operators, tp, specs)
-    spread.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
-    spread.install(model, out.spreads, Axis(tp, planned=True))
+    out = propagate.follow(model, operators, tp, specs)
+    apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
+    apply.install(model, out.spreads, Axis(tp, planned=True))
     if whole is None:
-        return out, read.whole(model, specs), None
+        return out, model_facts.whole(model, specs), None
     leaves = frozenset(whole)
-    graph = read.graph(model, leaves, specs)
+    graph = model_facts.graph(model, leaves, specs)
     if count == 1:
         return out, graph, None
-    lengths = sequence.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
-    out = flow.in_pieces(bare, out, tp, specs, lengths)
-    return out, graph, sequence.graphs(model, leaves, specs, graph, lengths)
+    lengths = chunks.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
+    out = propagate.in_pieces(bare, out, tp, specs, lengths)
+    return out, graph, chunks.graphs(model, leaves, specs, graph, lengths)

@@ -12,9 +12,9 @@ from launcher.errors import RequestError
 from launcher.job.schema import Job
 from launcher.launch import Start, mode, outer_size
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, fit, least, lighter, refused
-from launcher.plan.facts import ITEMSIZE
-from launcher.plan.memory import copies
+from launcher.plan.cost.memory import copies
 from launcher.plan.plan import Plan
+from launcher.plan.values.facts import ITEMSIZE
 from launcher.runtime import free_memory
 from launcher.runtime.outer import place
 

@@ -18,7 +18,7 @@ from launcher.checkpoint.strategy_file import text
 from launcher.errors import Problem
 from launcher.job.inside import RUN, place
 from launcher.job.schema import Job
-from launcher.plan import operator_file, peers
+from launcher.plan import operator_file, rank_groups
 from launcher.plan.plan import Plan
 from launcher.runtime import folder
 
@@ -79,7 +79,9 @@ def write(job: Job, plan: Plan, run: Path) -> None:
         _write(par.operator_strategy.save, run, operator_file.as_json(plan).encode())
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
-            _write(name, run, group_text(_groups(plan, rank)) if _mindspores(path) else peers.as_json(plan).encode())
+            _write(
+                name, run, group_text(_groups(plan, rank)) if _mindspores(path) else rank_groups.as_json(plan).encode()
+            )
 
 
 RANK = "{rank}"
@@ -110,10 +112,10 @@ def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
 
 def _groups(plan: Plan, rank: int | None) -> GroupFile:
     """Those that ``rank`` is in; of all ranks, with what rank 0 may restore from, where there is one file."""
-    found = (ranks for group in peers.groups(plan) for ranks in group.ranks if len(ranks) > 1)
+    found = (ranks for group in rank_groups.groups(plan) for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in found}
     mine = {name: ranks for name, ranks in named.items() if rank is None or rank in ranks}
-    return GroupFile(mine, next(same for same in peers.alike(plan) if (rank or 0) in same))
+    return GroupFile(mine, next(same for same in rank_groups.alike(plan) if (rank or 0) in same))
 
 
 def _write(path: str, run: Path, content: bytes) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from launcher.job.schema import Job
 from launcher.job.steps import Certify
 from launcher.launch import Start
-from launcher.plan.phases import Phase
+from launcher.plan.certify_copy import Copy, copies
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import Copy, copies
-from launcher.plan.saving import trust
+from launcher.plan.settings.saving import trust
+from launcher.plan.verbs import Phase
 from launcher.runtime import garbage
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile

@@ -15,9 +15,9 @@ from launcher.checkpoint.strategy_file import dump
 from launcher.errors import said
 from launcher.job import redact
 from launcher.plan.plan import Plan
+from launcher.plan.schedule.timeline import chrome, svg
 from launcher.plan.show import text
-from launcher.plan.stored import as_json
-from launcher.plan.timeline import chrome, svg
+from launcher.plan.to_json import as_json
 from launcher.runtime import folder, outer
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.untrusted_file import read_text

@@ -16,10 +16,10 @@ from launcher.errors import Problem, RequestError, refuse
 from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema import Job
 from launcher.job.steps import Load
+from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
-from launcher.plan.saving import trust
-from launcher.plan.sizes import Note
-from launcher.plan.traits import Traits
+from launcher.plan.settings.saving import trust
+from launcher.plan.values.optimizer_traits import Traits
 from launcher.runtime.lock import at_work
 
 RESUME, ENCRYPT, ACCEPT = "checkpoint.resume", "checkpoint.encrypt", "checkpoint.accept_changes"

@@ -16,11 +16,11 @@ from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, planning, settled
 from launcher.errors import refuse
 from launcher.job.schema import Job, Launch
-from launcher.plan.phases import Phase, alone
 from launcher.plan.plan import Asked, Plan, impossible
+from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.show import text
-from launcher.plan.timeline import text as drawn
-from launcher.plan.words import many
+from launcher.plan.values.text import many
+from launcher.plan.verbs import Phase, alone
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.lock import locked

@@ -13,7 +13,7 @@ from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.parallel import Scheduler
 from launcher.job.schema import Job
-from launcher.parallel import norm
+from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
 from launcher.runtime.world import World
 from launcher.steps.pieces import gathered, pieces
@@ -100,7 +100,7 @@ def _all(world: World, cells: Mapping[Cell, tuple[Job, Plan]], want: Mapping[str
 def _one(world: World, j: Job, plan: Plan, want: Outcome) -> str:
     """Loss, norm and every gradient of one step, on all ranks."""
     par, pipe = build(world, j, plan)
-    both = torch.stack([step(j, par, pipe), norm.build(par).squared()])
+    both = torch.stack([step(j, par, pipe), grad_norm.build(par).squared()])
     torch.distributed.all_reduce(both)
     got = gathered(plan, pieces(par))
     if got is None:

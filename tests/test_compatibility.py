@@ -6,8 +6,8 @@ import json
 from itertools import product
 from pathlib import Path
 
-from launcher.plan.legal import illegal
-from launcher.plan.sizes import sizes
+from launcher.plan.partition.sizes import sizes
+from launcher.plan.settings.legal import illegal
 from tests.compatibility import LAYOUTS, SCHEDULES, TIES, asked, once
 
 GOLDEN = Path(__file__).parent / "golden/compatibility.json"

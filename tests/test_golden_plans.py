@@ -13,7 +13,7 @@ import pytest
 from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.plan.show import text
-from launcher.plan.stored import as_json
+from launcher.plan.to_json import as_json
 
 ROOT = Path(__file__).parents[1]
 PLANS = Path(__file__).parent / "golden/plans"

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from launcher.decide import plan_job
 from launcher.job.schema import Job
-from launcher.parallel import init, norm
+from launcher.parallel import grad_norm
+from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
 from launcher.runtime import loop
 from launcher.runtime.faults import RanksFailed
@@ -115,7 +116,7 @@ def rank_steps(world: World, j: Job, plan: Plan, every: tuple[Holes, ...]) -> li
         for _, p in par.trainable():
             p.grad = None
         xs, y = holed(j, plan, holes)
-        both = torch.stack([pipe.step(tuple(x[mine] for x in xs), y[mine]), norm.build(par).squared()])
+        both = torch.stack([pipe.step(tuple(x[mine] for x in xs), y[mine]), grad_norm.build(par).squared()])
         torch.distributed.all_reduce(both)
         out.append((both[0].item(), both[1].sqrt().item(), pieces(par)))
     return out
@@ -127,7 +128,7 @@ def in_one_process(j: Job, plan: Plan, holes: Holes, times: int = 1) -> Outcome:
     xs, y = holed(j, plan, holes)
     loss = F.cross_entropy(model(*xs).flatten(0, -2), y.flatten())
     (loss * times).backward()
-    mine = init.tensors(model)
+    mine = fill.tensors(model)
     grads = {p.name: g for p in plan.params if p.trainable and (g := mine[p.name].grad) is not None}
     square = torch.stack([g.double().square().sum() for g in grads.values()]).sum()
     return Outcome(loss.item(), square.sqrt().item(), grads, {})

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema import Job
-from launcher.plan.facts import class_dims
 from launcher.plan.plan import Plan
+from launcher.plan.values.facts import class_dims
 from launcher.runtime import loop
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.world import World

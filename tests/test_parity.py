@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.decide import plan_job
-from launcher.parallel import fuse, live, norm, tie
+from launcher.parallel import apply_plan, fuse, grad_norm, tie
 from launcher.runtime import pipeline
 from tests.parity import (
     LM,
@@ -334,13 +334,13 @@ def test_a_tied_gradient_that_is_not_added_is_caught(monkeypatch):
 
 
 def test_a_norm_that_counts_replicas_twice_is_caught(monkeypatch):
-    real = norm.build
+    real = grad_norm.build
 
     def wrong(model):
         good = real(model)
-        return norm.Norm(tuple((t, 1.0) for t, _ in good.pieces), good.copies)
+        return grad_norm.Norm(tuple((t, 1.0) for t, _ in good.pieces), good.copies)
 
-    monkeypatch.setattr(norm, "build", wrong)
+    monkeypatch.setattr(grad_norm, "build", wrong)
     off = caught(r"over 1e-12: \{'norm': ")
     assert list(off) == ["norm"]
     assert 2**0.5 - 1 < off["norm"] < 1  # replicas twice, the tied table four times
@@ -350,11 +350,11 @@ def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):
     def wrong(part, plan, meshes):
         return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
 
-    monkeypatch.setattr(live, "fuse", wrong)
+    monkeypatch.setattr(apply_plan, "fuse", wrong)
     caught("copies differ")
 
 
 def test_statistics_that_are_not_shared_are_caught(monkeypatch):
-    monkeypatch.setattr(live, "statistics", lambda *_: live.Statistics((), None))
+    monkeypatch.setattr(apply_plan, "statistics", lambda *_: apply_plan.Statistics((), None))
     with pytest.raises(AssertionError, match="copies differ"):
         assert_parity(job(**RESNET, parallel__grid={"dp_replicate": 2}), parts=4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.decide import plan_job
-from launcher.parallel import region
+from launcher.parallel.tensor_parallel import collectives
 from tests.parity import Run, assert_parity, error, job, rank_train, together, train_alone, whole
 from tests.ranks import on_ranks
 
@@ -169,17 +169,17 @@ def caught(text: str, operators: dict[str, Any] = SEQUENCE) -> None:
 
 
 def test_a_gradient_that_is_not_summed_where_it_enters_is_caught(monkeypatch):
-    monkeypatch.setattr(region._Enter, "backward", staticmethod(lambda ctx, grad: (grad, None)))
+    monkeypatch.setattr(collectives._Enter, "backward", staticmethod(lambda ctx, grad: (grad, None)))
     caught(r"copies differ|over 1e-12", MEGATRON)
 
 
 def test_a_sum_that_is_also_summed_backward_is_caught(monkeypatch):
-    real = region._Leave.forward
+    real = collectives._Leave.forward
 
     def forward(ctx, x, axis):
         ctx.axis = axis
         return real(ctx, x, axis)
 
-    monkeypatch.setattr(region._Leave, "forward", staticmethod(forward))
-    monkeypatch.setattr(region._Leave, "backward", staticmethod(lambda ctx, grad: (ctx.axis.sum(grad), None)))
+    monkeypatch.setattr(collectives._Leave, "forward", staticmethod(forward))
+    monkeypatch.setattr(collectives._Leave, "backward", staticmethod(lambda ctx, grad: (ctx.axis.sum(grad), None)))
     caught(r"over 1e-12", MEGATRON)

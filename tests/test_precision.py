@@ -16,8 +16,8 @@ from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.local import local
-from launcher.parallel.read import dtype_of, skeleton
-from launcher.plan.params import wide
+from launcher.parallel.trace.model_facts import dtype_of, skeleton
+from launcher.plan.partition.params import wide
 from launcher.plan.plan import Plan
 from launcher.runtime import loop, save, state
 from launcher.runtime.scaling import Scaling

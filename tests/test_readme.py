@@ -22,8 +22,8 @@ from launcher.job.base import Settings
 from launcher.job.compose import compose
 from launcher.job.schema import Job
 from launcher.job.shelf import Shelf
-from launcher.plan import settings
 from launcher.plan.plan import ask
+from launcher.plan.settings import settings
 from tests.test_imports import trees
 from tests.test_surface import documented, keys
 

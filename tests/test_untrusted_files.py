@@ -20,8 +20,8 @@ from launcher.checkpoint.mindspore.wire import packet
 from launcher.checkpoint.tiling import untiled
 from launcher.data.idx import read as read_idx
 from launcher.data.idx_file import whole
-from launcher.plan.facts import TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Box
 from launcher.untrusted_file import TEXT
 from tests.data.files import write_idx
 from tests.untrusted import DEVICE, KINDS, PIPE, READERS, bounded, planted, refusal

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
 from launcher.checkpoint.manifest import NAME, Manifest, canonical, parse_manifest
 from launcher.checkpoint.sealed import check_key, derived
-from launcher.plan.saving import Trust
+from launcher.plan.settings.saving import Trust
 
 INFO = b"launcher checkpoint manifest"
 _CURE = f"put back the {NAME} that was written with it, or use another checkpoint"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
 Bytes = bytes | bytearray | memoryview | npt.NDArray[Any]
 

@@ -8,7 +8,7 @@ from itertools import product
 
 from launcher.checkpoint.pieces import Piece, parts
 from launcher.checkpoint.strategy import Strategy
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)

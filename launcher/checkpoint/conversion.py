@@ -19,8 +19,8 @@ from launcher.checkpoint.rank_files import held_boxes, write_held
 from launcher.checkpoint.strategy import Entry, Strategy, match
 from launcher.checkpoint.strategy_file import text
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
-from launcher.plan.layout import Layout
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.layout import Layout
 
 STRATEGY = "strategy.json"
 """How the rank files beside it are laid out."""

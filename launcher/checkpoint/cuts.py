@@ -10,8 +10,8 @@ from itertools import accumulate
 import numpy as np
 import numpy.typing as npt
 
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 
 Ints = npt.NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from launcher.checkpoint.header import read_header
 from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
 
 ALIASES = "launcher.aliases"
 

@@ -17,7 +17,7 @@ from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.header import Header, arrange
 from launcher.checkpoint.sealed import Sealer, sealed_size
 from launcher.checkpoint.space import reserve, told
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted_file import opened
 
 CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file keeps in memory

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from launcher.checkpoint.blob import words
 from launcher.checkpoint.pieces import slabs
-from launcher.plan.facts import ITEMSIZE, TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.layout import Box
 
 BUFFER = 1 << 20  # small enough to be in the processor's cache still when it is digested, and when it is written
 

@@ -12,7 +12,7 @@ from launcher.checkpoint import strategy_file
 from launcher.checkpoint.mindspore import Slicing, StrategyFile, full_specs, read_strategy, to_strategy
 from launcher.checkpoint.mindspore.files import form_of
 from launcher.checkpoint.strategy import Strategy
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted_file import parsed, read_bytes
 
 Path_ = str | os.PathLike[str] | None

@@ -14,7 +14,7 @@ import xxhash
 
 from launcher.checkpoint.blob import CODES, DTYPES, described
 from launcher.checkpoint.sealed import Sealed, is_sealed
-from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.untrusted_file import DIMS, TEXT, brief, opened, parsed
 
 LONGEST = TEXT  # bytes of header

@@ -12,7 +12,7 @@ from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.files import blob_at, mapped
 from launcher.checkpoint.header import Header, read_header
 from launcher.checkpoint.names import Table, renamed
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted_file import RefusedFile, read_json, stands
 
 ONE = "model.safetensors"

@@ -16,8 +16,8 @@ from launcher.checkpoint.names import Renamed, Table, renamed
 from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.facts import TensorSpec
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.facts import TensorSpec
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip

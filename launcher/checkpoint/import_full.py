@@ -18,9 +18,9 @@ from launcher.checkpoint.strategy import Entry, Strategy, match
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.checkpoint.whole import Blobs, Whole, chunks
 from launcher.checkpoint.write import RankRecord, write_pieces
-from launcher.plan.facts import TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
 
 
 def import_full(

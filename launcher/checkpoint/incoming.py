@@ -21,9 +21,9 @@ from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.whole import Blobs, Chosen, Whole
 from launcher.checkpoint.window import Window
-from launcher.plan.facts import TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
 from launcher.untrusted_file import irregular, stands
 
 Form = Literal["hf", "mindspore", "dcp"]

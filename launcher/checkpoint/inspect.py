@@ -8,7 +8,7 @@ from itertools import product
 
 from launcher.checkpoint.strategy import Kind, Strategy, stages
 from launcher.checkpoint.table import spans, table
-from launcher.plan.memory import bytes_text
+from launcher.plan.cost.memory import bytes_text
 
 
 @dataclass(frozen=True)

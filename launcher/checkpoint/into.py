@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.checkpoint.blob import described
 from launcher.checkpoint.mindspore.convert import kind_of
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 
 
 def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:

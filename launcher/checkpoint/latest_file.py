@@ -18,7 +18,7 @@ from launcher.checkpoint.json_file import read_bytes
 from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
 from launcher.checkpoint.manifest import Manifest, canonical
 from launcher.checkpoint.sealed import derived
-from launcher.plan.saving import Trust
+from launcher.plan.settings.saving import Trust
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")

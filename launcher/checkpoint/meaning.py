@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from launcher.plan.layout import Layout
+from launcher.plan.values.layout import Layout
 
 Span = tuple[int, int]
 """How far apart in rank two neighbours are, and how many there are."""
@@ -16,7 +16,7 @@ def meaning(layout: Layout) -> list[object]:
     Two layouts with equal ones put the same parts on the same ranks. Axes of one rank are left out, and neighbours
     that count on are one span, where a dim divides evenly: ragged, two cuts are not one.
 
-    >>> from launcher.plan.grid import Grid
+    >>> from launcher.plan.values.grid import Grid
     >>> a = Layout(Grid.of(pp=2, dp=2, tp=2), (8,), (("dp", "tp"),), (("pp", (1,)),))
     >>> b = Layout(Grid.of(s=2, d0=1, d1=4), (8,), (("d1",),), (("s", (1,)),))
     >>> meaning(a) == meaning(b)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from launcher.checkpoint.cuts import Cuts, Ints, first, geometry
-from launcher.plan.layout import Layout
+from launcher.plan.values.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)

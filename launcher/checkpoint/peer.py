@@ -22,9 +22,9 @@ from launcher.checkpoint.rank_source import SUFFIXES, RankSource, open_source
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.strategy import Strategy, match, single
 from launcher.checkpoint.transform import is_checkpoint
-from launcher.plan.facts import TensorSpec
-from launcher.plan.layout import Layout
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Layout
 
 PathLike = str | os.PathLike[str] | None
 Layouts = Callable[[Strategy], Strategy]

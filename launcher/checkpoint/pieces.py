@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from launcher.checkpoint.cuts import first, geometry
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)

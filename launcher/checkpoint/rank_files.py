@@ -23,9 +23,9 @@ from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.rank_source import RankSource
 from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.checkpoint.window import Window
-from launcher.plan.facts import TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from launcher.checkpoint.mindspore.crypt import Mode
 from launcher.checkpoint.mindspore.dtypes import TEXT
 from launcher.checkpoint.mindspore.tensors import Ckpt, open_ckpt
 from launcher.checkpoint.window import Window
-from launcher.plan.facts import ITEMSIZE, TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.layout import Box
 
 SUFFIXES = (".safetensors", ".ckpt")
 

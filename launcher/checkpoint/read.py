@@ -38,9 +38,9 @@ from launcher.checkpoint.store import STATE, step_of
 from launcher.checkpoint.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.window import Window
 from launcher.checkpoint.write import rank_files, record_of, share, text_record
-from launcher.plan.facts import TensorSpec
-from launcher.plan.layout import Box
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Box
 
 
 @dataclass(frozen=True)

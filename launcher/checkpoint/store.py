@@ -18,7 +18,7 @@ from launcher.checkpoint.latest_file import LATEST, STEP, identity
 from launcher.checkpoint.manifest import EXTRA, Manifest, digested, rank_file, read_manifest, write_manifest
 from launcher.checkpoint.sealed import check_key
 from launcher.checkpoint.write import RankRecord, text_record
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
 
 STATE = "state.json"
 

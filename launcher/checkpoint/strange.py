@@ -10,7 +10,7 @@ from launcher.checkpoint.names import Renamed, attempted, both, renamed
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.tables import FROM_LLAMA, Given, to_ours
 from launcher.errors import Problem, printable
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 
 SHOWN = 6
 

@@ -12,9 +12,9 @@ import xxhash
 
 from launcher.checkpoint.meaning import meaning
 from launcher.checkpoint.pieces import home
-from launcher.plan.facts import ITEMSIZE, TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 
 Kind = Literal["param", "buffer", "optim"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

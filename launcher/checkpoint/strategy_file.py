@@ -12,8 +12,8 @@ from typing import Any
 from launcher.checkpoint.durable import write_text
 from launcher.checkpoint.json_file import parsed, read_bytes
 from launcher.checkpoint.strategy import Entry, Strategy, row, stages
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from launcher.untrusted_file import brief
 
 FORMAT, VERSION = "launcher.strategy", 1

@@ -7,8 +7,8 @@ from math import prod
 
 from launcher.checkpoint.strategy import STAGE, Entry, Strategy, relaid, stages
 from launcher.errors import Problem, RequestError
-from launcher.plan import merging
-from launcher.plan.grid import Grid
+from launcher.plan.settings import mergeable
+from launcher.plan.values.grid import Grid
 
 LARGE = 64 * 1024  # bytes; as parallel.hsdp.threshold
 
@@ -21,7 +21,7 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
     anywhere; if it cut none, for parameters and optimizer states of at least 64 KB. Dims that the source cuts for
     tensor parallelism are cut over ``tp`` ranks. Raises ``RequestError``.
     """
-    found = [*merging.refused("steps.transform", src.stages, nproc, stages, shard_size, tp)]
+    found = [*mergeable.refused("steps.transform", src.stages, nproc, stages, shard_size, tp)]
     if tp > 1 and all(_operator_dim(e) is None for e in src.entries.values()):
         text = f"{tp}: the source cuts nothing over tp, so it does not say which dims to cut"
         text += "; give steps.transform.strategy, which parallel.param_strategy.save writes"

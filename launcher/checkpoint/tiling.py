@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
-from launcher.plan.layout import Box
+from launcher.plan.values.layout import Box
 
 STEPS = 32
 """Looks at each piece, at most: a grid takes two for each dim, slabs that all end elsewhere any number."""

@@ -14,7 +14,7 @@ from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import seal
 from launcher.checkpoint.strategy import Strategy, match
 from launcher.checkpoint.write import RankRecord, write_pieces
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
 
 
 @dataclass(frozen=True)

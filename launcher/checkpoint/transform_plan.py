@@ -19,10 +19,10 @@ from launcher.checkpoint.strategy import Strategy, match
 from launcher.checkpoint.table import table
 from launcher.checkpoint.transform import PEAK
 from launcher.checkpoint.write import shares
-from launcher.plan.facts import ITEMSIZE
-from launcher.plan.layout import Box, Layout
-from launcher.plan.memory import bytes_text
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.cost.memory import bytes_text
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)

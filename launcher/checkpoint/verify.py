@@ -13,7 +13,7 @@ from launcher.checkpoint.pieces import pieces
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
 from launcher.checkpoint.tiling import untiled
 from launcher.checkpoint.window import Window
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
 
 
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:

@@ -13,8 +13,8 @@ from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.gather import gathered, slices
 from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.window import Window
-from launcher.plan.facts import TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Box
 
 
 class Whole(Protocol):

@@ -19,8 +19,8 @@ from launcher.checkpoint.keys import load_key
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, FileRecord, rank_file, stamp
 from launcher.checkpoint.pieces import saved_at_home
 from launcher.checkpoint.strategy import Strategy
-from launcher.plan.facts import TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Box
 
 
 @dataclass(frozen=True)

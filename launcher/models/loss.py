@@ -10,7 +10,7 @@ from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from launcher.errors import RunError
-from launcher.plan.facts import IGNORED, class_dims
+from launcher.plan.values.facts import IGNORED, class_dims
 
 
 class Parts(Protocol):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from launcher.optim.packing import pack, unpackable
 from launcher.optim.trial import Broken, Build, Cut, Seen, Shape, Trial, keys, small
-from launcher.plan.traits import Traits
+from launcher.plan.values.optimizer_traits import Traits
 
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3}
 """Of the way that a number went: the same sums in another order end nearer together, other sums do not."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from launcher.parallel.init import Whole
-from launcher.parallel.region import Axis
-from launcher.parallel.split import traced
-from launcher.parallel.spread import spread
-from launcher.parallel.trace import Tracer
-from launcher.plan.facts import TensorSpec
+from launcher.parallel.deferred_init.fill import Whole
+from launcher.parallel.stages.split import traced
+from launcher.parallel.tensor_parallel.apply import spread
+from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.parallel.trace.fx_glue import Tracer
 from launcher.plan.plan import Plan
+from launcher.plan.values.facts import TensorSpec
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import xxhash
 from torch import Tensor, nn
 
 from launcher.errors import RunError
+from launcher.parallel.api import Net, inside
 from launcher.parallel.local import local
 from launcher.parallel.mesh import mine
-from launcher.parallel.net import Net, inside
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 
 AT_ONCE = 64 << 20
 """Bytes of one collective; a larger tensor has one of its own."""

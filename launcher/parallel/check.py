@@ -6,10 +6,10 @@ import torch
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from launcher.parallel.init import tensors
-from launcher.parallel.split import Part
-from launcher.plan.layout import Box
+from launcher.parallel.deferred_init.fill import tensors
+from launcher.parallel.stages.split import Part
 from launcher.plan.plan import Plan
+from launcher.plan.values.layout import Box
 
 
 def check(parts: list[Part], plan: Plan, rank: int) -> None:

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.read import dtype_of
-from launcher.parallel.split import Part
+from launcher.parallel.stages.split import Part
+from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
 

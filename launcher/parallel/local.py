@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from launcher.plan.layout import Box
+from launcher.plan.values.layout import Box
 
 
 def local(t: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from launcher.plan.grid import Grid
-from launcher.plan.params import Tie
+from launcher.plan.partition.params import Tie
+from launcher.plan.values.grid import Grid
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from launcher.parallel.fuse import total
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.split import Part
+from launcher.parallel.stages.split import Part
 from launcher.plan.plan import Plan
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan.facts import ITEMSIZE
-from launcher.plan.memory import bytes_text, copies
+from launcher.plan.cost.memory import bytes_text, copies
 from launcher.plan.plan import Plan
-from launcher.plan.words import spans
+from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.text import spans
 
 KEY = "launch.check_memory"
 PROCESS = 32 << 20

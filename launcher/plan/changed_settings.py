@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from launcher.job import redact
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.plan.words import many
+from launcher.plan.values.text import many
 
 SAMPLES = "other samples would follow"
 REFUSED = {

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.plan.operators.strategy import Axes, Reading
 from launcher.plan.plan import Plan
-from launcher.plan.strategy import Axes, Reading
 
 FORMAT, VERSION = "launcher.operators", 1
 

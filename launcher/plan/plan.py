@@ -8,44 +8,34 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.parallel import Hsdp
 from launcher.job.schema import Job
-from launcher.plan import (
-    effects,
-    evaluation,
-    fit,
-    legal,
-    naming,
-    optimizers,
-    phases,
-    reduced,
-    schedules,
-    settings,
-    speed_up,
-    stages,
-    switches,
-    transport,
-)  # fmt: skip
-from launcher.plan.actions import Schedule
-from launcher.plan.automatic import automatic
-from launcher.plan.choose import choose
-from launcher.plan.facts import Graph, Skeleton, TensorSpec
-from launcher.plan.fusion import Bucket, Fused, Group, buckets, groups, limits, sums
-from launcher.plan.loads import Cut, full
-from launcher.plan.memory import Memory, copies, memory
-from launcher.plan.operators import WHOLE, Flow, splits
-from launcher.plan.params import Placed, Tie, placed, ties
-from launcher.plan.phases import Phase
-from launcher.plan.pieces import Pieces
-from launcher.plan.precision import Precision, precision
-from launcher.plan.reading import Hand, Reading, hands
-from launcher.plan.settings import Setting
-from launcher.plan.simulate import Cost, Timeline
-from launcher.plan.sizes import Note, Sizes, sizes
-from launcher.plan.stages import Crossing, Stage
-from launcher.plan.traffic import Traffic, messages, traffic
-from launcher.plan.traits import Traits
-from launcher.plan.visits import Visit, visits
-from launcher.plan.visits import notes as looking
-from launcher.plan.words import many
+from launcher.plan import certify_copy
+from launcher.plan import verbs as phases
+from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, limits, sums
+from launcher.plan.cost.gather_order import Visit, visits
+from launcher.plan.cost.gather_order import notes as looking
+from launcher.plan.cost.memory import Memory, copies, memory
+from launcher.plan.cost.stage_loads import Cut, full
+from launcher.plan.cost.traffic import Traffic, messages, traffic
+from launcher.plan.operators.resolve import WHOLE, Flow, splits
+from launcher.plan.partition import stage_config, stages
+from launcher.plan.partition.params import Placed, Tie, placed, ties
+from launcher.plan.partition.sequence_chunks import Pieces
+from launcher.plan.partition.sizes import Note, Sizes, sizes
+from launcher.plan.partition.stages import Crossing, Stage
+from launcher.plan.refusals import evaluation, model_effects, own_optimizer
+from launcher.plan.schedule import schedules  # fmt: skip
+from launcher.plan.schedule.actions import Schedule
+from launcher.plan.schedule.simulate import Cost, Timeline
+from launcher.plan.settings import fit, legal, settings, speed_up, switches, transport
+from launcher.plan.settings.auto_stage_config import automatic
+from launcher.plan.settings.dataset_strategy import Hand, Reading, hands
+from launcher.plan.settings.scheduler import choose
+from launcher.plan.settings.settings import Setting
+from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
+from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.values.precision import Precision, precision
+from launcher.plan.values.text import many
+from launcher.plan.verbs import Phase
 
 VERSION = 1
 
@@ -141,13 +131,13 @@ def ask(job: Job, found: list[Problem] | None = None) -> Asked:
     if found or got is None:
         raise RequestError(tuple(found))
     config = job.parallel.pipeline.stage_config
-    return Asked(got, None if config == "auto" else naming.flatten(config))
+    return Asked(got, None if config == "auto" else stage_config.flatten(config))
 
 
 def impossible(asked: Asked) -> list[Problem]:
     """What a plan would refuse for any model."""
     config = asked.config or {}
-    return naming.impossible(config, asked.sizes.grid["pp"], asked.sizes.chunks) if config else []
+    return stage_config.impossible(config, asked.sizes.grid["pp"], asked.sizes.chunks) if config else []
 
 
 def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, ...] | None:
@@ -158,10 +148,10 @@ def leaves(asked: Asked, skeleton: Skeleton, stacks: bool = True) -> tuple[str, 
     if asked.sizes.virtual == 1 and asked.config is None:
         return None
     if asked.config is None:
-        return naming.units(skeleton, asked.sizes.virtual, stacks)
-    if found := naming.complaints(asked.config, skeleton, asked.sizes.grid["pp"], asked.sizes.chunks):
+        return stage_config.units(skeleton, asked.sizes.virtual, stacks)
+    if found := stage_config.complaints(asked.config, skeleton, asked.sizes.grid["pp"], asked.sizes.chunks):
         raise RequestError(tuple(found))
-    return None if asked.sizes.virtual == 1 else tuple(sorted(naming.leaves(asked.config, skeleton)))
+    return None if asked.sizes.virtual == 1 else tuple(sorted(stage_config.leaves(asked.config, skeleton)))
 
 
 def plan(
@@ -171,13 +161,13 @@ def plan(
     """The plan of ``job`` for a model with this skeleton and glue; ``deferred`` says why deferred init cannot be."""
     par, (cut, balanced) = job.parallel, _cut(job, asked, skeleton, graph, whole)
     lengths, graphs = (pieces.lengths, pieces.graphs) if pieces else ((), (graph,))
-    order, kept = choose(job, asked.sizes, _cost(cut, graphs)), effects.whole(graph, asked.sizes)
+    order, kept = choose(job, asked.sizes, _cost(cut, graphs)), model_effects.whole(graph, asked.sizes)
     sz, dtypes, cuts = order.sizes, precision(job), splits([s.operator for s in flow.spreads])
     params = placed(skeleton, cut, sz, par.hsdp, cuts, dtypes.low, kept)
     boundaries, tied = tuple(stages.boundary(graph, cut, s.index) for s in cut), ties(params)
     hsdp, limit = par.hsdp if sz.grid["dp_shard"] > 1 else None, limits(par.comm_fusion)
     group, summed = groups(params, cut, skeleton, graph, limit), sums(params, cut, sz, frozenset(flow.partial))
-    at = effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts), group)
+    at = model_effects.Layout(sz, order.scheduler, cut, boundaries, params, dtypes.mixed, bool(cuts), group)
     bucket = buckets(params, cut, sz, limit, dtypes.reduce if dtypes.mixed else None)
     together = Fused(limit, params, group, bucket, summed, _learned(tied), order.late, flow.spreads)
     refuse([*_misled(job, at, skeleton, graph, traits), *speed_up.half_done(job, sz, together)])
@@ -226,12 +216,14 @@ def plan(
     )
 
 
-def _misled(job: Job, at: effects.Layout, skeleton: Skeleton, graph: Graph, traits: Traits | None) -> Iterator[Problem]:
+def _misled(
+    job: Job, at: model_effects.Layout, skeleton: Skeleton, graph: Graph, traits: Traits | None
+) -> Iterator[Problem]:
     """What would get other numbers than one process, or shares other parameters than it is told."""
     yield from switches.unshared(job, at.params)
     yield from transport.problems(job, at.params)
-    yield from effects.refused(at, skeleton, graph)
-    yield from optimizers.problems(job, traits, at.params, at.sizes, graph)
+    yield from model_effects.refused(at, skeleton, graph)
+    yield from own_optimizer.problems(job, traits, at.params, at.sizes, graph)
     yield from evaluation.problems(job, skeleton, graph)
 
 
@@ -250,7 +242,7 @@ def _late(
     changed: frozenset[str],
 ) -> list[Note]:  # fmt: skip
     """What the finished plan has to say."""
-    why = [*([deferred] if deferred else []), *effects.notes(params, sz, changed)]
+    why = [*([deferred] if deferred else []), *model_effects.notes(params, sz, changed)]
     sharded = _sharding_notes(params, sz, job.parallel.hsdp, not job.parallel.comm_fusion.openstate)
     return [
         *why,
@@ -258,7 +250,7 @@ def _late(
         *looking(graph, params),
         *evaluation.notes(job, skeleton, graph),
         *fit.idle(job, sz.steps),
-        *reduced.notes(job, sz),
+        *certify_copy.notes(job, sz),
     ]
 
 
@@ -279,7 +271,7 @@ def _cut(
 
 def _pasteable(problem: Problem, config: dict[str, int]) -> Problem:
     """Without a cure that a deeper key of the request would outdo."""
-    keys = [word.partition("=")[0].removeprefix(f"{naming.KEY}.") for word in problem.cure.split()]
+    keys = [word.partition("=")[0].removeprefix(f"{stage_config.KEY}.") for word in problem.cure.split()]
     outdone = any(k.startswith(f"{key}.") for key in keys for k in config)
     return replace(problem, cure="") if outdone else problem
 
@@ -301,13 +293,13 @@ def _as_asked(config: dict[str, int], called: list[str], glued: set[str], skelet
     """A module without a stage of its own is where its parameters are; a parameter counts only when it is named."""
     out: dict[str, int] = {}
     for m in called:
-        inside = (naming.stage_of(config, p.name) for p in skeleton.params if stages.covers(m, p.name))
-        stage = naming.stage_of(config, m)
+        inside = (stage_config.stage_of(config, p.name) for p in skeleton.params if stages.covers(m, p.name))
+        stage = stage_config.stage_of(config, m)
         if (found := next(inside, None) if stage is None else stage) is not None:
             out[m] = found
     for name in sorted(glued):
-        stage = naming.stage_of(config, name)
-        if stage is not None and (name in config or not naming.owner(name)):
+        stage = stage_config.stage_of(config, name)
+        if stage is not None and (name in config or not stage_config.owner(name)):
             out[name] = stage
     return out
 

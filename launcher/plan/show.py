@@ -8,14 +8,14 @@ from math import prod
 from textwrap import wrap
 from typing import TypeVar
 
-from launcher.plan import spread_text
-from launcher.plan.fusion import Group
-from launcher.plan.memory import bytes_text
+from launcher.plan import show_operators
+from launcher.plan.cost.fusion import Group
+from launcher.plan.cost.memory import bytes_text
+from launcher.plan.cost.traffic import KINDS
+from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
-from launcher.plan.stages import Crossing
-from launcher.plan.timeline import text as drawn
-from launcher.plan.traffic import KINDS
-from launcher.plan.words import listed, many, scaled, spans
+from launcher.plan.schedule.timeline import text as drawn
+from launcher.plan.values.text import listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
 Rows = Iterator[tuple[str, str]]
@@ -144,11 +144,11 @@ def _reduce(plan: Plan) -> Rows:
         stages = {b.stage for b in same}
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
         yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
-    yield from spread_text.sums(plan.sums)
+    yield from show_operators.sums(plan.sums)
 
 
 def _operators(plan: Plan) -> Rows:
-    return spread_text.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+    return show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
 
 
 def _traffic(plan: Plan) -> Rows:

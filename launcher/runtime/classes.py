@@ -7,7 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from launcher.errors import RunError
-from launcher.plan.facts import IGNORED
+from launcher.plan.values.facts import IGNORED
 
 
 def check(targets: Tensor, indices: npt.NDArray[np.int64], classes: int, where: str, split: str) -> None:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from launcher.errors import RunError
 from launcher.plan.plan import Plan
-from launcher.plan.reading import Hand
-from launcher.plan.samples import classes
+from launcher.plan.sample_checks import classes
+from launcher.plan.settings.dataset_strategy import Hand
 from launcher.runtime.classes import check
 from launcher.runtime.hand import deal
 

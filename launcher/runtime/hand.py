@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from launcher.parallel.read import dtype_of
-from launcher.plan.reading import Hand
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.settings.dataset_strategy import Hand
 
 Tensors = tuple[torch.Tensor, ...]
 

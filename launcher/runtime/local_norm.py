@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.parallel.own import Own
+from launcher.parallel.local_grad_norm import Own
 from launcher.runtime.metrics import Metrics
 from launcher.runtime.world import World
 

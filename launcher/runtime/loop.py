@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.plan.facts import IGNORED
+from launcher.plan.values.facts import IGNORED
 from launcher.runtime import save
 from launcher.runtime.faults import Preempted, signal_name
 from launcher.runtime.session import Session

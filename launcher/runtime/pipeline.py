@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.parallel.live import Parallel
-from launcher.parallel.mode import evaluating
-from launcher.parallel.read import dtype_of
-from launcher.parallel.untouched import untouched
-from launcher.plan.facts import IGNORED, TensorSpec
-from launcher.plan.pieces import shortened
+from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.dispatch.modes import evaluating
+from launcher.parallel.model_state.restore_state import untouched
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.plan import Plan
+from launcher.plan.values.facts import IGNORED, TensorSpec
 from launcher.runtime import torch_pipeline
 
 Loss = Callable[..., torch.Tensor]
@@ -99,7 +99,7 @@ class Pipeline:
     ) -> None:
         """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the micro batches, in order.
 
-        Nothing of it stays, as ``launcher.plan.evaluation`` has it.
+        Nothing of it stays, as ``launcher.plan.refusals.evaluation`` has it.
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]

@@ -17,7 +17,7 @@ from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.strategy import Strategy
 from launcher.checkpoint.write import check_pieces, shares, write_share
 from launcher.errors import RunError, said
-from launcher.parallel.read import spec
+from launcher.parallel.trace.model_facts import spec
 from launcher.runtime.session import Session
 from launcher.runtime.state import blob, extra, strategy, tensors
 from launcher.runtime.world import World

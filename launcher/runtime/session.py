@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from launcher.parallel.live import Parallel
-from launcher.parallel.norm import Norm
+from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.grad_norm import Norm
 from launcher.plan.plan import Plan
-from launcher.plan.saving import ANYONE, Trust
+from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline

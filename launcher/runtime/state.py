@@ -18,10 +18,10 @@ from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.optim.packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
-from launcher.parallel.read import dtype_of, spec
-from launcher.plan.layout import Layout
-from launcher.plan.params import Placed
-from launcher.plan.saving import STREAMS
+from launcher.parallel.trace.model_facts import dtype_of, spec
+from launcher.plan.partition.params import Placed
+from launcher.plan.settings.saving import STREAMS
+from launcher.plan.values.layout import Layout
 from launcher.runtime.session import Session
 
 RNG, RNG_CUDA = STREAMS

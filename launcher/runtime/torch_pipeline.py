@@ -12,11 +12,11 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
-from launcher.parallel.carry import Carry
-from launcher.parallel.order import Order
-from launcher.parallel.shard import param_groups
+from launcher.parallel.fsdp.gather_order import Order
+from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
-from launcher.plan.actions import Action, Schedule
+from launcher.plan.schedule.actions import Action, Schedule
 from launcher.runtime.torch_parts import verify
 from launcher.runtime.torch_stage import Base
 

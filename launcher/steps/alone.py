@@ -13,10 +13,10 @@ from launcher.errors import RunError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
 from launcher.plan.changed_settings import recorded
-from launcher.plan.memory import bytes_text
+from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.saving import trust
-from launcher.plan.words import many
+from launcher.plan.settings.saving import trust
+from launcher.plan.values.text import many
 from launcher.steps import export, importing, look, merge, transform
 from launcher.steps.paths import Paths
 

@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from typing import Any
 
+from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import Copy
 
 DISTRIBUTIONS = {"launcher": "autoparallel-launcher", "torch": "torch", "numpy": "numpy"}
 PARTS = (

@@ -18,8 +18,8 @@ from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RunError
 from launcher.job.schema import Job
+from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import MORE, Copy
 from launcher.runtime import loop, save, state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World

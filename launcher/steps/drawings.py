@@ -6,9 +6,9 @@ import logging
 
 from launcher.decide import builder, inputs, own_files
 from launcher.job.schema import Job
-from launcher.parallel import init
 from launcher.parallel.blueprint import Blueprint, blueprint
-from launcher.parallel.module_globals import Snapshot
+from launcher.parallel.deferred_init import fill
+from launcher.parallel.model_state.module_globals import Snapshot
 from launcher.plan.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 def draw(job: Job, plan: Plan) -> Blueprint:
     """For one build. Nothing of it has numbers, so that ranks may be forked afterwards."""
-    model, whole = init.record(builder(job), plan)
+    model, whole = fill.record(builder(job), plan)
     return blueprint(model, whole, plan, inputs(job, plan.sizes.micro_batch))
 
 

@@ -8,9 +8,9 @@ from launcher.data.open import open_data
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate
 from launcher.models.loss import cross_entropy
-from launcher.parallel.narrow import narrowed
-from launcher.parallel.read import dtype_of
-from launcher.plan.facts import COMPUTE, IGNORED, class_dims
+from launcher.parallel.stages.half_model import narrowed
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.values.facts import COMPUTE, IGNORED, class_dims
 from launcher.runtime import loop
 from launcher.runtime.classes import check
 from launcher.runtime.session import Session

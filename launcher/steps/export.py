@@ -18,9 +18,9 @@ from launcher.checkpoint.transform import Report
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.job.steps import Evaluate, Export
-from launcher.plan.memory import bytes_text
-from launcher.plan.saving import Trust, trust
-from launcher.plan.words import many
+from launcher.plan.cost.memory import bytes_text
+from launcher.plan.settings.saving import Trust, trust
+from launcher.plan.values.text import many
 from launcher.steps.paths import Paths
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from launcher.checkpoint.tables import to_ours
 from launcher.checkpoint.whole import Chosen, Whole
 from launcher.errors import Problem, RequestError, said
 from launcher.job.steps import Import
-from launcher.plan.memory import bytes_text
+from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.saving import ANYONE, Trust
-from launcher.plan.words import many
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.text import many
 
 
 def place(checkpoints: Path) -> Path:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from launcher.data.source import Dataset
+from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import Copy
 from launcher.steps.certificate import Finding
 from launcher.steps.oracle import model as models
 from launcher.steps.oracle import start

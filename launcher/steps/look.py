@@ -10,9 +10,9 @@ from launcher.checkpoint.manifest import read_manifest
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
-from launcher.plan.memory import bytes_text
-from launcher.plan.saving import Trust
-from launcher.plan.words import many
+from launcher.plan.cost.memory import bytes_text
+from launcher.plan.settings.saving import Trust
+from launcher.plan.values.text import many
 
 
 def check(folder: Path, trust: Trust) -> None:

@@ -9,7 +9,7 @@ from launcher.checkpoint.store import latest
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.job.steps import Export, Step, Transform
-from launcher.plan.saving import trust
+from launcher.plan.settings.saving import trust
 
 
 @dataclass(frozen=True)

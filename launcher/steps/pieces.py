@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.parallel.live import Parallel
+from launcher.parallel.apply_plan import Parallel
 from launcher.parallel.local import grad, local
-from launcher.plan.layout import Box
-from launcher.plan.params import Placed
+from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
+from launcher.plan.values.layout import Box
 
 AT_ONCE = 64 << 20
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})

@@ -11,10 +11,10 @@ from launcher.checkpoint.authentic import unvouched
 from launcher.checkpoint.store import latest
 from launcher.job.schema import Job
 from launcher.job.steps import Broadcast, Evaluate, Load
-from launcher.plan.memory import bytes_text
+from launcher.plan.certify_copy import Copy
+from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import Copy
-from launcher.plan.words import many
+from launcher.plan.values.text import many
 from launcher.runtime import save, state
 from launcher.runtime.session import Session
 from launcher.runtime.world import World, deterministic

@@ -19,14 +19,14 @@ from launcher.job.inside import place
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
-from launcher.parallel import mesh, norm
-from launcher.parallel.live import Parallel, parallelize
-from launcher.parallel.own import watch
-from launcher.parallel.read import dtype_of
-from launcher.plan import samples
+from launcher.parallel import grad_norm, mesh
+from launcher.parallel.apply_plan import Parallel, parallelize
+from launcher.parallel.local_grad_norm import watch
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
-from launcher.plan.saving import Trust, trust
+from launcher.plan.settings.saving import Trust, trust
 from launcher.runtime.feed import Feed
 from launcher.runtime.local_norm import LocalNorm
 from launcher.runtime.pipeline import Pipeline
@@ -49,7 +49,7 @@ def build(
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
     pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
-    if uneven := samples.uneven(job, plan, len(data.val)):
+    if uneven := sample_checks.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))
     feed = Feed(
         data.train, data.val, partial(batch_indices, job.seed), plan, world.rank,
@@ -59,7 +59,7 @@ def build(
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
     optimizer = build_optimizer(job.optim, model.trainable(), job.security.allow)
     return Session(
-        world, plan, folder, model, pipeline, optimizer, norm.build(model), feed, world.send, data.entropy,
+        world, plan, folder, model, pipeline, optimizer, grad_norm.build(model), feed, world.send, data.entropy,
         _local_norm(job, world, model, pipeline, folder), scaling=scaling(plan.dtypes),
         trust=_trust(job), settings=recorded(with_data_read(job), plan), spare=job.checkpoint.on_error == "continue",
         saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,

@@ -24,9 +24,9 @@ from launcher.checkpoint.target import target_strategy
 from launcher.checkpoint.transform import Report, check_places, is_checkpoint, transform
 from launcher.checkpoint.transform_plan import plan_transform
 from launcher.job.steps import Transform
-from launcher.plan.memory import bytes_text
-from launcher.plan.saving import ANYONE, Trust
-from launcher.plan.words import many
+from launcher.plan.cost.memory import bytes_text
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.text import many
 
 PREFIX = "checkpoint_"
 """Of the names of rank files, where none is asked for."""

@@ -11,10 +11,10 @@ from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.checkpoint.strategy import single
 from launcher.decide import builder
 from launcher.job.schema import Job
-from launcher.parallel.init import tensors
-from launcher.parallel.read import default_dtype, dtype_of
-from launcher.plan.facts import DTYPE
-from launcher.plan.saving import trust
+from launcher.parallel.deferred_init.fill import tensors
+from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+from launcher.plan.settings.saving import trust
+from launcher.plan.values.facts import DTYPE
 from launcher.runtime.state import unpacked
 
 

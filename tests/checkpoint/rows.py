@@ -15,8 +15,8 @@ from launcher.checkpoint import (
 )
 from launcher.checkpoint.files import write_file
 from launcher.checkpoint.mindspore import Form, merged_file, write_ckpt, write_strategy
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.truth import blobs
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, held

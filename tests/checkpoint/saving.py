@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from launcher.checkpoint import Blob, Entry, RankRecord, Strategy, commit, partial, write_rank
 from launcher.checkpoint.blob import words
-from launcher.plan.facts import ITEMSIZE, TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
 
 Full = Mapping[str, bytes]
 

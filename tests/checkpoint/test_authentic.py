@@ -27,7 +27,7 @@ from launcher.checkpoint.keys import ANOTHER, FORMS
 from launcher.checkpoint.latest_file import identity
 from launcher.checkpoint.manifest import read_manifest, write_manifest
 from launcher.checkpoint.sealed import key_id
-from launcher.plan.saving import Trust
+from launcher.plan.settings.saving import Trust
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, save, small
 

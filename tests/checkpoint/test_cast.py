@@ -6,7 +6,7 @@ import torch
 from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.cast import Cast, differing, exact
 from launcher.checkpoint.whole import Blobs, Whole, chunks
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.refusal import refusal
 
 NAMES = ("bfloat16", "float16", "float32", "float64")

@@ -18,8 +18,8 @@ from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
 from launcher.checkpoint.sealed import BLOCK, HEAD, TAG, Sealed, Sealer, key_id, sealed_size
 from launcher.checkpoint.store import commit
 from launcher.checkpoint.strategy import Entry, Strategy
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import Full, filled, held, save
 
 KEY, OTHER = bytes(range(32)), bytes(32)

@@ -21,7 +21,7 @@ from launcher.checkpoint.import_full import import_whole
 from launcher.checkpoint.incoming import read_incoming
 from launcher.checkpoint.mindspore import merged_file, write_ckpt, write_strategy
 from launcher.checkpoint.whole import Whole, chunks
-from launcher.plan.layout import Box
+from launcher.plan.values.layout import Box
 from tests.checkpoint.rows import net
 from tests.checkpoint.saving import files, filled, held
 

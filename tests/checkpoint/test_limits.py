@@ -13,8 +13,8 @@ from launcher.checkpoint.header import arrange
 from launcher.checkpoint.manifest import FileRecord, stamp
 from launcher.checkpoint.strategy_file import dump
 from launcher.checkpoint.write import RankRecord, text_record
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 
 COLUMNS = 1 << 13
 GRID = Grid.of(dp_shard=32)  # narrow columns: each piece walks over 32 times its bytes of the source

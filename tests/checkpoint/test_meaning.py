@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint.meaning import meaning
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import layouts
 
 

@@ -25,8 +25,8 @@ from launcher.checkpoint import (
     verify,
     write_rank,
 )
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.dying import killed, moments
 from tests.checkpoint.saving import files, filled, held, save, small
 

@@ -25,8 +25,8 @@ from launcher.checkpoint.given import given as read
 from launcher.checkpoint.given import of_whole
 from launcher.checkpoint.mindspore import merged_file, write_strategy
 from launcher.checkpoint.strategy_file import text
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.truth import CASES, blobs, rank_files
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.rows import net

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.checkpoint.pieces import parts, pieces, saved, slabs, whole
-from launcher.plan.layout import Box
+from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import grids, layouts
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)

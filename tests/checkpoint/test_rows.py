@@ -27,7 +27,7 @@ from launcher.checkpoint.header import read_header
 from launcher.checkpoint.mindspore import open_ckpt, text_bytes, write_ckpt
 from launcher.checkpoint.mindspore.dtypes import TEXT
 from launcher.checkpoint.space import Unwritten
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.rows import Files, Home, cut_short, made, net, refused

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from launcher.checkpoint.blob import CODES, Blob
 from launcher.checkpoint.files import FileWriter, blob_at, mapped, write_file
 from launcher.checkpoint.header import read_header
-from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
 
 def made(path: Path, rows: Any, data: bytes = b"", length: int | None = None) -> Path:

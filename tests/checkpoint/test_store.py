@@ -24,7 +24,7 @@ from launcher.checkpoint import (
     write_rank,
 )
 from launcher.checkpoint.durable import publish
-from launcher.plan.layout import Box
+from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import files, filled, held, save, small
 
 

@@ -5,9 +5,9 @@ import pytest
 from launcher.checkpoint.strange import strange
 from launcher.checkpoint.strategy import Entry, Strategy
 from launcher.checkpoint.tables import Given
-from launcher.plan.facts import TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 
 WHOLE = Entry(Layout(Grid(()), (), ()), "float32")
 TABLE = Entry(Layout(Grid(()), (), ()), "float32", "param", ("head.weight",))

@@ -14,8 +14,8 @@ from launcher.checkpoint import Entry, Strategy, merge_pipeline_strategies, merg
 from launcher.checkpoint.mindspore import read_strategy
 from launcher.checkpoint.strategy import match
 from launcher.checkpoint.strategy_file import dump, load
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import sharded, small, strategies, tensors
 
 GRID = Grid.of(pp=2, dp_shard=2)

@@ -6,8 +6,8 @@ import pytest
 
 from launcher.checkpoint import Entry, Strategy, single, target_strategy
 from launcher.errors import RequestError
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import small
 
 

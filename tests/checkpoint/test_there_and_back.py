@@ -18,7 +18,7 @@ from launcher.checkpoint import (
     transform,
     verify,
 )
-from launcher.plan.layout import Box
+from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import cut, files, filled, save, small, strategies, tensors
 
 

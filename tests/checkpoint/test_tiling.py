@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from launcher.checkpoint.pieces import pieces
 from launcher.checkpoint.tiling import untiled
-from launcher.plan.layout import Box
+from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import grids, layouts
 
 WRONG = {

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from launcher.checkpoint import Entry, Strategy, plan_transform, single, target_strategy, transform
 from launcher.checkpoint.transform_plan import Source, sources
 from launcher.checkpoint.write import shares
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small, strategies, tensors
 

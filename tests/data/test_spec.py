@@ -25,7 +25,7 @@ from launcher.job.models import (
     Text,
     TiedPair,
 )
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.data.files import write_cifar, write_idx
 
 TEXT = Text(name="text", seq_len=16)

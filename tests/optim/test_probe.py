@@ -13,7 +13,7 @@ from launcher.job.models import Target
 from launcher.optim import probe as probing
 from launcher.optim.build import build_own
 from launcher.optim.trial import small
-from launcher.plan.traits import Traits
+from launcher.plan.values.optimizer_traits import Traits
 from tests.parity import job
 
 SHAPES = [(512, 256), (64, 3), (7,), (256,), (1,), (), (4, 3, 3, 3)]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from launcher.decide import plan_job
-from launcher.parallel import norm
-from launcher.parallel.count import Collectives
+from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
+from launcher.testing.collective_counter import Collectives
 from tests.parity import build, step
 from tests.ranks import on_ranks
 
@@ -21,7 +21,7 @@ def rank_counts(world: Any, j: Any, plan: Plan) -> dict[str, tuple[int, int]]:
         for _, p in par.trainable():
             p.grad = None
         with Collectives() as seen:
-            sums = torch.stack([step(j, par, pipe), norm.build(par).squared(), torch.tensor(0.0)])
+            sums = torch.stack([step(j, par, pipe), grad_norm.build(par).squared(), torch.tensor(0.0)])
             torch.distributed.all_reduce(sums)  # as runtime.loop does: test_traffic holds the two together
     return seen.totals()
 

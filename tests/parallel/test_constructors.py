@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from launcher.errors import RequestError
-from launcher.parallel import tape
-from launcher.parallel.replay import replay
-from launcher.parallel.unwritten import problems
+from launcher.parallel.deferred_init import record
+from launcher.parallel.deferred_init.replay import replay
+from launcher.parallel.deferred_init.uninitialized import problems
 from tests.parallel import constructors, unrecorded
 
 BLANK = "is memory that nobody wrote: the constructor makes it with torch.empty, or the like, and leaves it so"
@@ -50,7 +50,7 @@ def plain(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
 def test_what_is_replayed_is_bit_equal_to_a_plain_construction(maker):
     build = seeding(maker)
-    model, recorded = tape.record(build, 5)
+    model, recorded = record.record(build, 5)
     assert recorded.why == ""
     assert not problems(build, model, recorded)
     want, meta = tensors(plain(build, 5)), tensors(model)
@@ -64,7 +64,7 @@ def test_what_is_replayed_is_bit_equal_to_a_plain_construction(maker):
 
 @pytest.mark.parametrize("maker", constructors.EXACT, ids=lambda m: m.__name__)
 def test_without_a_seed_of_its_own_the_path_is_the_same_and_the_numbers_are_alike(maker):
-    model, recorded = tape.record(maker, 5)
+    model, recorded = record.record(maker, 5)
     want, meta = tensors(plain(maker, 5)), tensors(model)
     assert sorted(meta) == sorted(want)
     for name, t in meta.items():
@@ -79,16 +79,16 @@ def test_without_a_seed_of_its_own_the_path_is_the_same_and_the_numbers_are_alik
 
 
 def test_attributes_of_modules_are_those_of_a_plain_construction():
-    model, _ = tape.record(constructors.OtherSources, 5)
+    model, _ = record.record(constructors.OtherSources, 5)
     assert model.width == plain(constructors.OtherSources, 5).width
-    model, _ = tape.record(seeding(constructors.Looks), 5)
+    model, _ = record.record(seeding(constructors.Looks), 5)
     assert model.same is True
-    model, _ = tape.record(seeding(constructors.Numpy), 5)
+    model, _ = record.record(seeding(constructors.Numpy), 5)
     assert model.scale == plain(seeding(constructors.Numpy), 5).scale
 
 
 def test_equal_seeds_make_equal_layers():
-    model, recorded = tape.record(constructors.Seeds, 5)
+    model, recorded = record.record(constructors.Seeds, 5)
     made = {n: replay(recorded.log, t, n, 5) for n, t in tensors(model).items()}
     for a, b in ("ab", "cd"):
         assert torch.equal(made[f"{a}.weight"], made[f"{b}.weight"])
@@ -98,11 +98,11 @@ def test_equal_seeds_make_equal_layers():
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("maker", unrecorded.WHOLE, ids=lambda m: m.__name__)
 def test_what_cannot_be_recorded_is_built_whole_and_says_why(maker, seed):
-    model, recorded = tape.record(maker, seed)
+    model, recorded = record.record(maker, seed)
     assert recorded.why == unrecorded.WHOLE[maker]
     assert not problems(maker, model, recorded)
-    assert tape.unknown(model, recorded) == list(tensors(model))
-    want, real = tensors(plain(maker, seed)), tensors(tape.really(maker, seed))
+    assert record.unknown(model, recorded) == list(tensors(model))
+    want, real = tensors(plain(maker, seed)), tensors(record.really(maker, seed))
     assert all(torch.equal(real[n], want[n]) for n in want)
 
 
@@ -110,8 +110,8 @@ def test_a_whole_build_is_the_plain_one_and_leaves_the_streams_where_they_were()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     want = torch.rand(1).item(), random.random(), np.random.rand()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    tape.record(constructors.OtherSources, 5)
-    made = tensors(tape.really(constructors.OtherSources, 5))
+    record.record(constructors.OtherSources, 5)
+    made = tensors(record.really(constructors.OtherSources, 5))
     assert (torch.rand(1).item(), random.random(), np.random.rand()) == want
     assert all(torch.equal(made[n], t) for n, t in tensors(plain(constructors.OtherSources, 5)).items())
 
@@ -119,7 +119,7 @@ def test_a_whole_build_is_the_plain_one_and_leaves_the_streams_where_they_were()
 @pytest.mark.parametrize("default", ["cpu", "meta"])
 def test_the_default_device_outside_does_not_count(default):
     with torch.device(default):
-        model, recorded = tape.record(seeding(constructors.AsksTheDefaultDevice), 5)
+        model, recorded = record.record(seeding(constructors.AsksTheDefaultDevice), 5)
     assert recorded.why == ""
     want = tensors(plain(seeding(constructors.AsksTheDefaultDevice), 5))
     assert torch.equal(replay(recorded.log, model.weight, "weight", 5), want["weight"])
@@ -127,25 +127,25 @@ def test_the_default_device_outside_does_not_count(default):
 
 @pytest.mark.parametrize("maker", [unrecorded.Unwritten, unrecorded.UnwrittenWhole])
 def test_memory_that_nobody_wrote_is_named_and_refused(maker):
-    found = problems(maker, *tape.record(maker, 0))
+    found = problems(maker, *record.record(maker, 0))
     names = ["bad", "rows", "derived", "cache", "attribute"]
     assert list(map(str, found)) == [f"model: {n} {BLANK}; initialise it in the constructor" for n in names]
 
 
 def test_a_weight_on_the_meta_device_is_named_and_refused():
-    found = problems(unrecorded.OnMeta, *tape.record(unrecorded.OnMeta, 0))
+    found = problems(unrecorded.OnMeta, *record.record(unrecorded.OnMeta, 0))
     text = "model: inner.weight is on the meta device, where it has no numbers; initialise it in the constructor"
     assert list(map(str, found)) == [text]
 
 
 @pytest.mark.parametrize("maker", [unrecorded.Unseeded, unrecorded.UnseededWhole])
 def test_numbers_that_no_seed_decides_are_named_and_refused(maker):
-    found = problems(maker, *tape.record(maker, 0))
+    found = problems(maker, *record.record(maker, 0))
     cure = "seed what they come from, or keep nothing between two constructions"
     assert list(map(str, found)) == [f"model: {n} {LOOSE}; {cure}" for n in ("w", "g")]
 
 
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(RequestError) as error:
-        tape.record(unrecorded.Sparse)
+        record.record(unrecorded.Sparse)
     assert str(error.value) == "model: links is sparse_coo; only dense tensors can be laid out: keep its parts"

@@ -15,9 +15,9 @@ from launcher.decide import plan_job
 from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.optim.build import build_optimizer
-from launcher.parallel import norm
-from launcher.parallel.own import watch
-from launcher.parallel.read import dtype_of
+from launcher.parallel import grad_norm
+from launcher.parallel.local_grad_norm import watch
+from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.runtime.world import World
 from launcher.steps.pieces import Piece, error, pieces
@@ -83,9 +83,9 @@ def rank_step(world: World, j: Job, plan: Plan, route: str, skipped: Skipped = h
         pipe.step((x.to(low), who.to(low)), y)
         expert_nets.SKIPPED = set()
         after, norms = after or pieces(par), norms or own_norms.take(plan.sizes.replicas)
-        square = norm.build(par).squared()
+        square = grad_norm.build(par).squared()
         torch.distributed.all_reduce(square)
-        norm.build(par).clip(square.sqrt().item(), 0.1)
+        grad_norm.build(par).clip(square.sqrt().item(), 0.1)
         optimizer.step()
     return before, after, pieces(par, weights=True), norms
 

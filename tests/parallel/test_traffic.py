@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from launcher.decide import plan_job
-from launcher.parallel.count import Collectives
 from launcher.plan.plan import Plan
 from launcher.runtime import loop
 from launcher.steps import session
+from launcher.testing.collective_counter import Collectives
 from tests.parallel.counting import assert_as_planned, planned
 from tests.parity import LM, assert_parity, job, own
 from tests.ranks import DRAWN, on_ranks

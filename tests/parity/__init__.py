@@ -13,11 +13,12 @@ from launcher.decide import builder, inputs, plan_job
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
-from launcher.parallel import init, mesh, norm
-from launcher.parallel.live import Parallel, parallelize
+from launcher.parallel import grad_norm, mesh
+from launcher.parallel.apply_plan import Parallel, parallelize
+from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.read import dtype_of
-from launcher.plan.naming import flatten
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.partition.stage_config import flatten
 from launcher.plan.plan import Plan
 from launcher.runtime.pipeline import Pipeline
 from launcher.runtime.world import World
@@ -118,7 +119,7 @@ def step(j: Job, par: Parallel, pipe: Pipeline) -> Tensor:
 def rank_step(world: World, j: Job, plan: Plan) -> Step:
     """One forward and backward on one rank: mean loss, norm, and what it holds."""
     par, pipe = build(world, j, plan)
-    both = torch.stack([step(j, par, pipe), norm.build(par).squared()])
+    both = torch.stack([step(j, par, pipe), grad_norm.build(par).squared()])
     torch.distributed.all_reduce(both)
     return both[0].item(), both[1].sqrt().item(), pieces(par)
 
@@ -126,7 +127,7 @@ def rank_step(world: World, j: Job, plan: Plan) -> Step:
 def rank_train(world: World, j: Job, plan: Plan, steps: int, clip: float = 1.0) -> list[Piece]:
     """Optimizer steps on one rank; the weights after them."""
     par, pipe = build(world, j, plan)
-    optimizer, norms = build_optimizer(j.optim, par.trainable()), norm.build(par)
+    optimizer, norms = build_optimizer(j.optim, par.trainable()), grad_norm.build(par)
     for _ in range(steps):
         optimizer.zero_grad(set_to_none=True)
         step(j, par, pipe)
@@ -211,7 +212,7 @@ def train_alone(j: Job, plan: Plan, steps: int, clip: float = 1.0) -> dict[str, 
         accumulate(model, *batch(j, plan), 1)
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-    mine = init.tensors(model)
+    mine = fill.tensors(model)
     return {p.name: mine[p.name].detach() for p in plan.params}
 
 
@@ -219,7 +220,7 @@ def alone(j: Job, plan: Plan, parts: int = 1) -> Outcome:
     """The whole batch through the plain model, at once or in ``parts``."""
     model = plain(j, plan)
     loss = accumulate(model, *batch(j, plan), parts)
-    mine = init.tensors(model)
+    mine = fill.tensors(model)
     grads = {p.name: g for p in plan.params if p.trainable and (g := mine[p.name].grad) is not None}
     square = torch.stack([g.double().square().sum() for g in grads.values()]).sum()
     return Outcome(loss, square.sqrt().item(), grads, {p.name: mine[p.name] for p in plan.params if p.buffer})

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from launcher.decide import builder
 from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
-from launcher.parallel import init
-from launcher.parallel.read import default_dtype, dtype_of
-from launcher.plan.facts import DTYPE, IGNORED
+from launcher.parallel.deferred_init import fill
+from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.plan import Plan
+from launcher.plan.values.facts import DTYPE, IGNORED
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def plain(job: Job, plan: Plan) -> nn.Module:
     """The model as its author wrote it, on the CPU."""
     with default_dtype(dtype_of(DTYPE[plan.precision])):
         model = builder(job)()
-        _, numbers = init.record(builder(job), plan)
+        _, numbers = fill.record(builder(job), plan)
     first = {n: p.name for p in plan.params for n in p.names}
-    for name, t in init.tensors(model).items():
+    for name, t in fill.tensors(model).items():
         t.copy_(numbers(first.get(name, name)))
     return model
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.parallel.test_effects import PP, net
 
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from tests.parallel.test_effects import PP, net
 
 TP = {"middle.lin": {"weight": ["tp", None]}, "b": {"weight": [None, "tp"]}}
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [

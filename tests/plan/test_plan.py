@@ -12,9 +12,9 @@ from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema import Job
-from launcher.plan.facts import Graph
+from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
-from launcher.plan.sizes import Note
+from launcher.plan.values.facts import Graph
 from tests.plan.made import chain, graph, job, planned, skeleton, words
 
 W = (64, 64)

@@ -33,9 +33,9 @@ from torch.distributed.pipelining.schedules import (
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from launcher.plan import schedules
-from launcher.plan.actions import Action, Row, Schedule
-from launcher.plan.simulate import Cost, Timeline, simulate
+from launcher.plan.schedule import schedules
+from launcher.plan.schedule.actions import Action, Row, Schedule
+from launcher.plan.schedule.simulate import Cost, Timeline, simulate
 from launcher.runtime import torch_pipeline
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

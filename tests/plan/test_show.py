@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import json
 
-from launcher.plan.facts import Graph, Skeleton
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
-from launcher.plan.stored import as_json
+from launcher.plan.to_json import as_json
+from launcher.plan.values.facts import Graph, Skeleton
 from tests.plan.made import chain, graph, job, planned, skeleton
 
 ONE = graph("x: input x", "model: module . < x", "output: output output < model")

@@ -13,7 +13,7 @@ from launcher.__main__ import main
 from launcher.checkpoint import strategy_file
 from launcher.checkpoint.files import write_stream
 from launcher.checkpoint.read import open_checkpoint
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.run.launching import BATCH, TINY, checkpoints, last, run, shape, status
 
 

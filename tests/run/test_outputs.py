@@ -12,8 +12,8 @@ from launcher.checkpoint.strategy_file import load
 from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.plan.peers import as_json
 from launcher.plan.plan import Plan
+from launcher.plan.rank_groups import as_json
 from launcher.runtime.metrics import read
 from tests.run.launching import TINY, run, status
 

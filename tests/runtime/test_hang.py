@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.parallel import mesh
-from launcher.plan.grid import Grid
+from launcher.plan.values.grid import Grid
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.hang import stopped, waits
 from launcher.runtime.saver import Saver

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.data.open import open_data
 from launcher.decide import plan_job
 from launcher.job.steps import Certify
-from launcher.plan.reduced import reduced
+from launcher.plan.certify_copy import reduced
 from launcher.runtime.world import World
 from launcher.steps.certificate import Certificate
 from launcher.steps.certify import BUILDS, examine

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from launcher.job.steps import Certify
 from launcher.optim import build as optimizers
-from launcher.parallel import fuse, init, live, norm, tie
+from launcher.parallel import apply_plan, fuse, grad_norm, tie
+from launcher.parallel.deferred_init import fill
 from launcher.runtime import feed, pipeline, state
 from launcher.steps import session, train
 from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
@@ -34,24 +35,24 @@ def scaled(patch: Patch) -> None:
 
 
 def counted_per_replica(patch: Patch) -> None:
-    real = norm.build
+    real = grad_norm.build
 
-    def wrong(model: Any) -> norm.Norm:
+    def wrong(model: Any) -> grad_norm.Norm:
         replicas = model.plan.sizes.grid["dp_replicate"]
         good = real(model)
-        return norm.Norm(tuple((t, w * replicas) for t, w in good.pieces), good.copies)
+        return grad_norm.Norm(tuple((t, w * replicas) for t, w in good.pieces), good.copies)
 
-    patch.setattr(norm, "build", wrong)
+    patch.setattr(grad_norm, "build", wrong)
 
 
 def initialised_differently(patch: Patch) -> None:
-    real = init.fill
+    real = fill.fill
 
     def wrong(parts: Any, plan: Any, rank: int, device: Any, whole: Any) -> None:
         at = plan.sizes.grid.coords(rank)["dp_replicate"]
         real(parts, plan, rank, device, lambda name: whole(name) * (1 + at))
 
-    patch.setattr(live, "fill", wrong)
+    patch.setattr(apply_plan, "fill", wrong)
 
 
 def added_twice(patch: Patch) -> None:
@@ -68,27 +69,27 @@ def last_skipped(patch: Patch) -> None:
     def wrong(part: Any, plan: Any, meshes: Any) -> list[fuse.Bucketed]:
         return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
 
-    patch.setattr(live, "fuse", wrong)
+    patch.setattr(apply_plan, "fuse", wrong)
 
 
 def clipped_by_its_own_norm(patch: Patch) -> None:
-    real = norm.Norm.clip
+    real = grad_norm.Norm.clip
 
-    def wrong(self: norm.Norm, found: float, limit: float | None, scaled: float = 1.0) -> None:
+    def wrong(self: grad_norm.Norm, found: float, limit: float | None, scaled: float = 1.0) -> None:
         real(self, self.squared().sqrt().item() / scaled, limit, scaled)
 
-    patch.setattr(norm.Norm, "clip", wrong)
+    patch.setattr(grad_norm.Norm, "clip", wrong)
 
 
 def tied_counted_twice(patch: Patch) -> None:
-    real = norm.build
+    real = grad_norm.build
 
-    def wrong(model: Any) -> norm.Norm:
+    def wrong(model: Any) -> grad_norm.Norm:
         tied = {id(t) for p, t in model.named() if len(p.stages) > 1}
         good = real(model)
-        return norm.Norm(tuple((t, w * (2 if id(t) in tied else 1)) for t, w in good.pieces), good.copies)
+        return grad_norm.Norm(tuple((t, w * (2 if id(t) in tied else 1)) for t, w in good.pieces), good.copies)
 
-    patch.setattr(norm, "build", wrong)
+    patch.setattr(grad_norm, "build", wrong)
 
 
 def second_copy_stale(patch: Patch) -> None:
@@ -158,30 +159,30 @@ def made(name: str, change: Any) -> Any:
     """Something else becomes of one tensor at step 0, in the same way on every rank."""
 
     def patched(patch: Patch) -> None:
-        real = init.fill
+        real = fill.fill
 
         def wrong(parts: Any, plan: Any, rank: int, device: Any, whole: Any) -> None:
             real(parts, plan, rank, device, lambda n: change(whole(n)) if n == name else whole(n))
 
-        patch.setattr(live, "fill", wrong)
+        patch.setattr(apply_plan, "fill", wrong)
 
     return patched
 
 
 def autocast_lost(patch: Patch) -> None:
-    real = live.fill
+    real = apply_plan.fill
 
     def wrong(parts: Any, *more: Any) -> None:
         real(parts, *more)
         for m in (m for part in parts for m in part.module.modules() if hasattr(m, "low")):
             m.low = False
 
-    patch.setattr(live, "fill", wrong)
+    patch.setattr(apply_plan, "fill", wrong)
 
 
 def gradients_of_idle_experts_mixed(patch: Patch) -> None:
     """What a rank lacks is not filled in: what it has goes to those that come first."""
-    real = live.Parallel.reduce
+    real = apply_plan.Parallel.reduce
 
     def wrong(self: Any) -> None:
         mine = [t for p, t in self.named() if p.trainable]
@@ -193,12 +194,12 @@ def gradients_of_idle_experts_mixed(patch: Patch) -> None:
                     t.grad = g
         real(self)
 
-    patch.setattr(live.Parallel, "reduce", wrong)
+    patch.setattr(apply_plan.Parallel, "reduce", wrong)
 
 
 def scale_not_taken_back(patch: Patch) -> None:
-    real = norm.Norm.clip
-    patch.setattr(norm.Norm, "clip", lambda self, found, limit, scaled=1.0: real(self, found, limit))
+    real = grad_norm.Norm.clip
+    patch.setattr(grad_norm.Norm, "clip", lambda self, found, limit, scaled=1.0: real(self, found, limit))
 
 
 def everything_decays(patch: Patch) -> None:
@@ -210,7 +211,7 @@ def everything_decays(patch: Patch) -> None:
 
 def of_another_rank(patch: Patch) -> None:
     """The last data-parallel rank's statistics are kept, after what it has seen itself."""
-    patch.setattr(live.Statistics, "share", lambda self: None)
+    patch.setattr(apply_plan.Statistics, "share", lambda self: None)
 
 
 MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {

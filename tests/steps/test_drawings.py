@@ -11,7 +11,7 @@ import torch
 from launcher.decide import plan_job
 from launcher.job.schema import Job
 from launcher.parallel import mesh
-from launcher.parallel.live import parallelize
+from launcher.parallel.apply_plan import parallelize
 from launcher.plan.plan import Plan
 from launcher.runtime.start import run_ranks
 from launcher.runtime.world import World

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from tests.parallel.test_effects import net
 
 from launcher.data.open import open_data
 from launcher.decide import plan_job
 from launcher.job.schema import Job
 from launcher.job.steps import Certify
+from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
-from launcher.plan.reduced import Copy, reduced
 from launcher.runtime import state
 from launcher.runtime.world import World
 from launcher.steps import session, train
 from launcher.steps.certify import examine
 from launcher.steps.pieces import Piece, error, pieces
-from tests.parallel.test_effects import net
 from tests.parity import whole
 from tests.ranks import DRAWN, on_ranks
 

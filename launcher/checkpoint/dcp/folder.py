@@ -19,8 +19,8 @@ from launcher.checkpoint.gather import gathered, slices
 from launcher.checkpoint.header import Slot
 from launcher.checkpoint.pieces import whole
 from launcher.checkpoint.window import OPEN, Window
-from launcher.plan.facts import ITEMSIZE, TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.layout import Box
 from launcher.untrusted_file import irregular
 
 

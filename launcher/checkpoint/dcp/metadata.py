@@ -9,8 +9,8 @@ from typing import Any
 
 from launcher.checkpoint.dcp.pickled import Known, Record, plain, read
 from launcher.checkpoint.tiling import untiled
-from launcher.plan.facts import ITEMSIZE, TensorSpec
-from launcher.plan.layout import Box
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.layout import Box
 from launcher.untrusted_file import DIMS, RefusedFile, brief, read_bytes
 
 NAME = ".metadata"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.checkpoint.dcp.pickled import Known, plain, read
-from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
 LONGEST = 1 << 16  # bytes of the description of one tensor
 _STORAGES = {

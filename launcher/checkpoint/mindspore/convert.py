@@ -10,9 +10,9 @@ from launcher.checkpoint.mindspore.axes import Cuts, Span, common, cuts, within
 from launcher.checkpoint.mindspore.expanded import collapsed
 from launcher.checkpoint.mindspore.strategy import Slicing, StrategyFile
 from launcher.checkpoint.strategy import STAGE, Entry, Kind, Strategy
-from launcher.plan.facts import TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Layout
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 
 OPTIMIZER = (
     "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear", "max_exp_avg_sq",

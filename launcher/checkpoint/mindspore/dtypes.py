@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 
 TEXT = "str"  # no dtype of tensors: a string kept among them, UTF-32
 DTYPES = {

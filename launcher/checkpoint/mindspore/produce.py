@@ -8,7 +8,7 @@ from math import prod
 
 from launcher.checkpoint.mindspore.strategy import SAVED, Operator, Slicing, StrategyFile, merge
 from launcher.checkpoint.strategy import STAGE, Strategy, stages
-from launcher.plan.layout import Layout
+from launcher.plan.values.layout import Layout
 
 
 def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:

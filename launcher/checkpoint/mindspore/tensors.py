@@ -15,7 +15,7 @@ from launcher.checkpoint.mindspore.crypt import Mode, Sealed, mode_of
 from launcher.checkpoint.mindspore.dtypes import DTYPES, SIZES, TEXT, nbytes
 from launcher.checkpoint.mindspore.source import Plain, Source
 from launcher.checkpoint.mindspore.wire import BYTES, VARINT, Field, fields, shown, signed, text, varint
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted_file import DIMS
 
 CRC, CRC_DIGITS = b"crc_num", 10  # what a file with a checksum ends with: this, then the CRC-32, big-endian

@@ -14,7 +14,7 @@ from launcher.checkpoint.mindspore.dtypes import NAMES, TEXT, nbytes
 from launcher.checkpoint.mindspore.tensors import CRC, CRC_DIGITS
 from launcher.checkpoint.mindspore.wire import head, numbers, packet
 from launcher.checkpoint.space import told
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 
 PART = 512 << 20  # bytes of a tensor in one entry
 

@@ -23,7 +23,7 @@ from launcher.checkpoint.read import Reader as Boxes
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.sealed import BLOCK, Sealed
 from launcher.checkpoint.verify import verify
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES
 from tests.checkpoint.saving import filled, save, small
 

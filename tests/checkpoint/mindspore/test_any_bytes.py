@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.checkpoint.mindspore import Mode, files, full_specs, groups, open_ckpt, to_strategy
 from launcher.checkpoint.mindspore.dtypes import nbytes
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES
 
 LIMIT = 2 << 20  # bytes that a reader may use for an input of a few KB

@@ -11,7 +11,7 @@ from launcher.checkpoint import Strategy, read_full
 from launcher.checkpoint.mindspore import full_specs, read_strategy, stage_files, to_strategy
 from launcher.checkpoint.mindspore.files import parse, text
 from launcher.checkpoint.mindspore.produce import merged_file
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import CASES, FIXTURES, Array, array, blobs, case, index, rank_files
 
 WRONG = {"c16_bug_opt_shard_ascending_map"}  # what MindSpore wrote has wrong values

@@ -12,9 +12,9 @@ from launcher.checkpoint import Entry, Strategy
 from launcher.checkpoint.mindspore import Operator, Slicing, StrategyFile, full_specs, merge, read_strategy, to_strategy
 from launcher.checkpoint.mindspore.files import parse, text
 from launcher.checkpoint.mindspore.produce import merged_file, stage_files
-from launcher.plan.facts import TensorSpec
-from launcher.plan.grid import Grid
-from launcher.plan.layout import Box, Layout
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly, index
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint.mindspore import MODES, Ckpt, Mode, crypt, open_ckpt, write_ckpt
-from launcher.plan.facts import TensorSpec
+from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly
 
 FORMATS = FIXTURES / "formats"

@@ -16,7 +16,7 @@ from launcher.checkpoint.mindspore import Ckpt, open_ckpt, text_bytes, write_ckp
 from launcher.checkpoint.mindspore.dtypes import NAMES, SIZES, nbytes
 from launcher.checkpoint.mindspore.wire import encoded, head, numbers, packet
 from launcher.checkpoint.window import Window
-from launcher.plan.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly
 
 FORMATS = FIXTURES / "formats"

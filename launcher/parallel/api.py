@@ -1,0 +1,101 @@
+"""A parallel model as one module: what a script holds on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from launcher.parallel import mesh
+from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import parallelize as live
+from launcher.parallel.blueprint import blueprint
+from launcher.parallel.deferred_init import fill
+from launcher.plan.plan import Plan
+
+
+class Net(nn.Module):
+    """This rank's stages in ``stages``; ``live`` is what ``launcher.runtime.pipeline.Pipeline`` trains."""
+
+    def __init__(self, live: Parallel) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(part.module for part in live.parts)
+        self.live = live
+
+    def forward(self, *inputs: Any) -> Any:
+        """The model itself when it is one stage. Raises ``RuntimeError`` for a pipeline."""
+        if len(self.live.plan.stages) > 1:
+            count = len(self.live.plan.stages)
+            raise RuntimeError(f"one of {count} stages: launcher.runtime.pipeline.Pipeline(net.live, ...) runs them")
+        return self.stages[0](*inputs)
+
+    def copies(self) -> dict[str, tuple[Tensor, ...]]:
+        """Every parameter and buffer of the plan that is here, by first name: one tensor a copy."""
+        out: dict[str, tuple[Tensor, ...]] = {}
+        for part in self.live.parts:
+            for p, _, t in part.named(self.live.plan.params):
+                if all(t is not other for other in out.get(p.name, ())):
+                    out[p.name] = (*out.get(p.name, ()), t)
+        return out
+
+
+def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
+    """This rank's share of ``model``, laid out by ``plan``. Every rank of the process group calls this.
+
+    A function that builds the model starts it from ``plan.seed``, shard by shard; a module keeps the numbers it has,
+    and must not be used afterwards. Raises ``ValueError`` when the group has not as many ranks as the plan, or the
+    module has no numbers (meta device).
+    """
+    if dist.get_world_size() != plan.sizes.grid.size:
+        raise ValueError(f"plan: it has {plan.sizes.grid.size} ranks, the process group {dist.get_world_size()}")
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    if isinstance(model, nn.Module):
+        whole = _numbers(model)
+        _empty(model)
+    else:
+        model, whole = fill.record(model, plan)
+    meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
+    return Net(live(blueprint(model, whole, plan, plan.inputs), plan, meshes, device))
+
+
+def _numbers(model: nn.Module) -> fill.Whole:
+    real = fill.tensors(model)
+    if lost := next((name for name, t in real.items() if t.is_meta), None):
+        raise ValueError(f"model: {lost} is on the meta device and has no numbers; hand over a function that builds it")
+    return lambda name: real[name].detach().cpu()
+
+
+def _empty(model: nn.Module) -> None:
+    """Meta tensors in place of real ones. ``model.to("meta")`` would untie what is tied."""
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        for slots in (module._parameters, module._buffers):
+            for name, t in slots.items():
+                if t is None:
+                    continue
+                bare = torch.empty_like(t, device="meta")
+                made.setdefault(id(t), nn.Parameter(bare, t.requires_grad) if isinstance(t, nn.Parameter) else bare)
+                slots[name] = made[id(t)]  # type: ignore[assignment]
+
+
+def sync_pipeline_shared_parameters(net: nn.Module) -> None:
+    """Make all copies of every shared parameter equal to the first stage's; nothing to do where there is one stage.
+
+    ``net`` is what ``parallelize`` gave, or a module around it. Every rank calls this. Raises ``TypeError`` for
+    anything else.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
+    found = inside(net)
+    if found is None:
+        raise TypeError(f"net: {type(net).__name__} is not what launcher.parallel.parallelize gave, nor around it")
+    for tied in found.live.ties:
+        tied.sync()
+
+
+def inside(net: nn.Module) -> Net | None:
+    """The first parallel model in ``net``, itself included."""
+    return next((m for m in net.modules() if isinstance(m, Net)), None)

@@ -1,0 +1,101 @@
+"""The one place that makes a model obey its plan, in visible calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from launcher.parallel.blueprint import Blueprint
+from launcher.parallel.buffers import Statistics, statistics
+from launcher.parallel.check import check
+from launcher.parallel.deferred_init.fill import fill
+from launcher.parallel.fsdp.gather_order import Order, agree
+from launcher.parallel.fsdp.half_precision import Half, half
+from launcher.parallel.fsdp.shard import shard
+from launcher.parallel.fuse import Bucketed, fuse, sums
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.rank_agreement import alike
+from launcher.parallel.stages.split import Part, split
+from launcher.parallel.tensor_parallel.apply import distribute
+from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.parallel.tie import Tied, tie
+from launcher.plan.partition.params import Placed
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """One rank's share of the model, ready to train."""
+
+    plan: Plan
+    meshes: Meshes
+    axis: Axis
+    parts: list[Part]
+    orders: list[Order]
+    buckets: list[Bucketed]
+    ties: list[Tied]
+    statistics: Statistics
+    halves: list[Half]
+
+    def named(self) -> list[tuple[Placed, torch.Tensor]]:
+        """This rank's tensors, the first copy of each, in the plan's order."""
+        found = {p.name: (p, t) for part in reversed(self.parts) for p, _, t in part.named(self.plan.params)}
+        return [found[p.name] for p in self.plan.params if p.name in found]
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """Every copy of every trainable parameter, for the optimizer; a second copy's name ends in ``@stage``."""
+        seen: dict[str, torch.Tensor] = {}
+        out = []
+        for part in self.parts:
+            for p, _, t in part.named(self.plan.params):
+                if p.trainable and isinstance(t, nn.Parameter) and seen.get(p.name) is not t:
+                    out.append((p.name if p.name not in seen else f"{p.name}@{part.stage.index}", t))
+                    seen.setdefault(p.name, t)
+        return out
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.plan.params)
+
+    def first_name(self, name: str) -> str:
+        """What the plan calls a parameter that ``trainable`` calls ``name``; names of modules may have an @ too."""
+        return name if name in self._names else name.rpartition("@")[0]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around every forward and backward: weights are in the dtype that the model computes in."""
+        with ExitStack() as stack:
+            for low in self.halves:
+                stack.enter_context(low.running())
+            yield
+
+    def reduce(self) -> None:
+        """After the last backward of a step: finish the sums that no schedule action did."""
+        agree(self.orders, self.meshes)
+        for bucket in self.buckets:
+            bucket.reduce()
+        for tied in self.ties:
+            tied.reduce()
+        self.statistics.share()
+
+
+def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> Parallel:
+    """Turn the model of a blueprint into this rank's stages, with its numbers in place. The blueprint is used up."""
+    drawn.axis.join(meshes.coords["tp"], meshes.tp)
+    parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device)
+    alike(parts, drawn.whole)
+    distribute(parts, plan, meshes)
+    for part in parts:
+        shard(part, plan, meshes)
+    orders = [Order(part, plan) for part in parts]
+    fill(parts, plan, meshes.rank, device, drawn.whole)
+    buckets = [b for part in parts for b in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
+    ties = tie(parts, plan, meshes)
+    check(parts, plan, meshes.rank)
+    halves = [half(p, plan) for p in parts]
+    return Parallel(plan, meshes, drawn.axis, parts, orders, buckets, ties, statistics(parts, plan, meshes), halves)

@@ -1,0 +1,1 @@
+"""What a forward and a backward cost, counted on meta tensors: FLOPs, bytes kept, bytes in use."""

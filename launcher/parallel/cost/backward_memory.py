@@ -1,0 +1,127 @@
+"""What the backward of a module needs beyond what was saved for it, tried out on meta tensors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from launcher.parallel.cost.flash_attention import Flash
+from launcher.parallel.cost.memory_meter import Held
+from launcher.parallel.cost.saved_hooks import SavedHooks
+from launcher.parallel.dispatch import meta_cache
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.weight_gradient import FORMS, Call, Deferral
+from launcher.plan.values.facts import Backward
+
+
+class _Meta(Held):
+    """Counts meta tensors, but no gradients of parameters: those are planned by themselves."""
+
+    kind = "meta"
+    run = staticmethod(meta_cache.run)
+
+    def __init__(self, params: list[nn.Parameter]) -> None:
+        super().__init__()
+        self.params = params
+
+    @property
+    def now(self) -> int:
+        return super().now - sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
+
+
+class _Running(ExitStack):
+    """A forward on meta, as the planner runs it."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        for mode in (default_dtype(torch.float32), torch.device("meta"), Flash()):
+            self.enter_context(mode)
+        return self
+
+
+class Scales:
+    """Weighs modules; equal ones once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Backward | None] = {}
+
+    def weigh(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
+        """For a call with ``args`` and ``kwargs``; ``None`` when it cannot be tried."""
+        given = tree_leaves((args, kwargs))
+        key = (
+            type(module),
+            str(module),
+            tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
+            tuple((t.shape, t.dtype) if isinstance(t, torch.Tensor) else repr(t) for t in given),
+        )
+        if key not in self._known:
+            self._known[key] = _tried(module, args, kwargs)
+        return self._known[key]
+
+
+def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
+    if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
+        module = copied(module).to("meta")  # a part of a model that looks at data
+    params = [p for p in module.parameters() if p.requires_grad]
+    with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
+        args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
+        scale, seen = _Meta(params), _Seen()
+        try:
+            with scale, torch.enable_grad():
+                with seen.running(tree_leaves((args, kwargs))):
+                    made = tree_leaves(module(*args, **kwargs))
+                out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
+                del made
+                before = scale.peak = scale.now
+                torch.autograd.backward(out, [torch.empty_like(t) for t in out])
+        except (RuntimeError, NotImplementedError):
+            return None  # it looks at data, or has no backward
+        finally:
+            for p in params:
+                p.grad = None
+    return Backward(max(0, scale.peak - before), seen.kept, seen.flops)
+
+
+class _Seen(Deferral):
+    """Runs everything as it is, and counts what a split backward would put off.
+
+    The gradient of an output is as large as the output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = self.outputs = 0
+        self.taken: dict[int, int] = {}
+
+    @property
+    def kept(self) -> int:
+        """Bytes: inputs, each storage once, and gradients of outputs."""
+        return sum(self.taken.values()) + self.outputs
+
+    def apply(self, call: Call, leaf: nn.Parameter, turned: bool) -> Any:
+        out = call.run(call.x, call.weight, call.bias)
+        storage = call.x.untyped_storage()
+        self.flops += 2 * call.x.numel() * out.shape[-1]
+        self.outputs += out.nbytes
+        self.taken[storage._cdata] = 0 if isinstance(call.x, nn.Parameter) else storage.nbytes()
+        return out
+
+
+def product(func: Any, args: Any, kwargs: Any) -> Backward:
+    """For a function that the glue calls with meta tensors."""
+    if func not in FORMS:
+        return Backward()
+    seen = _Seen()
+    with _disable_current_modes(), torch.enable_grad(), seen.running(tree_leaves((args, kwargs))):
+        func(*args, **kwargs)
+    return Backward(kept=seen.kept, deferred=seen.flops)
+
+
+def _leaf(t: torch.Tensor) -> torch.Tensor:
+    return t.detach().to("meta").requires_grad_(t.is_floating_point())

@@ -1,0 +1,129 @@
+"""What one forward costs, counted while it runs on meta tensors: flops and bytes kept for backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from launcher.parallel.cost.flash_attention import Flash
+from launcher.parallel.cost.kernel_dtypes import disagreement
+from launcher.parallel.cost.saved_hooks import SavedHooks
+from launcher.parallel.dispatch import meta_cache
+from launcher.parallel.dispatch.containers import tensors
+from launcher.parallel.dispatch.modes import Dispatch
+
+
+class _Flops(Dispatch):
+    """Adds up the flops of every matrix product and convolution, as torch's own counter does, without module hooks."""
+
+    def __init__(self, hooks: SavedHooks, keep: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.hooks, self.keep = hooks, keep
+        self.total = 0
+        self.written: set[int] = set()
+        self.disagree: dict[str, None] = {}
+        self.seen: Callable[[Any], None] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.seen is not None:
+            self.seen(func)
+        if found := disagreement(func, args):
+            self.disagree[found] = None
+        out = meta_cache.run(func, args, kwargs or {})
+        if self.hooks.aside:
+            for t in tensors((args, kwargs, out)):
+                self.keep(t)
+        if func._schema.is_mutable:
+            self._writes(func, args, kwargs or {})
+        count = flop_registry.get(func._overloadpacket)
+        if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+            self.total += _attention(*(t.shape for t in args[:3]))
+        elif count is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+    def _writes(self, func: Any, args: Any, kwargs: Any) -> None:
+        for at, a in enumerate(func._schema.arguments):
+            if a.alias_info is not None and a.alias_info.is_write:
+                value = args[at] if at < len(args) else kwargs.get(a.name)
+                found = value if isinstance(value, list | tuple) else (value,)
+                self.written |= {t.untyped_storage()._cdata for t in found if isinstance(t, torch.Tensor)}
+
+
+def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
+    """Of (batch, heads, length, width); keys and values may have fewer heads, which torch counts only since 2.13."""
+    return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
+
+
+class Meter:
+    """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
+
+    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``: all of
+    them, these too; ``written``: the storages that operations have changed in place. Under torch.func.grad, where torch
+    does not say what is saved, all that goes through an operation is.
+    """
+
+    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+        self.saved = 0
+        self.kept: set[int] = set()
+        self._seen: set[int] = set()
+        self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
+        self._hooks = SavedHooks(self._keep)
+        self._flops, self._flash = _Flops(self._hooks, self._keep), Flash()
+        self.own(own)
+
+    def own(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Parameters and buffers: they do not count."""
+        for t in tensors:
+            self._seen.add(t.untyped_storage()._cdata)
+            self._alive.append(t)
+
+    def mark(self) -> Callable[[], None]:
+        """What brings the totals back to what they are now."""
+        saved, flops = self.saved, self._flops.total
+
+        def back() -> None:
+            self.saved, self._flops.total = saved, flops
+
+        return back
+
+    @property
+    def written(self) -> set[int]:
+        return self._flops.written
+
+    @property
+    def disagree(self) -> tuple[str, ...]:
+        """Operations on tensors of several dtypes that only the meta device carries out."""
+        return tuple(self._flops.disagree)
+
+    def tell(self, seen: Callable[[Any], None]) -> None:
+        """Call ``seen`` with every operation from now on."""
+        self._flops.seen = seen
+
+    @property
+    def flops(self) -> int:
+        return self._flops.total
+
+    def _keep(self, t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        self.kept.add(storage._cdata)
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self._alive.append(t.detach())
+            self.saved += storage.nbytes()
+        return t
+
+    def __enter__(self) -> Self:
+        self._hooks.__enter__()
+        self._flops.__enter__()
+        self._flash.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._flash.__exit__(kind, error, at)
+        self._flops.__exit__(kind, error, at)
+        self._hooks.__exit__(kind, error, at)

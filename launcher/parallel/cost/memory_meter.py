@@ -1,0 +1,55 @@
+"""Measures the bytes of all tensors alive, at most, while something runs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.pytree import tree_leaves
+
+
+class Held(Dispatch):
+    """``peak``: most bytes held at the end of any operation while entered.
+
+    Counts every storage once, at its size then: FSDP2 empties and refills storages without an operation. What an
+    operation needs inside is not seen; for CUDA ask the allocator. ``before`` are tensors that are there already.
+    """
+
+    kind = "real"
+    run: Callable[[Any, Any, Any], Any] = staticmethod(lambda func, args, kwargs: func(*args, **kwargs))
+
+    def __init__(self, before: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        for t in before:
+            self._see(t)
+
+    @property
+    def now(self) -> int:
+        """Bytes held at this moment."""
+        return sum(s.nbytes() for ref in list(self._alive.values()) if (s := ref()) is not None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = self.run(func, args, kwargs or {})
+        for t in tree_leaves((args, kwargs, out)):
+            if isinstance(t, torch.Tensor):
+                self._see(t)
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _see(self, t: torch.Tensor) -> None:
+        inner = getattr(t, "_local_tensor", t)
+        storage = inner.untyped_storage()
+        key = storage._cdata
+        mine = (storage.device.type == "meta") == (self.kind == "meta")
+        if mine and (key not in self._alive or self._alive[key]() is not storage):
+            self._alive[key] = weakref.ref(storage, partial(self._gone, key))
+
+    def _gone(self, key: int, _: Any) -> None:
+        self._alive.pop(key, None)

@@ -1,0 +1,122 @@
+"""Gives every tensor of a part its numbers at step 0, the same in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from launcher.parallel.deferred_init import record as taping
+from launcher.parallel.deferred_init.operation_tape import Tape
+from launcher.parallel.deferred_init.replay import replay
+from launcher.parallel.deferred_init.uninitialized import origins
+from launcher.parallel.local import cut, local
+from launcher.parallel.model_state.parameter_hooks import hooks, keep
+from launcher.parallel.stages.split import Part
+from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+from launcher.plan.plan import Plan
+from launcher.plan.values.facts import DTYPE
+
+Whole = Callable[[str], torch.Tensor]
+"""The whole tensor of a first name, on the CPU."""
+
+SOME = 1000
+"""Numbers of a tensor that tell it from one that was made elsewhere in a random stream."""
+
+
+@dataclass(frozen=True)
+class Making:
+    """Where the numbers of a model come from: ``tape`` for one tensor at a time, or ``real``, which holds all of them.
+
+    ``names``: the tensors on the meta device; ``build`` makes the ``real`` ones when they are asked for.
+    """
+
+    tape: Tape
+    names: Mapping[str, torch.Tensor]
+    build: Callable[[], Mapping[str, torch.Tensor]] | None = None
+
+    @cached_property
+    def real(self) -> Mapping[str, torch.Tensor]:
+        return self.build() if self.build is not None else {}
+
+    def __call__(self, name: str) -> torch.Tensor:
+        if self.real:
+            return self.real[name].detach()
+        return replay(self.tape.log, self.names[name], name, self.tape.seed)
+
+    def texts(self) -> dict[str, str]:
+        """How each tensor is made, in words that are the same in every process that does the same."""
+        if self.tape.why:
+            return {n: str(t.detach().reshape(-1)[:SOME].tolist()) for n, t in self.real.items()}
+        return origins(self.names, self.tape)
+
+
+def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Making]:
+    """The model on the meta device, and where its numbers come from.
+
+    With deferred init one tensor at a time is made; else the model is built once, whole, from the seed.
+    """
+    dtype = dtype_of(DTYPE[plan.precision])
+
+    def really() -> dict[str, torch.Tensor]:
+        with default_dtype(dtype), torch.enable_grad():
+            return tensors(taping.really(build, plan.seed))
+
+    with default_dtype(dtype):
+        model, tape = taping.record(build, plan.seed)
+    names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
+    return model, Making(tape, names, None if plan.deferred else really)
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer under every name."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+@torch.no_grad()
+def fill(parts: list[Part], plan: Plan, rank: int, device: torch.device, whole: Whole) -> None:
+    """Allocate this rank's pieces and fill them. A tensor is never whole in memory for longer than its own making."""
+    made: dict[str, torch.Tensor] = {}
+    for part in parts:
+        _allocate(part.module, device)
+        _share(part, plan, made)
+        kept = {n for p in plan.params for n in p.names if p.buffer}
+        for placed, _, t in part.named(plan.params):
+            box = placed.layout.box(rank)
+            assert box is not None
+            local(t).copy_(cut(whole(placed.name), box))
+        for name, b in part.module.named_buffers(remove_duplicate=False):
+            if name not in kept:
+                b.copy_(whole(name))
+
+
+def _share(part: Part, plan: Plan, made: dict[str, torch.Tensor]) -> None:
+    """A whole parameter of several stages of this rank is one tensor, that of the first."""
+    named = tensors(part.module)
+    for placed, name, t in part.named(plan.params):
+        if not placed.sharded and not placed.buffer and made.setdefault(placed.name, t) is not t:
+            for other in (n for n in placed.names if named.get(n) is named[name]):
+                owner, _, attr = other.rpartition(".")
+                part.module.get_submodule(owner)._parameters[attr] = made[placed.name]  # type: ignore[assignment]
+
+
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Real memory for every tensor. ``to_empty`` alone would make two of a tensor that has two names."""
+    names: dict[int, list[str]] = {}
+    for name, t in tensors(module).items():
+        names.setdefault(id(t), []).append(name)
+    hooked = [(p, names[id(p)]) for _, p in module.named_parameters() if hooks(p)]
+    module.to_empty(device=device)
+    for first, *others in names.values():
+        for other in others:
+            owner, _, attr = other.rpartition(".")
+            inner, t = module.get_submodule(owner), tensors(module)[first]
+            (inner._parameters if attr in inner._parameters else inner._buffers)[attr] = t  # type: ignore[assignment]
+    for before, same in hooked:
+        keep(before, module.get_parameter(same[0]))
+        for name in same:
+            owner, _, attr = name.rpartition(".")
+            module.get_submodule(owner)._parameters[attr] = before

@@ -1,0 +1,296 @@
+"""Keeps the operations of a constructor that runs on meta tensors, and works out what it wants to see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+from zlib import crc32
+
+import torch
+from torch import nn
+
+from launcher.parallel.deferred_init.random_streams import Draw, Streams
+from launcher.parallel.deferred_init.replay import Log, NotReplayable, Op, key, replay, start, tensors
+from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+
+BLANK = ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided", "resize_")
+FILLS = (
+    "fill_",
+    "zero_",
+    "copy_",
+    "uniform_",
+    "normal_",
+    "random_",
+    "exponential_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+)
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+@dataclass
+class Constant:
+    """Numbers that no operation made. ``sum`` tells whether somebody else than torch has changed them since."""
+
+    value: torch.Tensor
+    sum: int = 0
+
+    def __call__(self) -> torch.Tensor:
+        return self.value.clone()
+
+    def checksum(self) -> int:
+        flat = self.value.contiguous().reshape(-1).view(torch.uint8)
+        return crc32(memoryview(flat.numpy()))  # type: ignore[arg-type]
+
+    def own(self) -> None:
+        """Keep a copy, for somebody is about to change them."""
+        self.value = self.value.clone()
+
+
+class Tape(Dispatch):
+    """Enter it around a constructor. ``why`` it cannot be recorded, if anything: then the tape is worth nothing.
+
+    ``off``: storages of tensors that the constructor itself wants on the meta device, as it does while ``asked_meta``.
+    ``past``: tapes of earlier constructions, which may have left tensors in a cache. ``shared``, ``computed`` and
+    ``marks`` are what ``references`` found.
+    """
+
+    past: ClassVar[list[Tape]] = []
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.log, self.seed, self.why = Log(), seed, ""
+        self.off: set[int] = set()
+        self.shared: tuple[tuple[str, ...], ...] = ()
+        self.computed: tuple[str, ...] = ()
+        self.marks: dict[str, tuple[str, ...]] = {}
+        self.asked_meta, self._pause = False, 0
+        self._streams = Streams(seed)
+        self._lent: dict[int, list[Constant]] = {}
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._pause:
+            return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            return self._dispatch(func, args, dict(kwargs or {}))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs is no part of the constructor."""
+        self._pause += 1
+        try:
+            with torch._C.DisableTorchFunction():
+                yield
+        finally:
+            self._pause -= 1
+
+    def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        real = [t for t in tensors((args, kwargs)) if not t.is_meta]
+        if func is aten._local_scalar_dense.default:
+            return self.look(args[0]).item()
+        if func is aten.lift_fresh.default and real:
+            return self.constant(args[0])
+        if real and self._on_numbers(func, args, kwargs):
+            return self._run(func, args, kwargs)
+
+        args, kwargs = tree_map_only(torch.Tensor, self._known, (args, kwargs))
+        away = self._placed(func, args, kwargs)
+        draw, args, kwargs = self._drawn(func, args, kwargs, away)
+        in_place = _random(func) and name_of(func).endswith("_")  # where a meta tensor has nothing to fill
+        try:
+            out = args[0] if in_place else func(*args, **kwargs)
+        except NotImplementedError:
+            return self._by_numbers(func, args, kwargs, draw)
+        self._record(func, args, kwargs, out, draw)
+        if away:
+            self.off |= {key(t) for t in tensors(out)}
+        return out
+
+    def _known(self, t: torch.Tensor) -> torch.Tensor:
+        """``t``, or what stands for it if it has numbers."""
+        if not t.is_meta:
+            return self.constant(t)
+        if key(t) not in self.log.touched and key(t) not in self.off:
+            self.remember(t)
+        return t
+
+    def remember(self, t: torch.Tensor) -> None:
+        """Take over the numbers of a tensor that an earlier construction made, if one did."""
+        if (value := remembered(t)) is not None:
+            self.log.add(Op(Constant(value), makes=(t.detach(),)))
+
+    def _record(self, func: Any, args: Any, kwargs: Any, out: Any, draw: Draw | None) -> None:
+        ins = {key(t) for t in tensors((args, kwargs))}
+        written = _written(func, args, kwargs)
+        if self._seen & {key(t) for t in written}:
+            self.fail("changes a tensor after numpy has seen it")
+        others = [key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)]
+        name, makes = name_of(func), tuple(None if key(t) in ins else t for t in tensors(out))
+        fills = {key(t) for t in written if name in FILLS and _whole(t) and key(t) not in others}
+        like = set(others) if name.endswith("_like") or name.startswith("new_") else set()
+        # detached: a tape must not keep an autograd graph, nor follow a Parameter that is later swapped for another
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
+        self.log.add(Op(
+            func, args, kwargs, frozenset(ins - fills - like), frozenset(fills | like), frozenset(map(key, written)),
+            frozenset(fills), makes if any(t is not None for t in makes) else (), draw, name in BLANK,
+        ))  # fmt: skip
+
+    def _placed(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether the result belongs to the meta device, as the constructor sees it. Changes ``kwargs``."""
+        asked = kwargs.get("device")
+        gone = any(key(t) in self.off for t in tensors((args, kwargs)))
+        if any(name == "device" for name, _ in _arguments(func)) and (asked is not None or not tensors(args)):
+            asked = CPU if asked is None else torch.device(asked)
+            if asked.type not in ("cpu", "meta"):
+                self.fail(f"puts tensors on {asked}")
+            kwargs["device"] = META
+            if gone and asked.type == "cpu" and not name_of(func).endswith("_like") and "new_" not in name_of(func):
+                raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+            return asked.type == "meta" and (self.asked_meta or gone)
+        return gone
+
+    def _drawn(self, func: Any, args: Any, kwargs: Any, away: bool = False) -> tuple[Draw | None, Any, Any]:
+        """The draw of a random operation, and its arguments without a generator, whose state is in the draw.
+
+        On the meta device (``away``) nothing is drawn.
+        """
+        if not _random(func):
+            return None, args, kwargs
+        used = [g for g in tree_leaves((args, kwargs)) if isinstance(g, torch.Generator)]
+        if any(g.device.type != "cpu" for g in used):
+            self.fail(f"draws from a generator of {used[0].device}")
+        args, kwargs = tree_map_only(torch.Generator, lambda g: None, (args, kwargs))
+        return None if away else self._streams.draw(used[0] if used else None), args, kwargs
+
+    def _on_numbers(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operation with real tensors runs as it is: all of them are real, or it changes a real one."""
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
+            return False
+        changes = any(not t.is_meta for t in _written(func, args, kwargs))
+        return changes or all(not t.is_meta for t in tensors((args, kwargs)))
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """On real tensors, with the numbers of those that are not."""
+        for t in _written(func, args, kwargs):
+            for constant in self._lent.pop(key(t), ()):
+                constant.own()
+        draw, args, kwargs = self._drawn(func, args, kwargs)
+        args, kwargs = tree_map_only(torch.Tensor, lambda t: self.look(t) if t.is_meta else t, (args, kwargs))
+        return self._really(func, args, kwargs, draw)
+
+    def _really(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
+        if draw is None:
+            return func(*args, **kwargs)
+        before = torch.default_generator.get_state()
+        start(self.log, draw, self.seed)
+        out = func(*args, **kwargs)
+        if draw.root:
+            draw.root.states[draw.at + 1] = torch.default_generator.get_state()
+        torch.default_generator.set_state(before)
+        return out
+
+    def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
+        """What cannot be worked out without numbers is worked out with them."""
+        real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in tensors((args, kwargs))}
+        looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
+        named = {k: CPU if k == "device" else v for k, v in named.items()}
+        out = self._really(func, looked, named, draw)
+
+        back = {id(value): t for t in tensors((args, kwargs)) for value in [real[id(t)]]}
+        for t in _written(func, args, kwargs):
+            self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
+        return tree_map_only(torch.Tensor, lambda t: back.get(id(t)) if id(t) in back else self.constant(t), out)
+
+    def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
+        """``func(target, *args)`` fills ``target`` in place with random numbers."""
+        with self.paused():
+            self._one(func, target, args, kwargs)
+
+    def _one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
+        draw, args, kwargs = self._drawn(func, args, kwargs, key(target) in self.off)
+        if not target.is_meta:
+            self._really(func, (target, *args), kwargs, draw)
+            return
+        at = frozenset({key(target)})
+        whole = at if _whole(target) else frozenset()
+        self.log.add(Op(func, (target.detach(), *args), kwargs, at - whole, whole, at, whole, (), draw))
+
+    def constant(self, value: torch.Tensor) -> torch.Tensor:
+        """A meta tensor that stands for ``value``, whose numbers are known."""
+        held = Constant(value.detach())
+        held.sum = held.checksum()
+        self._lent.setdefault(key(value), []).append(held)
+        meta = torch.empty_like(value, device="meta", requires_grad=False)
+        self.log.add(Op(held, makes=(meta,)))
+        return meta
+
+    def look(self, t: torch.Tensor) -> torch.Tensor:
+        """The numbers of ``t`` now, that the constructor wants to see."""
+        with self.paused():
+            return t if not t.is_meta else replay(self.log, t, "a value", self.seed)
+
+    def show(self, t: torch.Tensor) -> Any:
+        """``t`` for numpy, which must not write there, nor look again after somebody did."""
+        self._seen.add(key(t))
+        array = self.look(t).numpy()
+        array.flags.writeable = False
+        return array
+
+    def fail(self, why: str) -> None:
+        """Raises ``NotReplayable``; what it says holds also where the constructor catches that."""
+        self.why = self.why or why
+        raise NotReplayable(why)
+
+    def finish(self, model: nn.Module) -> None:
+        """After the constructor: every tensor is known, and nobody has changed what torch has not seen."""
+        for name, t in (*model.named_parameters(), *model.named_buffers()):
+            self._known(t)
+            if key(t) not in self.log.touched and key(t) not in self.off:
+                self.fail(f"takes {name} from somewhere else")
+        if any(held.sum != held.checksum() for lent in self._lent.values() for held in lent):
+            self.fail("changes an array after a tensor was made of it")
+
+
+def remembered(t: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of a meta tensor that an earlier construction made."""
+    for tape in reversed(Tape.past):
+        if key(t) in tape.log.touched and key(t) not in tape.off and _whole(t):
+            return tape.look(t)
+    return None
+
+
+def name_of(func: Any) -> str:
+    return str(func._schema.name.rpartition("::")[2]) if hasattr(func, "_schema") else ""
+
+
+def _random(func: Any) -> bool:
+    """Also of a function of several operations, which has no tags."""
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", (torch.Tag.nondeterministic_seeded,))
+
+
+def _whole(t: torch.Tensor) -> bool:
+    """Whether ``t`` has every byte of its storage, each once."""
+    dense, size = True, 1
+    for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
+        dense, size = dense and stride == size, size * n
+    return dense and t.numel() * t.element_size() == t.untyped_storage().nbytes()
+
+
+@cache
+def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
+    """Each argument of the schema, and whether it is changed: torch makes them anew each time it is asked."""
+    return tuple((a.name, a.alias_info is not None and a.alias_info.is_write) for a in func._schema.arguments)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operation changes."""
+    at = ((n, args[n] if n < len(args) else kwargs.get(a)) for n, (a, write) in enumerate(_arguments(func)) if write)
+    return [t for _, value in at for t in tensors(value)]

@@ -1,0 +1,165 @@
+"""Records how a model's constructor makes its tensors, so that any one of them can be made again, alone.
+
+The constructor runs on meta tensors that say they are on the CPU: its code goes the way it goes in a plain ``Model()``,
+but no memory is taken. The tape keeps every operation; ``replay`` repeats, in real memory, just those that one tensor
+needs. Promised: each tensor is what the operations of a plain build make of it. Numbers that are not random, and those
+that the constructor seeds itself, are the same to the bit; the others have the same distribution, from a random stream
+a draw, derived from the run's seed: a tensor has the same numbers whichever rank makes it, in whatever order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.machinery import SourceFileLoader
+from threading import Thread
+from typing import Any
+
+import torch
+from torch import nn
+
+from launcher.errors import Problem, RequestError, refuse
+from launcher.parallel.deferred_init.fake_device import FakeDevice
+from launcher.parallel.deferred_init.operation_tape import Tape, remembered
+from launcher.parallel.deferred_init.random_streams import seeded
+from launcher.parallel.deferred_init.replay import key, tensors
+from launcher.parallel.model_state.parameter_hooks import hooks, keep
+from launcher.parallel.model_state.references import OWN, computed, forget, marks, overlaps, strangers
+
+
+@contextmanager
+def _patched(tape: Tape) -> Iterator[None]:
+    """``nn.init.trunc_normal_`` draws again until all fit: taped as one operation.
+
+    Files are read as they are, and modules imported: what they hold is there for others too.
+    """
+    truncated = nn.init._no_grad_trunc_normal_
+
+    def taped(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        tape.one(truncated, tensor, args, kwargs)
+        return tensor
+
+    def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            with tape.paused():
+                return function(*args, **kwargs)
+
+        return plain
+
+    def threaded(*_: Any) -> None:
+        tape.fail("starts a thread, which cannot be followed")
+
+    load, run, start = torch.load, SourceFileLoader.exec_module, Thread.start
+    nn.init._no_grad_trunc_normal_, torch.load = taped, unrecorded(load)
+    SourceFileLoader.exec_module = unrecorded(run)  # type: ignore[method-assign]
+    Thread.start = threaded  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.init._no_grad_trunc_normal_, torch.load = truncated, load
+        SourceFileLoader.exec_module = run  # type: ignore[method-assign]
+        Thread.start = start  # type: ignore[method-assign]
+
+
+def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Tape]:
+    """Build with a tape running. The model's tensors are meta tensors.
+
+    A constructor that cannot be recorded runs with numbers (``really``), and the tape says ``why``.
+    """
+    tape = Tape(seed)
+    try:
+        with seeded(seed), _plain_device(), tape, FakeDevice(tape), _patched(tape):
+            model = build()
+        _emptied(_checked(model, tape), tape)
+        tape.finish(model)
+    except RequestError:
+        raise
+    except Exception as error:  # by what the record lacks, or else the plain build raises it too
+        tape.why = tape.why or f"cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())}"
+    Tape.past[:-3] = []
+    Tape.past.append(tape)
+    forget()
+    if tape.why:
+        with seeded(seed), _plain_device():
+            model = build()
+        model = _emptied(_checked(model, tape), Tape())
+    return model, tape
+
+
+def _checked(model: nn.Module, tape: Tape) -> nn.Module:
+    """``owned``; the tape keeps what is lost when tensors are replaced."""
+    refuse(strangers(model))
+    tape.computed, tape.marks = computed(model), marks(model)
+    model = owned(model)
+    tape.shared = overlaps(model)
+    return model
+
+
+def _plain_device() -> AbstractContextManager[Any]:
+    """The CPU as the default device, where it is another."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+def really(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model with its numbers, all of it, in memory: as after ``torch.manual_seed(seed)``."""
+    with seeded(seed), _plain_device():
+        model = owned(build())
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, t in store.items():
+                if t is not None and t.is_meta and (value := remembered(t)) is not None:
+                    like = nn.Parameter(value, t.requires_grad) if isinstance(t, nn.Parameter) else value
+                    store[name] = like  # type: ignore[assignment]
+    return model
+
+
+def unknown(model: nn.Module, tape: Tape) -> list[str]:
+    """Names of tensors the tape cannot make again."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return [n for n, t in named if tape.why or key(t) not in tape.log.touched or key(t) in tape.off]
+
+
+def owned(model: nn.Module) -> nn.Module:
+    """Tensors kept as plain attributes become buffers outside the state dict: so they get numbers and a device.
+
+    Raises ``RequestError`` for tensors that cannot be placed.
+    """
+    for name, t in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(t):
+            text = f"{name} has no shape before the first forward; give its module the size of its input"
+            raise RequestError((Problem("model", text),))
+        if t.layout is not torch.strided:
+            text = (
+                f"{name} is {str(t.layout).removeprefix('torch.')}; only dense tensors can be laid out: keep its parts"
+            )
+            raise RequestError((Problem("model", text),))
+    for path, module in model.named_modules():
+        for name, value in list(vars(module).items()):
+            if name in OWN or isinstance(value, nn.Parameter):
+                continue
+            if isinstance(value, torch.Tensor):
+                delattr(module, name)
+                module.register_buffer(name, value.detach(), persistent=False)
+            elif any(not isinstance(t, nn.Parameter) for t in tensors(value)):
+                at = f"{path}.{name}".lstrip(".")
+                text = f"{at} keeps tensors in a {type(value).__name__}, where no device can be given to them"
+                raise RequestError((Problem("model", f"{text}; make each a buffer with register_buffer"),))
+    return model
+
+
+def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
+    """``model`` with meta tensors for those that have numbers, which the tape keeps as they are."""
+    twins: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for store in (module._parameters, module._buffers):
+            for name, t in store.items():
+                if t is not None and not t.is_meta:
+                    if id(t) not in twins:
+                        twins[id(t)] = twin = tape.constant(t)
+                        if isinstance(t, nn.Parameter):
+                            twins[id(t)] = nn.Parameter(twin, t.requires_grad)
+                        if isinstance(t, nn.Parameter) and hooks(t):
+                            keep(t, twins[id(t)])  # type: ignore[arg-type]
+                            twins[id(t)] = t
+                    store[name] = twins[id(t)]  # type: ignore[assignment]
+    return model

@@ -1,0 +1,161 @@
+"""Makes one tensor of a model alone, out of the recorded operations that its numbers come from."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from launcher.parallel.deferred_init.random_streams import Draw, stream
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+
+
+class NotReplayable(ValueError):
+    """A tensor whose numbers no recorded operation makes. The message names it and says why."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """``func(*args, **kwargs)``, with the storages that it needs and those that it changes.
+
+    ``reads``: whose numbers it sees; ``shapes``: of which it needs no number, as what it fills and what it is ``like``;
+    ``fills``: those of ``writes`` of which nothing is left; ``makes``: what it returns, ``None`` for what was there;
+    ``blank``: it makes memory that nobody wrote. ``dtype`` was the default one.
+    """
+
+    func: Any
+    args: Any = ()
+    kwargs: Any = field(default_factory=dict)
+    reads: frozenset[int] = frozenset()
+    shapes: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    fills: frozenset[int] = frozenset()
+    makes: tuple[torch.Tensor | None, ...] = ()
+    draw: Draw | None = None
+    blank: bool = False
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+
+    @property
+    def made(self) -> frozenset[int]:
+        """The storages that it makes."""
+        return frozenset(key(t) for t in self.makes if t is not None)
+
+
+@dataclass
+class Log:
+    """Operations in order, and the places of those that made or changed each storage."""
+
+    ops: list[Op] = field(default_factory=list)
+    touched: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, op: Op) -> None:
+        place = len(self.ops)
+        for at in op.writes | op.made:
+            self.touched.setdefault(at, []).append(place)
+        if op.draw and op.draw.root:
+            op.draw.root.places.setdefault(op.draw.at, place)
+        self.ops.append(op)
+
+    def doubtful(self) -> set[int]:
+        """Storages that may have kept memory that nobody wrote: what fills a part of them, ``replay`` must tell."""
+        bad: set[int] = set()
+        for op in self.ops:
+            if op.blank or op.reads & bad:
+                bad |= op.made | op.writes
+            else:
+                bad -= op.fills
+        return bad
+
+    def origin(self, todo: Sequence[tuple[int, int]], name: str) -> list[int]:
+        """The places of the operations that numbers come from, in order: of storages, each before a place."""
+        chosen: set[int] = set()
+        todo = list(todo)
+        while todo:
+            at, before = todo.pop()
+            for place in set(self._past(at, before, name)) - chosen:
+                op = self.ops[place]
+                chosen.add(place)
+                todo += [(r, place) for r in op.reads]
+                todo += [(s, self.touched[s][0] + 1) for s in op.shapes if s in self.touched]
+        return sorted(chosen)
+
+    def _past(self, at: int, before: int, name: str) -> list[int]:
+        """Who made ``at`` and changed it before a place, from the last one on that filled it."""
+        places = self.touched.get(at, [])
+        places = places[: bisect_left(places, before)]
+        if not places:
+            raise NotReplayable(f"{name}: its numbers do not come from operations of the constructor")
+        last = next((i for i in range(len(places) - 1, 0, -1) if at in self.ops[places[i]].fills), 0)
+        return [places[0], *places[max(last, 1) :]]
+
+
+def key(t: torch.Tensor) -> int:
+    """The storage behind ``t``."""
+    return int(t.untyped_storage()._cdata)
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """The tensors among the leaves of ``tree``."""
+    return [t for t in tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:
+    """``target`` with its numbers, whole, on the CPU.
+
+    Two tensors made from one draw agree. With ``fill`` memory that nobody writes has that byte everywhere, else it has
+    what there is. Raises ``NotReplayable``.
+    """
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        real = _run(log, log.origin([(key(target), len(log.ops))], name), seed, fill)
+        return _there(real, target.detach())
+
+
+def start(log: Log, draw: Draw, seed: int) -> None:
+    """Put the default generator where ``draw`` begins."""
+    if draw.root is None:
+        torch.default_generator.manual_seed(stream(seed, str(draw.at)))
+        return
+    states = draw.root.states
+    for at in range(max(n for n in states if n <= draw.at), draw.at):
+        _run(log, log.origin([], "") + _with(log, draw.root.places[at]), seed, None)
+        states[at + 1] = torch.default_generator.get_state()
+    torch.default_generator.set_state(states[draw.at])
+
+
+def _with(log: Log, place: int) -> list[int]:
+    """The operation at ``place`` after those that it needs."""
+    op = log.ops[place]
+    made = [(s, log.touched[s][0] + 1) for s in op.shapes if s in log.touched]
+    return [*log.origin([*((r, place) for r in op.reads), *made], "a draw"), place]
+
+
+def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[int, torch.Tensor]:
+    """What is in each storage after the operations at ``places``."""
+    real: dict[int, torch.Tensor] = {}
+    with default_dtype(torch.get_default_dtype()):
+        for place in places:
+            op = log.ops[place]
+            if op.draw:
+                start(log, op.draw, seed)
+            _do(op, real, fill)
+    return real
+
+
+def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
+    torch.set_default_dtype(op.dtype)
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: _there(real, t), (op.args, op.kwargs))
+    out = op.func(*args, **{k: torch.device("cpu") if k == "device" else v for k, v in kwargs.items()})
+    for made, t in zip(op.makes, tensors(out), strict=True) if op.makes else ():
+        if made is not None:
+            real[key(made)] = t
+            if op.blank and fill is not None:
+                t.untyped_storage().fill_(fill)  # type: ignore[attr-defined]
+
+
+def _there(real: dict[int, torch.Tensor], t: torch.Tensor) -> torch.Tensor:
+    at = real.get(key(t))
+    return t if at is None else at.as_strided(t.shape, t.stride(), t.storage_offset())

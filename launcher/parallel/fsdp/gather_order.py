@@ -1,0 +1,265 @@
+"""Keeps FSDP2's collectives the same on every rank, whatever the data do.
+
+FSDP2 gathers a group of weights when one of its modules is called, and reduces what gradients are there once backward
+has come by. Where code looks at data, that differs from rank to rank: ranks would gather and reduce different weights,
+in silence where sizes are equal. Here a collective goes out in its turn of the plan (``Plan.visits``) only, with zeros
+for gradients that a rank lacks. Where weights are gathered on the way (level3) what a rank skips is made good before
+the next one; elsewhere (level2) what comes out of turn waits for the end of the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+from launcher.errors import RunError
+from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.stages.split import Part
+from launcher.plan.cost.fusion import Group
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is due for group ``group``: ``forward`` (gather), ``backward`` (gather), ``pause`` or ``reduce``.
+
+    ``pause``: a backward has come by once, and will again, for the modules ran more than once.
+    """
+
+    kind: str
+    group: int
+
+
+class Order:
+    """The sharded groups of one part, and what is due of a pass through it that is under way.
+
+    ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
+    parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
+    """
+
+    def __init__(self, part: Part, plan: Plan) -> None:
+        self.part = part
+        self.rows = {i: g for i, g in enumerate(plan.groups) if g.stage == part.stage.index and plan.hsdp}
+        self.groups = {i: _group(part, g) for i, g in self.rows.items()}
+        self.present: set[int] = set()
+        self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
+        visits = plan.visits[part.stage.index] if self.rows else ()
+        self._forward = [Turn("forward", v.group) for v in visits if v.begins]
+        self._gathers = plan.hsdp is not None and plan.hsdp.optimizer_level == "level3"
+        back = _backward([(v.group, v.begins) for v in visits if self.rows[v.group].backward])
+        self._backward = [t for t in back if self._gathers or t.kind != "backward"]
+        self._before = _chain(self.rows)
+        self._turns: list[Turn] | None = None
+        self._at = 0
+        self._filling = False
+        for i, group in self.groups.items():
+            group.pre_forward = partial(self._enter, i, group.pre_forward)
+            group.pre_backward = partial(self._gather, i, group.pre_backward)
+            group.post_backward = partial(self._reduce, i, group.post_backward)
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Around a forward. Only at level3 it gathers."""
+        with self._pass(self._forward) if self._gathers else self._pass(None):
+            yield
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Around a backward whose gradients are reduced as it goes."""
+        with self._pass(self._backward):
+            yield
+
+    @contextmanager
+    def _pass(self, turns: list[Turn] | None) -> Iterator[None]:
+        self._turns, self._at = turns, 0
+        try:
+            yield
+            if turns is not None and self._at < len(turns):
+                self._make_good(len(turns))
+                if turns is self._backward:
+                    self._root()._root_post_backward_final_callback()
+        finally:
+            self._turns = None
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Around reductions that go through all groups, in FSDP2's order, which is the modules'."""
+        self._filling = True
+        try:
+            yield
+        finally:
+            self._filling = False
+
+    def params(self) -> list[Any]:
+        """FSDP2's record of each parameter that learns, in an order that is the same on every rank."""
+        return [p for g in self.groups.values() for p in g.fsdp_params if p.sharded_param.requires_grad]
+
+    def _root(self) -> Any:
+        return fully_shard.state(self.part.module)  # type: ignore[attr-defined]
+
+    def _enter(self, i: int, enter: Any, *args: Any) -> Any:
+        """A module of group ``i`` is called."""
+        if torch.is_inference_mode_enabled():  # what is gathered now, backward gathers again, outside of it
+            with torch.inference_mode(False), torch.no_grad():
+                return self._enter(i, enter, *args)
+        group = self.groups[i]
+        if self._turns is None or group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
+            return enter(*args)
+        if self._turns is self._backward:  # run again under a checkpoint
+            if (at := self._next(i, "backward")) is not None:
+                self._make_good(at)
+        elif not self._take(i, "forward") and not group.is_unsharded:
+            raise self._out_of_order(i, "is called")
+        return enter(*args)
+
+    def _gather(self, i: int, gather: Any, *args: Any) -> None:
+        """Backward is about to go through group ``i``; ``args`` is whether FSDP2 may gather ahead by its own rule."""
+        passes = self._gathers and self._turns is self._backward
+        if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
+            gather(*args)
+        elif self._take(i, "backward") or all(t.group != i for t in self._backward):
+            gather(False)
+            self._ahead(i)
+
+    def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
+        """Backward has gone through group ``i``."""
+        group = self.groups[i]
+        due = self._due(i) if group.reduce_grads else ""
+        if due == "reduce":
+            self._fill(group)
+        if due == "pause":
+            group.reduce_grads = False
+        if not due and group.reduce_grads and any(_grad(p) is not None for p in group.fsdp_params):
+            raise self._out_of_order(i, "gets gradients")
+        reduce()
+        if due == "pause":
+            group.reduce_grads = True
+
+    def _due(self, i: int) -> str:
+        """What is to be done with the gradients of group ``i`` now; "": there should be none any more."""
+        if self._filling:
+            return "reduce"
+        at = self._next(i, "pause", "reduce") if self._turns is self._backward else None
+        if at is not None and at > self._at and not self._gathers:
+            return "pause"
+        turn = self._take(i, "pause", "reduce") if at is not None else None
+        return turn.kind if turn else ""
+
+    def _next(self, i: int, *kinds: str) -> int | None:
+        turns = self._turns or []
+        return next((n for n in range(self._at, len(turns)) if turns[n].group == i and turns[n].kind in kinds), None)
+
+    def _take(self, i: int, *kinds: str) -> Turn | None:
+        """The next turn of group ``i``, after all that is due before it; ``None`` when there is none any more."""
+        at = self._next(i, *kinds)
+        if at is None or self._turns is None:
+            return None
+        self._make_good(at)
+        self._at = at + 1
+        return self._turns[at]
+
+    def _make_good(self, until: int) -> None:
+        """Do what this rank has skipped, as other ranks may not have."""
+        assert self._turns is not None
+        while self._at < until:
+            at = self._at
+            turn = self._turns[at]
+            group = self.groups[turn.group]
+            if turn.kind == "forward":
+                with group.use_training_state(TrainingState.FORWARD):
+                    group.unshard(group.unshard_async_op)
+                    group.wait_for_unshard()
+                    group.reshard()
+            elif turn.kind == "backward":
+                group.pre_backward(False)
+            else:
+                group.post_backward()
+            self._at = at + 1
+
+    def _ahead(self, i: int) -> None:
+        """Gather the group that backward needs next, and no other: FSDP2 would go by the forwards it has seen."""
+        if (before := self._before.get(i)) is not None:
+            group = self.groups[before]
+            group._prefetch_unshard(group, "backward")
+
+    def _fill(self, group: Any) -> None:
+        """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
+        params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+        for p in params:
+            p.accumulate_unsharded_grad_if_needed()
+        has = [p for p in params if _grad(p) is not None]
+        self.present |= {id(p.sharded_param) for p in has}
+        if self.see is not None and has:
+            self.see([p.sharded_param for p in has], [g for p in has if (g := _grad(p)) is not None])
+        if len(has) == len(params):
+            return
+        for p in params:
+            if _grad(p) is None:
+                p.unsharded_param.grad = torch.zeros_like(p.unsharded_param)
+        if any(p.unsharded_accumulated_grad is not None for p in params):
+            for p in params:
+                p.to_accumulated_grad_if_needed()
+
+    def _out_of_order(self, i: int, what: str) -> RunError:
+        row = self.rows[i]
+        names = ", ".join(m or "the model" for m in row.modules)
+        text = f"{names} (stage {row.stage}) {what} more often than planned, or in another order"
+        return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
+
+
+def _group(part: Part, row: Group) -> Any:
+    module = part.module.get_submodule(row.modules[0])
+    assert isinstance(module, FSDPModule)
+    (group,) = param_groups(module._get_fsdp_state())
+    return group
+
+
+def _chain(rows: dict[int, Group]) -> dict[int, int]:
+    """Of each group the one that is gathered ahead while backward goes through it; of the rest the last."""
+    units = [i for i, g in rows.items() if g.modules != ("",)]
+    out = {i: before for before, i in pairwise(units) if rows[i].chained}
+    return out | {i: units[-1] for i, g in rows.items() if g.modules == ("",) and units}
+
+
+def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
+    """Autograd goes the forward's way back, node by node."""
+    first = {group: n for n, (group, begins) in reversed([*enumerate(visits)]) if begins}
+    for n, (group, begins) in reversed([*enumerate(visits)]):
+        yield Turn("backward" if not begins else "reduce" if first[group] == n else "pause", group)
+
+
+def _grad(p: Any) -> torch.Tensor | None:
+    """The gradient of FSDP2's parameter that is not reduced yet."""
+    summed: torch.Tensor | None = p.unsharded_accumulated_grad
+    return p._unsharded_param.grad if summed is None and hasattr(p, "_unsharded_param") else summed
+
+
+@torch.no_grad()
+def agree(orders: list[Order], meshes: Meshes) -> None:
+    """After a step: where every rank missed a gradient in every micro batch there is none, and not zeros.
+
+    An optimizer would decay the weight.
+    """
+    params = [p for order in orders for p in order.params()]
+    if not params:
+        return
+    present = set().union(*(order.present for order in orders))
+    for order in orders:
+        order.present.clear()
+    has = [id(p.sharded_param) in present for p in params]
+    found = torch.tensor(has, dtype=torch.uint8, device=params[0].sharded_param.device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=meshes.dp)
+    if not all(has):
+        for p, anywhere in zip(params, found.tolist(), strict=True):
+            if not anywhere:
+                p.sharded_param.grad = None

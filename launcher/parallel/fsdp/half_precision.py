@@ -1,0 +1,78 @@
+"""Half-precision stand-ins for the weights that FSDP2 does not cast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from launcher.parallel.local import local
+from launcher.parallel.stages.split import Part
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of kept precision, the dtype of its stand-in, and where it hangs: (module, attribute)."""
+
+    kept: nn.Parameter
+    dtype: torch.dtype
+    places: tuple[tuple[nn.Module, str], ...]
+
+
+@dataclass(frozen=True)
+class Half:
+    """The whole weights of a part that runs in half precision.
+
+    As FSDP2 does for shards: the stand-ins are made anew for each step, and the gradient of each micro batch is
+    added up in the kept precision.
+    """
+
+    weights: tuple[Weight, ...]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The stand-ins are the module's parameters meanwhile."""
+        for w in self.weights:
+            low = nn.Parameter(w.kept.detach().to(w.dtype), w.kept.requires_grad)
+            for module, name in w.places:
+                module._parameters[name] = low
+        try:
+            yield
+        finally:
+            for w in self.weights:
+                for module, name in w.places:
+                    module._parameters[name] = w.kept
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """After a backward: its gradients go to the kept parameters."""
+        for w in self.weights:
+            module, name = w.places[0]
+            low = module._parameters[name]
+            if low is None or low.grad is None:
+                continue
+            if w.kept.grad is None:
+                w.kept.grad = low.grad.to(w.kept.dtype)
+            else:
+                local(w.kept.grad).add_(local(low.grad))
+            low.grad = None
+
+
+def half(part: Part, plan: Plan) -> Half:
+    """The stand-ins of ``part``, none where the plan computes in the precision that it keeps."""
+    low = {id(t): p.compute for p, _, t in part.named(plan.params) if not p.sharded and p.compute != p.spec.dtype}
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    kept: dict[int, nn.Parameter] = {}
+    for module in part.module.modules():
+        for name, p in module._parameters.items():
+            if p is not None and id(p) in low:
+                places.setdefault(id(p), []).append((module, name))
+                kept[id(p)] = p
+    return Half(tuple(
+        Weight(p, dtype_of(low[i]), tuple(places[i])) for i, p in kept.items()
+    ))  # fmt: skip

@@ -1,0 +1,65 @@
+"""Shards a part's parameters with FSDP2 as the plan lays them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from launcher.parallel.dispatch.pytree import tree_map_only
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.stages.split import Part
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.plan import Plan
+
+
+def shard(part: Part, plan: Plan, meshes: Meshes) -> None:
+    """One FSDP2 group a ``plan.groups`` row, and the part as the root. Parameters that stay whole are left alone.
+
+    Gradients are summed, never averaged: the loss carries the whole scale (``runtime.pipeline``). ``order`` says when.
+    """
+    if plan.hsdp is None:
+        return
+    whole = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
+    for t in part.module.parameters():  # FSDP2 takes no others
+        if t not in whole and not t.is_contiguous():
+            t.data = t.data.contiguous()
+    again, casts = plan.hsdp.optimizer_level == "level3", _casts(plan)
+    mine = [g for g in plan.groups if g.stage == part.stage.index and g.modules != ("",)]
+    for group in mine:
+        _shard([part.module.get_submodule(m) for m in group.modules], meshes, again, whole, casts)
+    _shard([part.module], meshes, again, whole, casts)
+    for module in part.module.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def _casts(plan: Plan) -> MixedPrecisionPolicy:
+    """Inputs are left as they are: what a module is given must not depend on where the groups lie."""
+    if not plan.dtypes.mixed:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    low, reduce = dtype_of(plan.dtypes.compute), dtype_of(plan.dtypes.reduce)
+    return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce, cast_forward_inputs=False)
+
+
+def _shard(
+    modules: list[nn.Module], meshes: Meshes, again: bool, whole: set[nn.Parameter], casts: MixedPrecisionPolicy
+) -> None:
+    for module in modules:
+        module.register_forward_hook(_no_views)  # before FSDP2's own
+    fully_shard(modules, mesh=meshes.shard, reshard_after_forward=again, ignored_params=whole, mp_policy=casts)
+
+
+def _no_views(module: nn.Module, args: Any, output: Any) -> Any:
+    """FSDP2 hooks the output's backward; ``+=`` on a view would drop that hook in silence, and with it the gather."""
+    return tree_map_only(torch.Tensor, lambda t: t.clone() if t.requires_grad and t._is_view() else t, output)
+
+
+def param_groups(state: Any) -> list[Any]:
+    """FSDP2's parameter groups of one module; before torch 2.12 there was one, or none."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []

@@ -1,0 +1,49 @@
+"""The global gradient norm over any mix of layouts, each number counted once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.local import grad, local
+
+
+@dataclass(frozen=True)
+class Norm:
+    """This rank's pieces with their weights: a piece that n ranks hold (replicas, tied copies) counts 1/n on each."""
+
+    pieces: tuple[tuple[torch.Tensor, float], ...]
+    copies: tuple[torch.Tensor, ...]
+
+    @torch.no_grad()
+    def squared(self) -> torch.Tensor:
+        """This rank's share of the squared global norm (fp64, 0-d, CPU): summed over all ranks it is the whole."""
+        found = [(g, w) for p, w in self.pieces if (g := grad(p)) is not None and g.numel()]
+        if not found:
+            return torch.zeros((), dtype=torch.float64)
+        # in fp64: a CPU adds a million squares in fp32 to no more than five digits
+        norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64)).cpu()
+        return norms.square() @ torch.tensor([w for _, w in found], dtype=torch.float64)
+
+    @torch.no_grad()
+    def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:
+        """Scale every gradient so that the global ``norm`` is at most ``limit``, as ``clip_grad_norm_`` does.
+
+        ``norm`` is that of the gradients divided by ``scaled``, which they are too.
+        """
+        scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        grads = [local(p.grad) for p in self.copies if p.grad is not None]  # no copy: redistributed ones would be lost
+        if scale / scaled != 1.0 and grads:
+            torch._foreach_mul_(grads, scale / scaled)
+
+
+def build(model: Parallel) -> Norm:
+    """The norm of ``model``'s gradients on this rank."""
+    pieces = []
+    for placed, t in model.named():
+        box = placed.layout.box(model.meshes.rank)
+        if placed.trainable and box is not None and not box.empty:
+            pieces.append((t, 1 / len(placed.layout.holders()[box])))
+    return Norm(tuple(pieces), tuple(p for _, p in model.trainable()))

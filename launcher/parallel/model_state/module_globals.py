@@ -1,0 +1,168 @@
+"""What a model's files keep beside it: global variables, attributes of classes, closures and defaults of functions."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import _lru_cache_wrapper
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from launcher.parallel.model_state.deep_copy import cells
+from launcher.parallel.model_state.python_state import LIBRARIES, State, library, parts
+
+FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
+"""Kinds of variables that are not state."""
+
+
+def files(*kinds: type) -> list[str]:
+    """The modules of Python that these classes are from, and what those import from, as far as it is the user's own."""
+    return around(k.__module__ for kind in dict.fromkeys(kinds) for k in kind.__mro__)
+
+
+def around(names: Iterable[str]) -> list[str]:
+    """The modules of these names, and what they import from."""
+    found: dict[str, None] = {}
+    first = [*dict.fromkeys(names)]
+    packages, queue = {n.partition(".")[0] for n in first}, deque(first)
+    while queue:
+        name = queue.popleft()
+        if name not in found and name in sys.modules and _own(name, packages):
+            found[name] = None
+            queue += [
+                _from(v) for v in vars(sys.modules[name]).values() if isinstance(v, FunctionType | type | ModuleType)
+            ]
+    return [*found]
+
+
+def _own(name: str, packages: set[str]) -> bool:
+    """Of an installed package too, if the model is from there."""
+    top = name.partition(".")[0]
+    return not library(name) or (top in packages and top not in (*LIBRARIES, "transformers"))
+
+
+def _from(value: Any) -> str:
+    """The module that ``value`` is, or is from."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    return value.__module__ if isinstance(value, FunctionType | type) else ""
+
+
+def _all(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
+    """Each with what it is called, whose it is and its value."""
+    for name in names:
+        module = sys.modules[name]
+        for key, value in [*vars(module).items()]:
+            if isinstance(value, type) and value.__module__ == name:
+                for k, v in [*vars(value).items()]:
+                    yield f"{name}.{value.__qualname__}.{k}", value, k, v
+            yield f"{name}.{key}", module, key, value
+
+
+def _state(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
+    for shown, owner, key, value in _all(names):
+        if not (key.startswith("__") and key.endswith("__")) and not isinstance(value, FIXED):
+            yield shown, owner, key, value
+
+
+def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
+    """Those that the modules and their classes define, and what decorators have wrapped."""
+    stack = [(shown, value) for shown, _, _, value in _all(names)]
+    seen = set[int]()
+    while stack:
+        shown, value = stack.pop()
+        if isinstance(value, FunctionType) and id(value) not in seen and value.__module__ in names:
+            seen.add(id(value))
+            yield shown, value
+            stack += [(shown, cell.cell_contents) for _, cell in cells(value)]
+        elif isinstance(value, property | classmethod | staticmethod | _lru_cache_wrapper):
+            inner = (getattr(value, name, None) for name in ("fget", "__func__", "__wrapped__"))
+            stack += [(shown, f) for f in inner if f is not None]
+
+
+def variables(names: Iterable[str]) -> State:
+    """The global variables and the attributes of the classes of these modules, and what their functions hold."""
+    names = [*names]
+    out = State()
+    for shown, _, _, value in _state(names):
+        out.enter(shown, value)
+    for shown, f in _functions(names):
+        for name, cell in cells(f):
+            out.enter(f"{name} of {shown}", cell.cell_contents)
+        out.enter(f"the defaults of {shown}", [f.__defaults__, f.__kwdefaults__])
+        out.enter(shown, vars(f))
+    return out
+
+
+class Snapshot:
+    """What the variables of these modules are now, to be so again after ``restore``."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = [*names]
+        self._before = {(id(owner), key): (owner, key, value) for _, owner, key, value in _state(self.names)}
+        functions = [f for _, f in _functions(self.names)]
+        self._closed = [(cell, cell.cell_contents) for f in functions for _, cell in cells(f)]
+        self._inside: dict[int, tuple[Any, Any]] = {}
+        for value in (
+            *(v for _, _, v in self._before.values()),
+            *(v for _, v in self._closed),
+            *((f.__defaults__, f.__kwdefaults__, vars(f)) for f in functions),
+        ):
+            _remember(value, self._inside)
+
+    def restore(self) -> None:
+        """The same values under the same names, with the same contents."""
+        for owner, key, value in self._before.values():
+            if vars(owner).get(key, _state) is not value:
+                setattr(owner, key, value)
+        for owner, key in [(o, k) for _, o, k, _ in _state(self.names) if (id(o), k) not in self._before]:
+            delattr(owner, key)
+        for cell, value in self._closed:
+            if cell.cell_contents is not value:
+                cell.cell_contents = value
+        for value, held in self._inside.values():
+            _refill(value, held)
+
+
+@contextmanager
+def put_back(names: Iterable[str]) -> Iterator[None]:
+    """What runs meanwhile leaves no trace in the variables of these modules."""
+    before = Snapshot(names)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
+    """The contents of ``value`` and of what it holds, as far as they can be changed."""
+    inner = parts(value)
+    if isinstance(value, np.ndarray):
+        inside[id(value)] = value, value.copy()
+    elif isinstance(value, set):
+        inside[id(value)] = value, set(value)
+    elif isinstance(value, list | deque | MutableMapping):
+        inside.setdefault(id(value), (value, dict(value) if isinstance(value, MutableMapping) else [*value]))
+    elif inner is not None and hasattr(value, "__dict__"):
+        inside.setdefault(id(value), (value, dict(vars(value))))
+    for _, part in inner or ():
+        if id(part) not in inside:
+            _remember(part, inside)
+
+
+def _refill(value: Any, held: Any) -> None:
+    if isinstance(value, np.ndarray):
+        value[...] = held
+        return
+    now = value if isinstance(value, list | deque | MutableMapping | set) else vars(value)
+    if isinstance(now, MutableMapping):
+        same = len(now) == len(held) and all(k in now and now[k] is v for k, v in held.items())
+    else:
+        same = len(now) == len(held) and all(a is b for a, b in zip(now, held, strict=True))
+    if not same:
+        now.clear()
+        (now.extend if isinstance(now, list | deque) else now.update)(held)

@@ -1,0 +1,214 @@
+"""What a model keeps in Python, as values that can be compared: numbers, containers, arrays, objects of its own."""
+
+from __future__ import annotations
+
+import random
+import site
+import sys
+import sysconfig
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from operator import is_
+from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from launcher.parallel.model_state.deep_copy import OURS, cells
+
+Key = tuple[str, str]
+"""The attribute, ``b.box``, and the way on from there, ``.steps[0]``."""
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+WHOLE = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, ModuleType, type)
+"""What is the same as long as it is the same object."""
+
+LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch"}
+INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
+MANY, DEEP = 1000, 8
+"""Of a container of more than so many values each must be the same object; so deep nobody nests what counts."""
+
+
+@cache
+def library(name: str) -> bool:
+    """Whether a module of this name is installed, and nobody's own."""
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED)
+
+
+class State:
+    """``marks``: what is the same at each place as long as nobody can tell a difference.
+
+    ``chains``: the objects that lead to each place, by id; ``also``: further attributes that lead to an object.
+    """
+
+    def __init__(self) -> None:
+        self.marks: dict[Key, Any] = {}
+        self.chains: dict[Key, tuple[int, ...]] = {}
+        self.also: dict[int, list[str]] = {}
+        self._first: dict[int, Key] = {}
+        self._alive: list[Any] = []  # the id of what is freed could come back as another's
+
+    def enter(self, name: str, value: Any) -> None:
+        """Add what ``value`` is made of, under ``name``."""
+        self._walk((name, ""), value, ())
+
+    def names(self, key: Key) -> list[str]:
+        """Every attribute through which one sees what is at ``key``."""
+        chain = self.chains.get(key, self.chains.get((key[0], ""), ()))
+        return [*dict.fromkeys((key[0], *(n for i in chain for n in self.also.get(i, ()))))]
+
+    def _walk(self, key: Key, value: Any, chain: tuple[int, ...]) -> None:
+        inner = parts(value) if len(chain) <= DEEP else None
+        if inner is None:
+            self.marks[key], self.chains[key] = _mark(value), chain
+            self._alive.append(value)
+        elif id(value) in self.also:
+            self.also[id(value)].append(key[0])
+            self.marks[key], self.chains[key] = self._first[id(value)], chain
+        else:
+            self.also[id(value)], self._first[id(value)] = [], key
+            self._alive.append(value)
+            self.marks[key], self.chains[key] = type(value), (*chain, id(value))
+            for way, part in inner:
+                self._walk((key[0], key[1] + way), part, (*chain, id(value)))
+
+
+def held(model: nn.Module) -> State:
+    """What the modules keep in Python, and which buffers they have."""
+    out = State()
+    for path, module in model.named_modules():
+        for name, value in [*vars(module).items(), *module._buffers.items()]:
+            if name not in OURS:
+                out.enter(f"{path}.{name}".lstrip("."), value)
+    return out
+
+
+def changed(before: State, after: State) -> list[Key]:
+    """Where they differ, in their order."""
+    a, b = before.marks, after.marks
+    return [k for k in dict.fromkeys((*a, *b)) if k not in a or k not in b or not _same(a[k], b[k])]
+
+
+def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
+    """What can be looked into, part by part; ``None``: it is one value."""
+    if isinstance(value, FunctionType):
+        return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
+    if isinstance(value, (*PLAIN, *WHOLE, np.ndarray, np.generic)):
+        return None
+    if isinstance(value, list | tuple | deque | Mapping) and len(value) <= MANY:
+        if isinstance(value, Mapping):
+            return [(f"[{k if isinstance(k, PLAIN) else id(k)!r}]", v) for k, v in value.items()]
+        return [(f"[{n}]", v) for n, v in enumerate(value)]
+    if isinstance(value, ContextVar):
+        return [(".get()", value.get(None))]
+    if isinstance(value, SimpleNamespace | threading.local) or not library(type(value).__module__):
+        return [(f".{k}", v) for k, v in _own(value)]
+    return None
+
+
+def _own(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(value, "__dict__", {}).items()
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state())
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, GeneratorType):
+        return value.gi_frame and (value.gi_frame.f_lasti, repr(value.gi_frame.f_locals))
+    if isinstance(value, Iterator):
+        return _reduced(value)
+    if isinstance(value, list | tuple | deque):
+        return type(value), _Long(tuple(value))
+    if isinstance(value, Mapping):
+        return type(value), _Long(tuple(value.values()))
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset(v if isinstance(v, PLAIN) else id(v) for v in value)
+    return value
+
+
+def _reduced(value: Any) -> Any:
+    """How far an iterator is, if it says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return repr(value.__reduce__())
+        except TypeError:
+            return value
+
+
+class _Long:
+    """Many values, which are not looked into: most are still the same objects when they are compared."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Long) or len(self.values) != len(other.values):
+            return False
+        return all(map(is_, self.values, other.values)) or all(map(_same, self.values, other.values))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b) or not isinstance(a, (*PLAIN, tuple, frozenset, np.generic, _Long)):
+        return False
+    return bool(a == b) or bool(a != a and b != b)
+
+
+@contextmanager
+def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None]) -> Iterator[None]:
+    """Tells of every time that somebody reads one of the attributes ``names`` of the modules of ``model``."""
+    wanted: dict[int, dict[str, str]] = {}
+    kinds: set[type] = set()
+    modules = dict(model.named_modules())
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        if (module := modules.get(path)) is not None:
+            wanted.setdefault(id(module), {})[attribute] = name
+            kinds.add(type(module))
+    plain = {kind: vars(kind).get("__getattribute__") for kind in kinds}
+
+    def patch(kind: type) -> None:
+        read: Any = kind.__getattribute__
+
+        def looked(self: Any, attribute: str) -> Any:
+            if (name := wanted.get(id(self), {}).get(attribute)) is not None:
+                told(name)
+            return read(self, attribute)
+
+        kind.__getattribute__ = looked  # type: ignore[method-assign, assignment]
+
+    for kind in kinds:
+        patch(kind)
+    try:
+        yield
+    finally:
+        for kind, was in plain.items():
+            if was is None:
+                del kind.__getattribute__
+            else:
+                kind.__getattribute__ = was  # type: ignore[method-assign]

@@ -1,0 +1,310 @@
+"""Finds what refers to a model's tensors past its modules, and would not see them replaced."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import _lru_cache_wrapper, partial
+from types import BuiltinMethodType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.model_state.deep_copy import HOOKS
+from launcher.parallel.model_state.parameter_hooks import hooks
+
+DEPTH, MOST = 8, 100_000
+OWN = frozenset(vars(nn.Module()))
+LIBRARIES = ("torch", "transformers", "launcher", "builtins")
+OPAQUE = (type, ModuleType, str, bytes, int, float, complex, np.ndarray, np.generic, torch.dtype, torch.device)
+"""What holds no tensors of a model."""
+PYTHONS = weakref.__file__.removesuffix("weakref.py")
+
+
+def strangers(model: nn.Module) -> list[Problem]:
+    """Weights, other tensors and modules that are kept where nobody can give them numbers and a device."""
+    mine = {id(t): n for n, t in named(model) if not (isinstance(t, nn.Parameter) and hooks(t))}
+    known = {id(m) for m in model.modules()} | {id(t) for _, t in named(model)}
+    out: dict[str, Problem] = {}
+    for name, p in model.named_parameters():
+        if type(p) is not nn.Parameter and not nn.parameter.is_lazy(p):
+            text = f"{name} is a {type(p).__name__}, a class that is lost when ranks get their parts of it"
+            out[name] = Problem("model", f"{text}; make it an nn.Parameter")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            text = f"{name or 'the model'} is TorchScript, whose weights are not Python's to replace by ranks' parts"
+            return [Problem("model", f"{text}; build it from the module that it was made of")]
+    for at, value in _kept(model):
+        for found in inside(value, known):
+            if id(found) in mine:
+                text = f"{at} holds {mine[id(found)]} itself, which is another tensor once ranks have their parts of it"
+                out.setdefault(at, Problem("model", f"{text}; get it from its module each time instead"))
+            elif isinstance(found, nn.Module) and any(True for _ in _own(found)):
+                text = f"{at} is or holds the module {type(found).__name__}, which is no submodule, so that no numbers"
+                cure = "; make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
+                out.setdefault(at, Problem("model", f"{text} and no device can be given to its tensors{cure}"))
+            elif isinstance(found, Tensor) and id(found) not in known and not isinstance(found, nn.Parameter):
+                text = f"{at} keeps tensors in a {type(value).__name__}, where no device can be given to them"
+                out.setdefault(at, Problem("model", f"{text}; make each a buffer with register_buffer"))
+    for at, value in _around(model):
+        for found in inside(value, known):
+            if id(found) in mine and isinstance(found, nn.Parameter):
+                text = f"{at} holds {mine[id(found)]} itself, which is another tensor once ranks have their parts of it"
+                out.setdefault(at, Problem("model", f"{text}; get it from its module each time instead"))
+    return list(out.values())
+
+
+def named(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Every parameter and buffer, by its first name."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
+    """The tensors and modules that ``value`` holds; not those inside of the ``known`` ones."""
+    stack, seen, modules = [(value, 0)], set[int](), set(known)
+    while stack and len(seen) < MOST:
+        some, depth = stack.pop()
+        if id(some) in seen or isinstance(some, OPAQUE) or some is None:
+            continue
+        seen.add(id(some))
+        _CACHES.add(some)
+        if isinstance(some, Tensor):
+            yield some
+        elif isinstance(some, nn.Module):
+            if id(some) in modules:
+                continue
+            yield some
+        if depth < DEPTH:
+            stack += [(v, depth + 1) for v in _parts(some)]
+
+
+def _parts(some: Any) -> list[Any]:
+    """What an object holds, as far as it is the user's."""
+    if isinstance(some, dict):
+        return [*some.values(), *(k for k in some if not isinstance(k, OPAQUE))]
+    if isinstance(some, list | tuple | set | frozenset):
+        return list(some)
+    if isinstance(some, nn.Module):
+        return [v for k, v in vars(some).items() if k not in OWN or k in ("_modules", *HOOKS)]
+    if isinstance(some, MethodType):
+        return [some.__self__, some.__func__]
+    if isinstance(some, BuiltinMethodType | MethodWrapperType):
+        return [some.__self__]
+    if isinstance(some, partial):
+        return [some.func, some.args, some.keywords]
+    if isinstance(some, weakref.ref):
+        return [some()]
+    if isinstance(some, _lru_cache_wrapper):
+        return [v for v in gc.get_referents(some) if not isinstance(v, type)]
+    if isinstance(some, FunctionType):
+        cells = [c.cell_contents for c in some.__closure__ or () if _full(c)]
+        return [*cells, some.__defaults__, some.__kwdefaults__, vars(some)]
+    if type(some).__module__.startswith(("torch._", "torch.fx", "torch.utils", "torch.nn.utils")):
+        return []
+    slots = [getattr(some, s, None) for k in type(some).__mro__ for s in _slots(k)]
+    return [*getattr(some, "__dict__", {}).values(), *slots]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:  # it is filled later
+        return False
+
+
+def _own(module: nn.Module) -> Iterator[Tensor]:
+    yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+
+
+def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What the modules keep besides tensors and modules, and their hooks."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            flat = isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")  # torch sees to them
+            if name not in OWN and not isinstance(value, Tensor) and not flat:
+                yield f"{path}.{name}".lstrip("."), value
+        if each := [h for name in HOOKS for h in vars(module)[name].values()]:
+            yield f"a hook of {path or 'the model'}", each
+    for name, p in model.named_parameters():
+        each = [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
+        if each:
+            yield f"a hook of {name}", each
+
+
+def _around(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What the classes of the modules keep, and the files that they are in."""
+    kinds = dict.fromkeys(k for m in model.modules() for k in type(m).__mro__ if _users(k.__module__))
+    for kind in kinds:
+        for name, value in list(vars(kind).items()):
+            if not name.startswith("__"):
+                yield f"{kind.__name__}.{name}", value
+    for file in dict.fromkeys(k.__module__ for k in kinds):
+        for name, value in list(vars(sys.modules.get(file, ModuleType(""))).items()):
+            theirs = isinstance(value, FunctionType) and not _users(value.__module__ or "torch")
+            if not name.startswith("__") and not theirs and not isinstance(value, nn.Module):
+                yield f"{file}.{name}", value
+
+
+def _users(module: str) -> bool:
+    return module.partition(".")[0] not in LIBRARIES
+
+
+def overlaps(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """The names of tensors that are not one, but lie in one another's memory."""
+    at: dict[int, list[tuple[str, Tensor]]] = {}
+    for name, t in named(model):
+        if t.layout is torch.strided and t.numel():
+            at.setdefault(int(t.untyped_storage()._cdata), []).append((name, t))
+    out = []
+    for same in at.values():
+        clear = len(same) == 1 or (
+            all(t.dtype is same[0][1].dtype for _, t in same) and _disjoint([t for _, t in same])
+        )
+        if not clear:
+            out.append(tuple(n for n, _ in same))
+    return tuple(out)
+
+
+def _disjoint(tensors: list[Tensor]) -> bool:
+    """Whether no element is in two of them; all are of one storage and dtype."""
+    taken = np.zeros(tensors[0].untyped_storage().nbytes() // tensors[0].element_size(), dtype=bool)
+    for t in tensors:
+        strides = [s * taken.itemsize for s in t.stride()]
+        view = np.lib.stride_tricks.as_strided(taken[t.storage_offset() :], tuple(t.shape), strides)
+        if view.any():
+            return False
+        view[...] = True
+    return True
+
+
+def computed(model: nn.Module) -> tuple[str, ...]:
+    """Attributes that the constructor computed from weights: a gradient should go through them."""
+    return tuple(
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name, t in (*module._buffers.items(), *vars(module).items())
+        if isinstance(t, Tensor) and t.grad_fn is not None
+    )
+
+
+TORCHS = ("_is_buffer", "_is_param", "persistent")
+"""What torch has put on tensors: it says again what modules know of them."""
+
+
+def marks(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Python attributes that users put on tensors, each with the names of those; they are taken off."""
+    out: dict[str, tuple[str, ...]] = {}
+    for name, t in named(model):
+        for mark in [m for m in vars(t) if m not in TORCHS]:
+            out[mark] = (*out.get(mark, ()), name)
+            delattr(t, mark)
+    return out
+
+
+@contextmanager
+def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
+    """Refuses code that reads such an attribute meanwhile."""
+
+    def read(t: Tensor, name: str) -> Any:
+        if name not in lost:
+            raise AttributeError(f"'{type(t).__name__}' object has no attribute '{name}'")
+        text = f"the forward reads the attribute {name} of {lost[name][0]}, which is lost when the tensor is placed"
+        raise RequestError((Problem("model", f"{text}; keep it on the module"),))
+
+    if not lost:
+        yield
+        return
+    Tensor.__getattr__ = read  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del Tensor.__getattr__  # type: ignore[attr-defined]
+
+
+@dataclass
+class _Caches:
+    """Of the functions in this process, and how often each had been filled when last looked at."""
+
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    seen: list[ModuleType] = field(default_factory=list)
+    filled: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
+
+    def add(self, some: Any) -> None:
+        if type(some) is _lru_cache_wrapper and not _bare(some.__module__ or ""):
+            self.filled.setdefault(id(some), (weakref.ref(some), 0))
+
+    def look(self) -> None:
+        """Imports bring new ones; those that an object makes for itself are found with it.
+
+        They are asked for by their class: a walk over all objects would count a reference to each, and so copy the
+        memory that a forked rank shares with its parent.
+        """
+        now = list(sys.modules.values())
+        if now == self.seen:  # by identity: as quick as thousands of modules can be told apart
+            return
+        self.seen = now
+        new = {name: module for name, module in list(sys.modules.items()) if self.modules.get(name) is not module}
+        self.modules |= new
+        if not all(map(_bare, new)):
+            for some in gc.get_referrers(_lru_cache_wrapper):
+                self.add(some)
+
+
+def _bare(module: str) -> bool:
+    """Whether the caches of its functions hold no tensors that a forward has made."""
+    top = module.partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return top in ("torch", "launcher", "sympy")
+    file = getattr(sys.modules.get(top), "__file__", None)  # a user's own may have the name of one of Python's
+    return file is None or file.startswith(PYTHONS)
+
+
+_CACHES = _Caches()
+
+
+def forget() -> None:
+    """Empty the caches of functions (``lru_cache``) that hold tensors without numbers: of a run without memory."""
+    _CACHES.look()
+    for key, (cache, before) in list(_CACHES.filled.items()):
+        some = cache()
+        if some is None:
+            del _CACHES.filled[key]
+        elif (now := some.cache_info().misses) != before:
+            if any(map(_numberless, inside(some))):
+                some.cache_clear()
+                now = 0
+            _CACHES.filled[key] = cache, now
+
+
+def _numberless(some: Any) -> bool:
+    return isinstance(some, Tensor) and some.is_meta
+
+
+def left(model: nn.Module) -> dict[int, tuple[str, Tensor]]:
+    """Tensors without numbers that others than its modules keep, and where."""
+    return {id(t): (at, t) for at, value in _around(model) for t in inside(value) if _numberless(t)}
+
+
+@contextmanager
+def leaving(model: nn.Module) -> Iterator[None]:
+    """Refuses a forward that leaves tensors behind meanwhile, where one with numbers would find them."""
+    before = left(model)
+    try:
+        yield
+    finally:
+        forget()
+    if new := [at for key, (at, _) in left(model).items() if key not in before]:
+        text = f"the forward keeps tensors in {new[0]}, where ranks would find those of the plan, without numbers"
+        raise RequestError((Problem("model", f"{text}; make them buffers, or compute them each time"),))

@@ -1,0 +1,54 @@
+"""Whether all ranks have built and followed the same model: each does so itself, maybe with other hashes of strings."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launcher.errors import RunError
+from launcher.parallel.deferred_init.fill import Making, Whole
+from launcher.parallel.stages.split import Part
+
+CAUSE = "something goes by what differs between processes, as the order of a set of strings does"
+CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
+
+
+def alike(parts: list[Part], whole: Whole) -> None:
+    """Every rank calls this. Raises ``RunError`` where weights would start from other numbers, or stages not fit."""
+    code, made = parts[0].code, whole.texts() if isinstance(whole, Making) else {}
+    if len(dict.fromkeys(_gathered(hashlib.blake2b(repr((code, sorted(made.items()))).encode()).digest()))) == 1:
+        return
+    lines, *others = _gathered(code)
+    for rank, theirs in enumerate(others, 1):
+        for one, other in zip_longest(lines, theirs, fillvalue="nothing"):
+            if one != other:
+                text = f"the code between the named modules is '{one}' on rank 0 and '{other}' on rank {rank}"
+                raise RunError(f"{text}: {CAUSE}; {CURE}")
+    _same_numbers(made, whole)
+
+
+def _same_numbers(made: dict[str, str], whole: Whole) -> None:
+    """What is made in other ways on other ranks may still have the same numbers: one has found a cache, say."""
+    every = _gathered(made)
+    doubtful = [n for n in sorted({n for m in every for n in m}) if len({m.get(n) for m in every}) > 1]
+    digests = {n: _digest(whole, n) for n in doubtful if n in made}
+    for rank, theirs in enumerate(_gathered(digests)):
+        for name in doubtful:
+            if theirs.get(name) != digests.get(name):
+                text = f"{name} starts from other numbers on rank {rank} than on rank {dist.get_rank()}"
+                raise RunError(f"{text}: in the constructor {CAUSE}; {CURE}")
+
+
+def _digest(whole: Whole, name: str) -> bytes:
+    numbers = whole(name).contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(numbers.tobytes()).digest()
+
+
+def _gathered(mine: Any) -> list[Any]:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every

@@ -1,0 +1,187 @@
+"""Whether a model can run its sequences in pieces, where to cut them, and what each piece costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.sequence.carry import Carry, Kept, Pieced, attach
+from launcher.parallel.trace import model_facts
+from launcher.parallel.trace.fx_glue import RUNNING, refusing
+from launcher.parallel.trace.zero_inputs import call
+from launcher.plan.partition.sequence_chunks import Pieces, balanced, equal, shortened
+from launcher.plan.partition.stages import covers
+from launcher.plan.values.facts import Graph, Node, TensorSpec
+
+KEY = "parallel.pipeline.seq_chunks"
+
+ALIKE = (nn.Embedding, nn.Linear, nn.Identity, nn.Dropout, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
+"""Modules whose forward treats every position alike."""
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+"""These too, when they look at the last dim only."""
+
+ALIKE_FUNCTIONS = frozenset({
+    "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp", "float",
+    "gelu",
+    "linear", "log", "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "rtruediv", "sigmoid", "silu",
+    "softplus", "sqrt", "square", "sub", "tanh", "to", "truediv", "type_as", "dim", "get", "size", "radd", "rmul",
+    "iadd", "imul", "isub",
+})  # fmt: skip
+"""Functions, by name without underscores, whose result at one position depends on that position alone."""
+
+
+def problems(model: nn.Module, specs: Sequence[TensorSpec], count: int) -> list[Problem]:
+    """Why ``model`` cannot run the sequences of ``specs``, which are their dim 1, in ``count`` pieces."""
+    lengths = {s.shape[1] if len(s.shape) > 1 else 0 for s in specs}
+    if len(lengths) > 1 or min(lengths) < count:
+        shapes = ", ".join(str(s.shape) for s in specs)
+        return [Problem(KEY, f"{count}: no sequence of {count} positions in dim 1 of {shapes}", f"{KEY}=1")]
+    return mixing(model, specs)
+
+
+def cut(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], count: int, split: str, step: int
+) -> tuple[int, ...]:
+    """The lengths of ``count`` pieces of ``specs``, each a multiple of ``step``. Raises ``RequestError``."""
+    parts = specs[0].shape[1] // step
+    if parts < count:
+        text = (
+            f"{count}: operators cut each piece over tp={step}, so pieces are multiples of {step} positions, "
+            f"and {specs[0].shape[1]} positions make {parts} of them"
+        )
+        raise RequestError((Problem(KEY, text, f"{KEY}={parts}"),))
+    if split == "equal":
+        return tuple(n * step for n in equal(parts, count))
+    half, rest = parts // 2, parts - parts // 2
+    lengths = (half * step, rest * step)
+    model, carry = _carrying(model, lengths)
+    first, second = (model_facts.flops(model, leaves, some) for some in _each(specs, lengths, carry))
+    quadratic = max(0.0, (second / rest - first / half) / rest)
+    linear = max(first / half - quadratic * half, 0.0) or 1.0
+    return tuple(n * step for n in balanced(parts, count, linear, quadratic))
+
+
+def graphs(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], whole: Graph, lengths: tuple[int, ...]
+) -> Pieces:
+    """The pieces, run as ``whole`` runs whole sequences. Raises ``RequestError`` when something else comes out."""
+    return Pieces(lengths, _same(whole, _traced(model, leaves, specs, lengths), lengths))
+
+
+def _traced(
+    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], lengths: Sequence[int]
+) -> tuple[Graph, ...]:
+    """The graph of each piece, as it runs after those before it."""
+    model, carry = _carrying(model, lengths)
+    out = []
+    for piece, some in enumerate(_each(specs, lengths, carry)):
+        traced = model_facts.graph(model, leaves, some, again=False)  # whole sequences were tried in all ways
+        left = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
+        out.append(replace(traced, nodes=tuple(_leaving(n, left) for n in traced.nodes)))
+    return tuple(out)
+
+
+def _carrying(model: nn.Module, lengths: Sequence[int]) -> tuple[nn.Module, Carry]:
+    """A copy whose modules carry over what later pieces need."""
+    model, carry = copied(model), Carry(lengths)
+    attach(model, carry)
+    return model, carry
+
+
+def _each(specs: Sequence[TensorSpec], lengths: Sequence[int], carry: Carry) -> Iterator[list[TensorSpec]]:
+    """The inputs of each piece, while that runs."""
+    for piece, length in enumerate(lengths):
+        with carry.running(0, piece):
+            yield [shortened(s, length, sum(lengths)) for s in specs]
+
+
+def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:
+    """``node`` with the bytes of what its modules have ``left`` for later pieces."""
+    if node.kind != "module":
+        return node
+    mine = [kept for name, kept in left.items() if covers(node.target, name)]
+    nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
+    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but nothing saves it for a backward
+    return replace(node, saved=node.saved + frozen, left=sum(n for trained, n in nbytes if trained))
+
+
+def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
+    """``parts``, if between modules they do what ``whole`` does and all they make has the sequence in dim 1."""
+    total = sum(lengths)
+    for part, length in zip(parts, lengths, strict=True):
+        alike = [(n.name, n.kind, n.target) for n in part.nodes] == [(n.name, n.kind, n.target) for n in whole.nodes]
+        for a, b in zip(whole.nodes, part.nodes, strict=False):
+            fits = a.kind == "param" or a.out is None or tuple(
+                shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in a.out
+            ) == b.out  # fmt: skip
+            if not (alike and fits):
+                text = f"{a.target!r} makes something else of {length} positions; dim 1 must be the sequence everywhere"
+                raise RequestError((Problem("model", text, f"{KEY}=1"),))
+    return parts
+
+
+def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
+    """Modules that may look at other positions and have no ``piece`` to do so over several pieces."""
+    model = copied(model)
+    watch = _Watch()
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
+        module.register_forward_hook(watch.leave, always_call=True)
+    xs = model_facts.meta(specs)
+    with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
+        call(model, xs, {})
+    return [
+        *(Problem("model", f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece' to "
+                  f"run a sequence in pieces; give it one, or positionwise = True, or set {KEY}=1", f"{KEY}=1")
+          for name, what in watch.found.items()),
+        *(Problem("model", f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix",
+                  f"{KEY}=1") for name, n in watch.runs.items() if n > 1),
+    ]  # fmt: skip
+
+
+def _named(name: str, model: nn.Module) -> str:
+    kind = type(model.get_submodule(name)).__name__
+    return f"{name} ({kind})" if name else f"the forward of {kind}"
+
+
+class _Watch(TorchFunctionMode):
+    """Notes functions that are called outside of modules that are known to be fine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[tuple[str, bool]] = []
+        self.found: dict[str, str] = {}
+        self.runs: Counter[str] = Counter()
+
+    def enter(self, name: str, module: nn.Module) -> Any:
+        def note(*_: Any) -> None:
+            if isinstance(module, Pieced):
+                self.runs[name] += 1
+            fine = isinstance(module, Pieced) or getattr(module, "positionwise", False) or _alike(module)
+            self.inside.append((name, fine or (bool(self.inside) and self.inside[-1][1])))
+
+        return note
+
+    def leave(self, *_: Any) -> None:
+        self.inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.inside and not self.inside[-1][1] and func.__name__.strip("_") not in ALIKE_FUNCTIONS:
+            self.found.setdefault(self.inside[-1][0], func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _alike(module: nn.Module) -> bool:
+    forward = type(module).forward
+    if any(forward is kind.forward for kind in NORMS):
+        return len(module.normalized_shape) == 1  # type: ignore[arg-type]
+    return any(forward is kind.forward for kind in ALIKE)

@@ -1,0 +1,1 @@
+"""A model cut into pipeline stages: the user's own modules under their own names, and the code between them."""

@@ -1,0 +1,25 @@
+"""A whole model in half precision."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.trace.model_facts import dtype_of, skeleton
+from launcher.plan.partition.params import wide
+
+
+def narrow(model: nn.Module, compute: str) -> None:
+    """Cast the weights of a whole model in place; buffers, and what stands beside a running statistic, stay."""
+    kept = wide(known := skeleton(model))
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for p in known.params:
+        if p.same_as == p.name and p.name not in kept and p.spec.dtype.startswith("float"):
+            own[p.name].data = own[p.name].data.to(dtype_of(compute))
+
+
+def narrowed(model: nn.Module, compute: str) -> nn.Module:
+    """A copy of ``model`` that computes in ``compute``."""
+    model = copied(model)
+    narrow(model, compute)
+    return model

@@ -1,0 +1,154 @@
+"""Cuts a model into stage modules by the plan; the named modules inside stay the user's own, under their own names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from launcher.parallel.dispatch.containers import here
+from launcher.parallel.model_state.module_globals import files, put_back
+from launcher.parallel.sequence.carry import Carry, attach
+from launcher.parallel.stages.half_model import narrowed
+from launcher.parallel.stages.stage_module import assembled
+from launcher.parallel.trace.ambient_modes import Under
+from launcher.parallel.trace.fx_glue import Tracer, follow, said
+from launcher.parallel.trace.model_facts import meta
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.stages import Crossing, Stage
+from launcher.plan.plan import Plan
+from launcher.plan.values.facts import TensorSpec
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is.
+
+    ``carry`` tells its modules which piece runs, where sequences are cut. ``code``: what all stages run, a call a line.
+    """
+
+    stage: Stage
+    module: nn.Module
+    carry: Carry | None = None
+    code: tuple[str, ...] = ()
+
+    def named(self, placed: tuple[Placed, ...]) -> list[tuple[Placed, str, torch.Tensor]]:
+        """Each tensor of the plan that this part holds, the name it goes by here, and the tensor, once each."""
+        mine = {
+            **dict(self.module.named_parameters(remove_duplicate=False)),
+            **dict(self.module.named_buffers(remove_duplicate=False)),
+        }
+        out = []
+        for p in placed:
+            name = next((n for n in p.names if n in mine), None)
+            if name is not None and self.stage.index in p.stages:
+                out.append((p, name, mine[name]))
+        return out
+
+
+def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Tracer | None:
+    """The forward of ``model`` (on the meta device), as ``split`` cuts it; ``None`` where it stays whole."""
+    if plan.leaves is None:
+        return None
+    running = narrowed(model, plan.dtypes.compute) if plan.dtypes.mixed else model
+    with put_back(files(*map(type, model.modules()))):
+        return follow(running, frozenset(plan.leaves), meta(inputs))
+
+
+def split(model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU) -> list[Part]:
+    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta device).
+
+    ``tracer`` has followed its forward; ``device``: what code between the modules is told when it asks.
+    """
+    held = plan.held(pp)
+    if tracer is None:
+        return [Part(held[0], model)]
+    code = tuple(map(said, tracer.graph.nodes))
+    made = ((s, _build(tracer, model, s, plan, device)) for s in held)
+    parts = [Part(s, module, Carry(plan.pieces) if plan.pieces else None, code) for s, module in made]
+    for part in parts:
+        if part.carry is not None:
+            attach(part.module, part.carry)
+    _separate(parts, plan)
+    return parts
+
+
+def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: torch.device) -> nn.Module:
+    """The module that runs ``stage``: takes what the stage receives and returns what it sends, all flat."""
+    whole = {n.name: n for n in tracer.graph.nodes}
+    out, env = fx.Graph(), dict[fx.Node, Any]()
+    overwritten = tracer.overwritten()
+    crossings = plan.boundaries[stage.index - 1] if stage.index else ()
+    count = sum(len(c.specs) for c in crossings)
+    given = iter([out.placeholder(f"given_{n}") for n in range(count)])  # before any other node can take a name
+    for c in crossings:
+        flat = list(islice(given, len(c.specs)))
+        if whole[c.name] in overwritten:  # autograd lets nobody write to what it received
+            flat = [out.call_function(torch.clone, (x,)) for x in flat]
+        env[whole[c.name]] = tuple(flat) if c.packed else flat[0]
+    for node in (whole[n] for n in stage.nodes):
+        if node.target is here:
+            env[node] = device
+        elif node.op != "output":
+            env[node] = _copied(out, node, tracer, env)
+    if stage.index == len(plan.stages) - 1:
+        out.output(fx.node.map_arg(whole[stage.nodes[-1]].args[0], lambda n: env[n]))
+    else:
+        out.output(tuple(x for c in plan.boundaries[stage.index] for x in _send(out, env[whole[c.name]], c)))
+    return assembled(model, out, stage.index)
+
+
+def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
+    """``node`` with its inputs in ``env``, under the modes that it ran in."""
+    modes = tracer.modes.get(node)
+    if modes is None:
+        return out.node_copy(node, lambda n: env[n])
+    args: Any = fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    if node.op != "call_module":
+        assert callable(node.target)
+        return out.call_function(Under(node.target, modes), args, kwargs)
+    module = out.get_attr(str(node.target))
+    return out.call_function(Under(call, modes), (module, *args), kwargs)
+
+
+def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """A module as a function."""
+    return module(*args, **kwargs)
+
+
+def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
+    """The nodes that hand ``value`` over, one a tensor."""
+    flat = [value] if not c.packed else list(value) if isinstance(value, tuple) else None
+    if flat is None:
+        flat = [out.call_function(getitem, (value, i)) for i in range(len(c.specs))]
+    return [out.call_function(boundary, (x, c.trains)) for x in flat]
+
+
+def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
+    """``t`` as it may travel: contiguous, no view, and part of the autograd graph if a gradient comes back for it."""
+    if not trains:
+        return t.detach().clone(memory_format=torch.contiguous_format)
+    if t._is_view() or not t.is_contiguous() or t.is_leaf:
+        t = t.clone(memory_format=torch.contiguous_format)
+    return t
+
+
+def _separate(parts: list[Part], plan: Plan) -> None:
+    """A tensor held by two stages of one rank becomes two where it is sharded, one each; ``tie`` keeps them equal."""
+    sharded = {n for p in plan.params if p.sharded for n in p.names}
+    taken: set[int] = set()
+    for part in parts:
+        swap: dict[int, nn.Parameter] = {}
+        for path, module in part.module.named_modules():
+            for name, p in module._parameters.items():
+                if p is not None and id(p) in taken and f"{path}.{name}".lstrip(".") in sharded:
+                    swap.setdefault(id(p), nn.Parameter(torch.empty_like(p), p.requires_grad))
+                    module._parameters[name] = swap[id(p)]
+        taken |= {id(p) for p in part.module.parameters()}

@@ -1,0 +1,126 @@
+"""Cuts the weights of operators over the tensor-parallel axis, with a forward that says what it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional as F
+
+from launcher.parallel.local import local
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.stages.split import Part
+from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand
+from launcher.plan.operators.resolve import Spread, splits, tp_dim
+from launcher.plan.operators.strategy import Axes
+from launcher.plan.plan import Plan
+
+
+def spread(model: nn.Module, plan: Plan) -> Axis:
+    """Make ``model`` (on the meta device) what one rank of ``tp`` runs, once that has joined the axis."""
+    axis = Axis(plan.sizes.grid["tp"], planned=True)
+    spreads = plan.operators.spreads
+    cut(model, splits([s.operator for s in spreads]), axis)
+    install(model, spreads, axis)
+    return axis
+
+
+def distribute(parts: Iterable[Part], plan: Plan, meshes: Meshes) -> None:
+    """Pieces become DTensors: FSDP2 and optimizers then know what they are pieces of. What is shared stays so."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    dims = {n: dim for p in plan.params if (dim := tp_dim(p.layout.split)) is not None for n in p.names}
+    for part in parts:
+        for path, module in part.module.named_modules(remove_duplicate=False):
+            for attr, p in list(module._parameters.items()):
+                dim = dims.get(f"{path}.{attr}".lstrip("."))
+                if p is not None and dim is not None:
+                    if p not in made:
+                        whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
+                        made[p] = nn.Parameter(whole, p.requires_grad)
+                        made[made[p]] = made[p]
+                    module._parameters[attr] = made[p]
+
+
+def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
+    """Swap each parameter that ``splits`` names for this rank's piece of it, on the meta device; ties stay ties."""
+    pieces: dict[int, nn.Parameter] = {}
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for name, axes in splits.items():
+        dim, whole = tp_dim(axes), named[name]
+        assert dim is not None
+        if id(whole) not in pieces:
+            shape = [n // axis.size if d == dim else n for d, n in enumerate(whole.shape)]
+            empty = torch.empty(shape, dtype=whole.dtype, device=whole.device)
+            pieces[id(whole)] = nn.Parameter(empty, whole.requires_grad)
+        owner, _, attr = name.rpartition(".")
+        model.get_submodule(owner)._parameters[attr] = pieces[id(whole)]
+
+
+def install(model: nn.Module, spreads: Iterable[Spread], axis: Axis) -> None:
+    """Give each operator's module the forward that its spread describes."""
+    for s in spreads:
+        module = model.get_submodule(s.operator.module)
+        module.forward = Forward(module, module.forward, s, axis)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The forward of an operator, around the ``plain`` one of its module."""
+
+    module: nn.Module
+    plain: Callable[..., Any]
+    spread: Spread
+    axis: Axis
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Bring the first input to what the operator takes, compute, hand on."""
+        x, *rest = args if args else (kwargs.pop("input"),)
+        s = self.spread
+        x = bring(x, s.arrives, s.takes, self.axis, terms=s.operator.mode == "column")
+        y = compute(self.module, self.plain, s, self.axis, x, *rest, **kwargs)
+        return hand_on(self.module, y, s, self.axis)
+
+
+def compute(module: nn.Module, plain: Any, s: Spread, axis: Axis, x: Tensor, *rest: Any, **kwargs: Any) -> Any:
+    """What this rank works out; of a row-parallel layer and a part of a table, a term of the sum."""
+    match s.operator.mode:
+        case "column":
+            bias = getattr(module, "bias", None)
+            return F.linear(x, weight(module), None if bias is None else local(bias))
+        case "row":
+            return F.linear(x, weight(module))
+        case "vocabulary":
+            return _look_up(module, x, axis)
+        case "hidden":
+            return F.embedding(x, weight(module), getattr(module, "padding_idx", None))
+        case _:
+            return plain(x, *rest, **kwargs)
+
+
+def hand_on(module: nn.Module, y: Any, s: Spread, axis: Axis) -> Any:
+    """The bias of a row-parallel layer is added once, to the sum."""
+    if s.sums or s.makes != s.gives:
+        y = hand(y, s.makes, s.sums, s.gives, axis)
+    if s.operator.mode == "row" and getattr(module, "bias", None) is not None:
+        y = y + module.bias
+    return y
+
+
+def weight(module: nn.Module) -> Tensor:
+    """This rank's piece of the module's weight, in the autograd graph."""
+    return local(module.weight)  # type: ignore[arg-type]
+
+
+def _look_up(module: nn.Module, indices: Tensor, axis: Axis) -> Tensor:
+    """Rows of this rank's part of the table; zeros for those that lie in another's."""
+    table = weight(module)
+    low = axis.rank * table.shape[0]
+    here = (indices >= low) & (indices < low + table.shape[0])
+    pad = getattr(module, "padding_idx", None)
+    mine = None if pad is None or not low <= pad < low + table.shape[0] else pad - low
+    rows = F.embedding(torch.where(here, indices - low, 0), table, mine)
+    return rows * here.unsqueeze(-1).to(rows.dtype)

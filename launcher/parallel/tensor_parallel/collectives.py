@@ -1,0 +1,172 @@
+"""Collectives over the tensor-parallel axis that autograd can go back through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import Function
+
+from launcher.plan.operators.resolve import Comm, Cut
+
+
+@dataclass
+class Axis:
+    """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
+
+    ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in last.
+    """
+
+    size: int
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    planned: bool = False
+    log: list[Comm] | None = field(default=None, compare=False)
+    last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a process group has no copy
+
+    def join(self, rank: int, group: dist.ProcessGroup | None) -> None:
+        """What was planned runs on ``rank`` from now on."""
+        assert self.planned, "it has joined before: a blueprint serves one build"
+        self.rank, self.group, self.planned, self.last = rank, group, False, None
+
+    def said(self, op: str, phase: str, x: Tensor, times: int = 1) -> None:
+        if self.log is not None:
+            self.log.append(Comm(op, phase, x.numel() * x.element_size() * times))
+
+    def silent(self, x: Tensor) -> bool:
+        """Whether nothing is sent for ``x``."""
+        return self.planned or x.is_meta
+
+    def piece(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part of a whole tensor."""
+        return x.chunk(self.size, dim)[self.rank].contiguous()
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """The whole tensor, of every rank's part."""
+        if self.silent(x):
+            return torch.cat([x] * self.size, dim)
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous(), group=self.group)
+        return torch.cat(parts, dim)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, on each of them."""
+        out = x.clone(memory_format=torch.contiguous_format)
+        if not self.silent(x):
+            dist.all_reduce(out, group=self.group)
+        return out
+
+    def top(self, x: Tensor) -> Tensor:
+        """The largest over the ranks, number by number."""
+        out = x.clone(memory_format=torch.contiguous_format)
+        if not self.silent(x):
+            dist.all_reduce(out, op=dist.ReduceOp.MAX, group=self.group)
+        return out
+
+    def scatter(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's part of the sum over the ranks."""
+        parts = [p.contiguous() for p in x.chunk(self.size, dim)]
+        if self.silent(x):
+            return parts[0]
+        out = torch.empty_like(parts[self.rank])
+        dist.reduce_scatter(out, parts, group=self.group)
+        return out
+
+
+class _Enter(Function):
+    """Whole on the way in; the gradient is summed, for each rank's is a term of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.axis.sum(grad), None
+
+
+class _Leave(Function):
+    """The sum on the way out; the gradient is whole already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        return axis.sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None
+
+
+class _Gather(Function):
+    """Whole from parts; of the gradient this rank's part, summed first where each rank's is a term of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, terms: bool) -> Tensor:
+        ctx.axis, ctx.dim, ctx.terms = axis, dim, terms
+        return axis.gather(x, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        axis, dim = ctx.axis, ctx.dim
+        return (axis.scatter(grad, dim) if ctx.terms else axis.piece(grad, dim)), None, None, None
+
+
+class _Piece(Function):
+    """A part of what is whole, or (``terms``) of the sum; the gradient is gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, terms: bool) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return axis.scatter(x, dim) if terms else axis.piece(x, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.axis.gather(grad, ctx.dim), None, None, None
+
+
+def bring(x: Tensor, arrives: Cut, takes: Cut, axis: Axis, terms: bool) -> Tensor:
+    """``x`` as its user takes it. ``terms``: each rank's gradient will be a term of the sum, not the whole.
+
+    Neighbouring users of one tensor share the collective: q, k and v enter together, their gradients are summed once.
+    """
+    if arrives == takes and not (takes is None and terms):
+        return x
+    if takes is None:
+        asked = (x._version, arrives, terms, torch.is_grad_enabled())
+        if axis.last is None or axis.last[0] is not x or axis.last[1] != asked:
+            axis.last = (x, asked, _into(x, arrives, axis, terms))
+        return axis.last[2]
+    if arrives is not None:
+        x = _into(x, arrives, axis, terms=False)
+    axis.said("all_gather", "backward", x)
+    return _Piece.apply(x, axis, takes, False)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool) -> Tensor:
+    if arrives is None:
+        axis.said("all_reduce", "backward", x)
+        return _Enter.apply(x, axis)  # type: ignore[no-any-return, no-untyped-call]
+    axis.said("all_gather", "forward", x, axis.size)
+    if terms:
+        axis.said("reduce_scatter", "backward", x, axis.size)
+    return _Gather.apply(x, axis, arrives, terms)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def hand(y: Tensor, makes: Cut, sums: bool, gives: Cut, axis: Axis) -> Tensor:
+    """``y`` as it is to leave: terms are added up, what is cut stays so or is gathered."""
+    axis.last = None
+    if not sums:
+        return bring(y, makes, gives, axis, terms=False)
+    if gives is None:
+        axis.said("all_reduce", "forward", y)
+        return _Leave.apply(y, axis)  # type: ignore[no-any-return, no-untyped-call]
+    axis.said("reduce_scatter", "forward", y)
+    axis.said("all_gather", "backward", y)
+    return _Piece.apply(y, axis, gives, True)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,80 @@
+"""What the nodes of a trace have to do with each other besides their inputs: shared memory, and gradients."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from launcher.parallel.trace.fx_glue import Tracer, origins, storages
+
+
+@dataclass(frozen=True)
+class Memory:
+    """As ``plan.values.facts.Node`` has it; storages are numbered in the order of their first appearance."""
+
+    reads: frozenset[int]
+    lies: frozenset[int]
+    writes: frozenset[int]
+
+
+def memory(tracer: Tracer) -> dict[fx.Node, Memory]:
+    """Which memory each node reads, returns and writes."""
+    numbers: dict[int, int] = {}
+
+    def numbered(found: Iterable[int]) -> frozenset[int]:
+        return frozenset(numbers.setdefault(at, len(numbers)) for at in found)
+
+    out = {}
+    for node in tracer.graph.nodes:
+        reads = storages([tracer.values[i] for i in node.all_input_nodes])
+        if node in tracer.calls:
+            module = tracer.calls[node][0]
+            reads |= storages([*module.parameters(), *module.buffers()])
+        lies, wrote = storages(tracer.values.get(node)), tracer.writes.get(node, frozenset())
+        out[node] = Memory(numbered(reads), numbered(lies), numbered(at for at in reads | lies if at in wrote))
+    return out
+
+
+def trained(tracer: Tracer, spaces: Mapping[fx.Node, Memory]) -> dict[fx.Node, frozenset[str]]:
+    """Of each node the inputs that get a gradient through it from the model's output.
+
+    Of a value that is changed in place autograd rewrites the history: every user counts.
+    """
+    origin = {n: tracer.origins.get(n, frozenset()) | origins(tracer.values.get(n)) for n in tracer.graph.nodes}
+    makers: dict[Any, list[fx.Node]] = {}
+    for node in tracer.graph.nodes:
+        for at in origin[node]:
+            makers.setdefault(at, []).append(node)
+    starts, nodes = [at for at, _ in tracer.spans], [n for _, n in tracer.spans]
+    found: dict[fx.Node, set[str]] = {n: set() for n in tracer.graph.nodes}
+    (end,) = tracer.graph.find_nodes(op="output")
+    found[end] |= {i.name for i in end.all_input_nodes if origin[i]}
+    stack, seen = [*origins(tracer.values[end])], set(origins(tracer.values[end]))
+    while stack:
+        function = stack.pop()
+        user = nodes[bisect_right(starts, function._sequence_nr()) - 1] if hasattr(function, "next_functions") else None
+        for following, _ in getattr(function, "next_functions", ()):
+            at = id(following.variable) if hasattr(following, "variable") else following
+            if user is not None:
+                found[user] |= {m.name for m in makers.get(at, ()) if m in user.all_input_nodes}
+            if at is not None and at not in seen:
+                seen.add(at)
+                stack.append(at)
+    written = frozenset[int]().union(*(m.writes for m in spaces.values()))
+    for node in tracer.graph.nodes:
+        found[node] |= {i.name for i in node.all_input_nodes if origin[i] and spaces[i].lies & written}
+    _passed_on(tracer.graph, origin, found)
+    return {n: frozenset(names) for n, names in found.items()}
+
+
+def _passed_on(graph: fx.Graph, origin: dict[fx.Node, frozenset[Any]], found: dict[fx.Node, set[str]]) -> None:
+    """A node that returns what it is given, or a part of it, hands on its gradient."""
+    wanted = set[str]().union(*found.values())
+    for node in reversed(graph.nodes):
+        if node.name in wanted:
+            found[node] |= {i.name for i in node.all_input_nodes if origin[node] & origin[i]}
+            wanted |= found[node]

@@ -1,0 +1,398 @@
+"""Records what a forward does between the modules that stay whole: the user's own Python runs, on meta tensors."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import getitem
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from launcher.parallel.dispatch.containers import Constant, Named, contents, filled, here, inside, pick, remade, tensors
+from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+from launcher.parallel.trace.ambient_modes import Ambient, ambient
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
+"""What is written into a graph as it is."""
+
+ACTS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_"})
+"""Methods that change something about a tensor that is not its numbers."""
+
+READS = frozenset({
+    torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__int__, torch.Tensor.item,
+    torch.Tensor.numpy, torch.Tensor.tolist,
+})  # fmt: skip
+"""What hands the numbers of a tensor to Python."""
+
+RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropout", "empty", "new_empty")
+
+DEVICE, META = torch.Tensor.device.__get__, torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+GRAD_FN: Any = torch.Tensor.grad_fn
+GRAD_FN = GRAD_FN.__get__
+
+
+class Uncuttable(Exception):
+    """The code between the modules does something that a stage of its own cannot do. The text says what."""
+
+
+class Capture(TorchFunctionMode):
+    """Every torch function that code between modules calls, and every call of a leaf, becomes a node of ``graph``.
+
+    The Python in between runs now and never again: what it has worked out is a constant of the graph. ``leaves`` are
+    modules by id; ``eager`` while something runs that is recorded as one node.
+    """
+
+    def __init__(self, root: nn.Module, leaves: Mapping[int, str]) -> None:
+        super().__init__()
+        self.root, self.leaves = root, leaves
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, Any] = {}
+        self.modes: dict[fx.Node, Ambient] = {}
+        self.calls: dict[fx.Node, tuple[nn.Module, Any, Any]] = {}
+        self.base = ambient()
+        self.eager = False
+        self.stream: bytes = b""
+        self.hooks: Any = None
+        self.refused: Exception | None = None
+        self.known: dict[int, tuple[fx.Node, Any]] = {}
+        self.alive: list[Any] = []  # the id of what is freed could come back as another's
+        self.attributes: dict[str, fx.Node] = {}
+        self.before = {id(v) for m in root.modules() for v in vars(m).values()}
+        self.places = {name: id(t) for name, t in _tensors(root)}
+        whole = [m for m in root.modules() if id(m) in leaves]
+        self.training = {leaves[id(m)]: [x.training for x in m.modules()] for m in whole}
+        self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in whole}
+
+    def carry_out(self, kind: str, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """What the call returns, and whether it has changed a tensor in place."""
+        raise NotImplementedError
+
+    def overwritten(self) -> frozenset[fx.Node]:
+        """Values that something after them changes in place."""
+        raise NotImplementedError
+
+    def refuse(self, text: str) -> Uncuttable:
+        """The first reason stays, whatever the user's code does with the exception."""
+        error = Uncuttable(text)
+        self.refused = self.refused or error
+        return error
+
+    def placeholder(self, name: str, value: torch.Tensor) -> None:
+        """An input of the model."""
+        node = self.graph.placeholder(name)
+        self._learn(node, value)
+
+    def _alike(self) -> None:
+        """Seeds, random states that are put back, and hooks are no torch functions: no stage would see them."""
+        if _stream() != self.stream:
+            raise self.refuse("it seeds torch's random stream, or puts back a state of it, which no stage would see")
+        hooks = _saving()
+        if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
+            raise self.refuse("it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see")
+
+    def output(self, value: Any) -> None:
+        self.values[self.graph.output(self.arg(value))] = value
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.eager:
+            return func(*args, **kwargs)
+        if func == META:
+            return False
+        if func == DEVICE:
+            return torch.device("cpu")
+        if func == GRAD_FN:
+            raise self.refuse("it asks a tensor for its grad_fn, which every stage has its own of")
+        if func in READS and (same := self._always(args[0])) is not None:
+            with _disable_current_modes():
+                return func(same, *args[1:], **kwargs)
+        return self.call("call_function", func, func, args, kwargs)
+
+    def call(self, kind: str, target: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Carry out ``func(*args, **kwargs)``, and note it if it makes or changes tensors."""
+        self._alike()
+        self.eager = True
+        try:
+            known = [self._node(t) for t in tensors((args, kwargs))]
+            changed = filled((args, kwargs), objects=True)
+            if kind == "call_module":
+                self._as_built(target, func)
+            out, wrote = self.carry_out(kind, func, *_on_meta(args, kwargs))
+            if changed():
+                raise self.refuse(f"{target} changes a list or dictionary that it is given, which stages do not share")
+            acts = getattr(func, "__name__", "") in ACTS or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
+            if kind == "call_module" or tensors(out) or wrote or acts or getattr(func, "__name__", "") == "__set__":
+                self.note(kind, target, args, kwargs, out)
+        finally:
+            self.eager, self.stream = False, _stream()
+        return out
+
+    def _always(self, t: torch.Tensor) -> torch.Tensor | None:
+        """The numbers of ``t`` where they hang on nothing that is given: positions, say. ``None`` for all others.
+
+        Nor of what was made of memory that has been changed since: a view may have done it.
+        """
+        self.eager = True
+        try:
+            if id(t) not in self.known:
+                return None
+            done: dict[fx.Node, Any] = {}
+            with torch.device("cpu"), _disable_current_modes():
+                found = _worked_out(self._node(t), done)
+            return found if isinstance(found, torch.Tensor) and done.keys().isdisjoint(self.overwritten()) else None
+        finally:
+            self.eager = False
+
+    def _as_built(self, path: str, module: Any) -> None:
+        """A call with other weights than a module's own would run with its own on its stage."""
+        if [m.training for m in module.modules()] != self.training[path]:
+            raise self.refuse(f"it calls {path} in another mode (train, eval) than it is in, which no stage would see")
+        now = dict(_tensors(module))
+        for name, built in self.built[path].items():
+            t = now.get(name)
+            if t is None or (id(t) != built and (isinstance(t, nn.Parameter) or id(t) in self.known)):
+                raise self.refuse(f"it calls {path} with another tensor in the place of {path}.{name}")
+
+    def note(self, kind: str, target: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
+        """The node of a call that has been carried out."""
+        given = tuple(map(self.arg, args)), {k: self.arg(v) for k, v in kwargs.items()}
+        node = self.graph.create_node(kind, _speakable(target), *given)
+        if (modes := ambient()) != self.base:
+            self.modes[node] = modes
+        if kind == "call_module":
+            self.calls[node] = self.root.get_submodule(target), args, kwargs
+        self._learn(node, out)
+        return node
+
+    def _learn(self, node: fx.Node, out: Any) -> None:
+        self.values[node] = out
+        self.alive.append(out)
+        for path, t in inside(out):  # a leaf's own tuple may hold what came in: the newest node has it
+            self.known[id(t)] = node, path
+
+    def _node(self, t: torch.Tensor) -> fx.Node:
+        """Where ``t`` comes from."""
+        if id(t) not in self.known:
+            self.known[id(t)] = self._attribute(t), ()
+        node, path = self.known[id(t)]
+        if path:
+            (kind, key), *rest = path
+            simple = kind == "item" and not rest and isinstance(key, int)
+            target = getitem if simple else Named(pick, "pick")
+            node = self.graph.call_function(target, (node, key if simple else path))
+            self.values[node] = t
+            self.known[id(t)] = node, ()
+        return node
+
+    def _attribute(self, t: torch.Tensor) -> fx.Node:
+        for name, own in _tensors(self.root):
+            if own is t:
+                if self.places.get(name) != id(t):
+                    raise self.refuse(f"it reads {name} after a module has put a new tensor there; let it use copy_")
+                if name not in self.attributes:
+                    self.attributes[name] = self.graph.get_attr(name)
+                    self.values[self.attributes[name]] = t
+                return self.attributes[name]
+        raise self.refuse(_foreign(t))
+
+    def arg(self, a: Any) -> Any:
+        """``a`` as a graph has it."""
+        if isinstance(a, torch.Tensor):
+            return self._node(a)
+        if isinstance(a, torch.device):
+            return self._constant(here) if a.type in ("meta", "cpu") else a
+        if isinstance(a, (*PLAIN, enum.Enum)):
+            return a
+        if type(a) in (tuple, torch.Size):
+            return tuple(map(self.arg, a))
+        if type(a) is list:
+            return [*map(self.arg, a)]
+        if isinstance(a, slice):
+            return slice(*map(self.arg, (a.start, a.stop, a.step)))
+        if isinstance(a, range):
+            return range(a.start, a.stop, a.step)
+        if type(a) is dict and all(isinstance(k, str) for k in a):
+            return {k: self.arg(v) for k, v in a.items()}
+        return self._object(a)
+
+    def _object(self, a: Any) -> Any:
+        if any(True for _ in inside(a)):
+            args, kwargs = contents(a)
+            if args is None:
+                raise self.refuse(f"it hands on a {type(a).__name__}, which cannot be made again on another stage")
+            made = Named(lambda *xs, **ks: remade(type(a), *xs, **ks), type(a).__name__)
+            node = self.graph.call_function(
+                made, tuple(map(self.arg, args)), {k: self.arg(v) for k, v in kwargs.items()}
+            )
+            self.values[node] = a
+            return node
+        if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
+            return a.item()
+        if isinstance(a, torch.Generator):
+            raise self.refuse("it draws from a Generator of its own, which every stage would have its own of")
+        if isinstance(a, nn.Module):
+            raise self.refuse(f"it hands the module {type(a).__name__} to a function")
+        if callable(a):
+            if held := _closes_over(a):
+                name = getattr(a, "__qualname__", type(a).__name__)
+                raise self.refuse(f"it hands on the function {name}, which holds {held}")
+        elif id(a) not in self.before and not _frozen(a):
+            text = f"it makes a {type(a).__name__} and hands it on, which every stage would have its own of"
+            cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"
+            raise self.refuse(text + cache * type(a).__name__.endswith("Cache"))
+        return self._constant(a)
+
+    def _constant(self, a: Any) -> fx.Node:
+        node = self.graph.call_function(here if a is here else Constant(a))
+        self.values[node] = torch.device("meta") if a is here else a
+        return node
+
+
+class _Given(Exception):
+    """A value hangs on an input, a weight or a random number."""
+
+
+def _worked_out(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
+    """The value of ``node`` on the CPU, or ``None``."""
+    try:
+        return _value(node, done)
+    except _Given:
+        return None
+
+
+def _value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
+    if node not in done:
+        name = getattr(node.target, "__name__", "")
+        if node.op != "call_function" or name.startswith(RANDOM) or name == "setitem":
+            raise _Given
+        args, kwargs = (fx.node.map_arg(a, lambda n: _value(n, done)) for a in (node.args, node.kwargs))
+        done[node] = torch.device("cpu") if node.target is here else node.target(*args, **kwargs)  # type: ignore[operator, arg-type]
+    return done[node]
+
+
+def _stream() -> bytes:
+    """The state of torch's random stream on the CPU."""
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        return torch.default_generator.get_state().numpy().tobytes()
+
+
+def _saving() -> Any:
+    """The hooks on what autograd saves, if any; torch's own (checkpoint, save_on_cpu) bring back the same numbers."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*root.named_parameters(), *root.named_buffers()]
+
+
+def _on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What was made of ``x.device`` goes where everything is; the very lists that are given are handed on."""
+    if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
+        return args, kwargs
+    swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
+    args, kwargs = tree_map_only(torch.device, swap, (args, dict(kwargs)))
+    if kwargs.get("device") == "cpu":
+        kwargs["device"] = "meta"
+    return args, kwargs
+
+
+def _speakable(target: Any) -> Any:
+    """A function under a name that fx can write down."""
+    if isinstance(target, str | Named) or target is getitem:
+        return target
+    if target.__name__ in ("__get__", "__set__"):
+        verb = getattr if target.__name__ == "__get__" else setattr
+        attribute = target.__self__.__name__
+        return Named(lambda t, *rest: verb(t, attribute, *rest), f"{verb.__name__}_{attribute}")
+    name = getattr(target, "__name__", "call").replace("<", "").replace(">", "")
+    return Named(target, name.strip("_") if name.startswith("__") else name)
+
+
+def _foreign(t: torch.Tensor) -> str:
+    """What a tensor is that the model does not have."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
+    if isinstance(t, nn.Parameter):
+        return "it uses a parameter of another copy of the model, as a function does that __init__ has made around self"
+    return "it uses a tensor that is neither made there nor a parameter or buffer of the model"
+
+
+def scripted(graph: fx.Graph) -> bool:
+    """Whether TorchScript runs there: it calls operators by their own names, and others once it has seen some calls."""
+    called = (n.target.func for n in graph.nodes if isinstance(n.target, Named))
+    return any(isinstance(f, torch._ops.OpOverload) for f in called)
+
+
+def _frozen(a: Any) -> bool:
+    """Nobody can change it."""
+    made: Any = getattr(type(a), "__dataclass_params__", None)
+    return isinstance(a, frozenset | np.dtype | type) or (made is not None and made.frozen)
+
+
+def _closes_over(func: Any) -> str:
+    """What a function holds that is another on each stage, in words; "" for nothing."""
+    cells = [c.cell_contents for c in getattr(func, "__closure__", None) or () if not _empty(c)]
+    bound = [*cells, getattr(func, "__self__", None), *getattr(func, "args", ()), getattr(func, "func", None)]
+    bound += [*(getattr(func, "keywords", None) or {}).values(), *(getattr(func, "__defaults__", None) or ())]
+    for value in bound:
+        for some in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(some, torch.Tensor):
+                return "a tensor"
+            if isinstance(some, nn.Module):
+                return f"the module {type(some).__name__}"
+            if callable(some) and not isinstance(some, type) and (found := _closes_over(some)):
+                return found
+    return ""
+
+
+def _empty(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False
+
+
+@contextmanager
+def capturing(capture: Capture) -> Iterator[None]:
+    """Calls of leaves and of autograd functions go through ``capture``, which sees all torch functions meanwhile."""
+    patched: list[tuple[Any, Any]] = []
+
+    def patch(owner: Any) -> None:
+        plain = owner.__call__
+
+        def calling(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = capture.leaves.get(id(module))
+            if capture.eager or name is None:
+                return plain(module, *args, **kwargs)
+            return capture.call("call_module", name, module, args, kwargs)
+
+        patched.append((owner, plain))
+        owner.__call__ = calling
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if capture.eager:
+            return plainly(cls, *args, **kwargs)
+        func = Named(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
+        return capture.call("call_function", func, func, args, kwargs)
+
+    apply: Any = vars(torch.autograd.Function)["apply"]
+    plainly = apply.__func__
+    torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment, method-assign]
+    try:
+        leaves = {type(m) for m in capture.root.modules() if id(m) in capture.leaves}
+        for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
+            patch(owner)
+        with capture:
+            capture.stream, capture.hooks = _stream(), _saving()
+            yield
+    finally:
+        for owner, plain in patched:
+            owner.__call__ = plain
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]

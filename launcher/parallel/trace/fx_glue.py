@@ -1,0 +1,304 @@
+"""The glue between named modules as an fx graph: the forward runs once on meta tensors, and what it calls is noted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from launcher.errors import Problem, RequestError, of_users
+from launcher.parallel.cost.forward_cost import Meter
+from launcher.parallel.dispatch.containers import tensors
+from launcher.parallel.dispatch.modes import default_dtype, evaluating
+from launcher.parallel.dispatch.source_lines import of_error
+from launcher.parallel.model_state.backward_state import moved
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.lost_state import counters
+from launcher.parallel.model_state.module_globals import files, variables
+from launcher.parallel.model_state.python_state import changed, held, reading
+from launcher.parallel.trace.ambient_modes import ambient
+from launcher.parallel.trace.capture import Capture, Uncuttable, capturing, scripted
+from launcher.parallel.trace.side_channels import Aside
+from launcher.parallel.trace.usage import Watch, watching
+from launcher.parallel.trace.zero_inputs import call, cast, looks
+from launcher.plan.partition.stages import covers
+from launcher.plan.refusals.model_effects import DTYPES
+
+RUNNING = torch.float32
+"""The default dtype while a forward runs, whatever the weights' is: that of torch."""
+
+STAGES = "parallel.pipeline.stage_config"
+CURE = "name a larger module there, so that this code runs inside it"
+
+
+class Tracer(Capture):
+    """The graph of a model, ``leaves`` excepted, which are called and stay what they are.
+
+    The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
+    ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
+    ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``aside`` looks whether leaves are told
+    anything past their arguments.
+    """
+
+    watch: Watch
+    aside: Aside | None = None
+    evaluation: Tracer | None = None
+
+    def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
+        super().__init__(root, {id(m): n for n, m in reversed([*root.named_modules()]) if n in leaves})
+        self.meter = meter
+        self.costs: dict[fx.Node, tuple[int, int]] = {}
+        self.writes: dict[fx.Node, frozenset[int]] = {}
+        self.spans: list[tuple[int, fx.Node]] = []
+        self.origins: dict[fx.Node, frozenset[Any]] = {}
+        self._last: tuple[tuple[int, int], frozenset[int], int] = ((0, 0), frozenset(), 0)
+
+    def called(self, node: fx.Node) -> tuple[nn.Module, Any, Any]:
+        """The module that ``node`` calls, and what it is given."""
+        return self.calls[node]
+
+    def given(self, node: fx.Node) -> tuple[Any, Any]:
+        """The values of its arguments."""
+        args, kwargs = (fx.node.map_arg(a, self.values.__getitem__) for a in (node.args, node.kwargs))
+        return args, kwargs
+
+    def overwritten(self) -> frozenset[fx.Node]:
+        """Values that something after them changes in place."""
+        out: set[fx.Node] = set()
+        later: set[int] = set()
+        for node in reversed(self.graph.nodes):
+            out |= {node} if later & storages(self.values.get(node)).keys() else set()
+            later |= self.writes.get(node, frozenset())
+        return frozenset(out)
+
+    def carry_out(self, kind: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self.meter.written.clear()
+        if kind == "call_module":
+            self._begin(leaf := self.leaves[id(func)])
+            told = partial(self._depends, leaf) if self.aside is not None else None
+            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts, told=told)
+            if self.aside is not None:
+                self.aside.end(leaf)
+        elif ambient().casts:
+            out = cast(func, args, kwargs)
+        else:
+            out = func(*args, **kwargs)
+        wrote = frozenset(self.meter.written)
+        self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
+        return out, bool(wrote)
+
+    def _begin(self, leaf: str) -> None:
+        if self.aside is not None:
+            self._unchanged(self.aside.begin(leaf), leaf)
+
+    def _unchanged(self, at: str, leaf: str) -> None:
+        if at:
+            raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
+
+    def _depends(self, leaf: str, what: str) -> None:
+        """Refuse what would be that of zeros for ever: the code around the leaves runs now, and never again."""
+        raise self.refuse(f"{leaf} returns {what} with other data; let it return a tensor of a fixed shape")
+
+    def over(self) -> None:
+        """The forward is done."""
+        if self.aside is not None:
+            self._unchanged(*self.aside.over())
+
+    def note(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().note(*args, **kwargs)
+        self.costs[node], self.writes[node], began = self._last
+        self.spans.append((began, node))
+        self.origins[node] = origins(self.values[node])
+        return node
+
+    def escaped(self, func: Any) -> None:
+        """Refuse an operation that no node accounts for."""
+        if not self.eager and torch._C._current_graph_task_id() == -1:
+            raise self.refuse(f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it")
+
+    def read(self, name: str) -> None:
+        """Refuse to look, from outside, at what a leaf counts in Python: the number of this forward would stay."""
+        leaf = next(u for u in self.leaves.values() if covers(u, name))
+        here = self.watch.running
+        ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
+        if not ours and not covers(leaf, here):
+            raise self.refuse(f"it reads {name}, which {leaf} changes as it runs")
+
+
+def origins(value: Any) -> frozenset[Any]:
+    """What gradients of the tensors in ``value`` arrive at: their functions, or themselves where they are leaves."""
+    found = [t for t in tensors(value) if t.requires_grad]
+    return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
+
+
+def storages(value: Any) -> dict[int, None]:
+    """The memory behind the tensors in ``value``, in their order."""
+    return dict.fromkeys(t.untyped_storage()._cdata for t in tensors(value))
+
+
+def trace(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
+    """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
+    model = copied(model)  # a forward may count or cache
+    drawn, before, modules = _drawn(), held(model), files(*map(type, model.modules()))
+    tracer = _follow(model, leaves, inputs, units, asides=True)
+    counted = counters(before, held(model), leaves, tracer.watch.counted)
+    if _drawn() != drawn:
+        text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
+        raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
+    once = variables(modules)
+    if text := same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph):
+        text = f"the code between the named modules differs from one forward to the next ({text})"
+        text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
+        raise RequestError((Problem("model", f"{text}; move it into a module"),))
+    if counts := changed(once, variables(modules)):
+        text = f"the forward changes {counts[0][0]} with every call, which each process has its own of"
+        raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
+    _steady(tracer, model, leaves, inputs)
+    with evaluating([model]):
+        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted, asides=True)
+    tracer.watch.looks |= other.watch.looks
+    tracer.watch.steers |= other.watch.steers
+    if text := same(tracer.graph, other.graph):
+        text = f"the code between the named modules differs between training and evaluation ({text})"
+        raise RequestError((Problem("model", f"{text}; move it into a module"),))
+    return tracer
+
+
+def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
+    """Refuse a forward that reads what the backwards before it have changed."""
+    names = [n for node, call in tracer.calls.items() for n in moved(str(node.target), *call)]
+    read: dict[str, None] = {}
+    if names:
+        with reading(model, names, lambda name: read.setdefault(name)):
+            _follow(model, leaves, inputs)
+    if read:
+        text = f"the backward changes {next(iter(read))}, which the forward reads, and a pipeline runs other forwards"
+        raise RequestError((Problem("model", f"{text} before it than one process; change it in the forward"),))
+
+
+def _drawn() -> tuple[Any, ...]:
+    """The state of the random streams that are not torch's."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, bytes(np.asarray(keys)), *rest
+
+
+def follow(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
+    """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
+    return _follow(copied(model), leaves, inputs, units)
+
+
+def _follow(
+    model: nn.Module,
+    leaves: frozenset[str],
+    inputs: Sequence[torch.Tensor],
+    units: Sequence[str] = (),
+    counted: Sequence[str] = (),
+    asides: bool = False,
+) -> Tracer:
+    """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
+    meter = Meter((*model.parameters(), *model.buffers()))
+    tracer = Tracer(model, leaves, meter)
+    xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
+    _unhooked(model, leaves)
+    with (
+        refusing(model, inputs, tracer),
+        default_dtype(RUNNING),
+        torch.device("meta"),
+        meter,
+        watching(model, units, lambda: meter.saved, xs) as tracer.watch,
+        capturing(tracer),
+        reading(model, counted, tracer.read),
+    ):
+        meter.tell(tracer.escaped)
+        if asides:
+            tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
+        for name, x in zip(_names(model, len(inputs)), xs, strict=True):
+            tracer.placeholder(name, x)
+        tracer.output(model(*xs))
+        tracer.over()
+    return tracer
+
+
+def _names(model: nn.Module, count: int) -> list[str]:
+    """What the forward calls its inputs."""
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    named = [p.name for p in signature(model.forward).parameters.values() if p.kind in kinds][:count]
+    return [*named, *(f"input_{i}" for i in range(len(named), count))]
+
+
+def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
+    """A backward hook of a module that is cut has no backward of its own to hook."""
+    for path, module in model.named_modules():
+        inside = any(path == leaf or path.startswith(leaf + ".") for leaf in leaves)
+        if not inside and (module._backward_hooks or module._backward_pre_hooks):
+            text = f"{path or type(model).__name__} has a backward hook, and its forward is cut between the stages"
+            raise RequestError((Problem("model", f"{text}; put the hook on a module that has a stage of its own"),))
+
+
+@contextmanager
+def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None) -> Iterator[None]:
+    """Whatever the user's forward raises becomes a ``RequestError``; what cannot be followed comes with a cure."""
+    name = type(model).__name__
+    try:
+        yield
+        if tracer is not None and tracer.refused is not None:
+            raise tracer.refused
+    except RequestError:
+        raise
+    except Exception as error:
+        first = error if tracer is None or tracer.refused is None else tracer.refused
+        line = next(iter(str(first).strip().splitlines()), "")
+        at = f" ({where})" if (where := of_error(first)) else ""
+        if isinstance(first, Uncuttable):
+            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
+            raise RequestError((Problem(STAGES, text),)) from first
+        if tracer is not None and looks(first):
+            text = f"cannot follow the code between the named modules of {name}{at}: its Python looks at data; {CURE}"
+            raise RequestError((Problem(STAGES, text),)) from first
+        if "meta" in line.lower():
+            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
+            raise RequestError((Problem(STAGES, text),)) from first
+        shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
+        inner = f" in {path}" if (path := _submodule(model, first)) else ""
+        text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first)}"
+        if "dtype" in line or "scalar type" in line:
+            text = f"{text}; {DTYPES}"
+        raise RequestError((Problem("model", text),)) from first
+
+
+def _submodule(model: nn.Module, error: BaseException) -> str:
+    """The innermost module of ``model`` whose forward ``error`` went through; "" for the model's own."""
+    names = {id(m): f"{path} ({type(m).__name__})" for path, m in model.named_modules() if path}
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        found = names.get(id(frame.tb_frame.f_locals.get("self")), found)
+        frame = frame.tb_next
+    return found
+
+
+def same(a: fx.Graph, b: fx.Graph) -> str:
+    """Where two graphs first differ, in words; "" when they do the same."""
+    for left, right in zip(a.nodes, b.nodes, strict=False):
+        if (one := said(left)) != (other := said(right)):
+            return f"{one} / {other}"
+    return "" if len(a.nodes) == len(b.nodes) else f"{len(a.nodes)} / {len(b.nodes)} operations"
+
+
+def said(node: fx.Node) -> str:
+    """A call with all its constants: ``y = mul(x, 2)``."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    given = [*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())]
+    return f"{node.name} = {name}({', '.join(given)})"

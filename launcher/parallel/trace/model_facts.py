@@ -1,0 +1,266 @@
+"""Reads a model's facts off a meta-device copy: names, shapes, ties, and the graph of its glue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.cost.backward_memory import Scales, product
+from launcher.parallel.cost.forward_cost import Meter
+from launcher.parallel.dispatch.containers import Named
+from launcher.parallel.dispatch.modes import default_dtype as default_dtype
+from launcher.parallel.dispatch.modes import evaluating
+from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.parameter_hooks import hooks
+from launcher.parallel.trace.aliasing import memory, trained
+from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, said, trace
+from launcher.parallel.trace.usage import Watch, watching
+from launcher.parallel.trace.zero_inputs import call, looks
+from launcher.plan.partition.stage_config import owner, units
+from launcher.plan.values.facts import Backward, Effects, Graph, Node, Param, Segment, Skeleton, TensorSpec, Traits
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
+
+
+ELEMENTWISE = (
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
+    nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
+)  # fmt: skip
+NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """``"float32"`` -> ``torch.float32``."""
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def spec(t: torch.Tensor) -> TensorSpec:
+    """Shape and dtype of ``t`` (of the whole tensor, for a DTensor)."""
+    return TensorSpec(tuple(t.shape), str(t.dtype).removeprefix("torch."))
+
+
+def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
+    """Meta tensors of these shapes."""
+    return [torch.empty(s.shape, dtype=dtype_of(s.dtype), device="meta") for s in specs]
+
+
+def skeleton(model: nn.Module) -> Skeleton:
+    """Modules in definition order; parameters and persistent buffers, each tied one under every name it has."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
+            raise RequestError((Problem("model", f"{text}; use the class that it was compiled from"),))
+    first: dict[int, str] = {}
+    params = []
+    persistent = {
+        f"{name}.{b}".lstrip(".")
+        for name, module in model.named_modules(remove_duplicate=False)
+        for b in module._buffers
+        if b not in module._non_persistent_buffers_set
+    }
+    for name, p in model.named_parameters(remove_duplicate=False):
+        params.append(Param(name, spec(p), first.setdefault(id(p), name), p.requires_grad))
+    for name, b in model.named_buffers(remove_duplicate=False):
+        if name in persistent:
+            params.append(Param(name, spec(b), first.setdefault(id(b), name), trainable=False, buffer=True))
+    modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
+    boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
+    named = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
+    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind), _traits(model))
+
+
+def _traits(model: nn.Module) -> Traits:
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(name)
+    modules = tuple(model.named_modules())
+    return Traits(
+        hooked=tuple(n for n, p in model.named_parameters() if hooks(p)),
+        backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
+        synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
+        twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
+    )
+
+
+def _kind(module: nn.Module) -> str:
+    """What tensor parallelism knows how to cut, or "". A subclass with a forward of its own is something else."""
+    kind = _plain_kind(module)
+    if "forward" in vars(module):
+        return f"{kind} with a forward of its own" if kind else ""
+    return f"parametrized {kind}" if kind and parametrize.is_parametrized(module) else kind
+
+
+def _plain_kind(module: nn.Module) -> str:
+    for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
+        if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
+            limited = isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
+            return "" if limited else kind
+    return "elementwise" if isinstance(module, ELEMENTWISE) else ""
+
+
+def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], again: bool = True) -> Graph:
+    """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
+
+    Not ``again``: of a model that is known to do the same each time.
+    """
+    known = skeleton(model)
+    return facts((trace if again else follow)(model, leaves, meta(inputs), _loaded(known)), known)
+
+
+def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
+    """Those of one forward; ``model`` is known to do the same each time."""
+    return sum(flops for _, flops in follow(model, leaves, meta(inputs)).costs.values())
+
+
+def facts(tracer: Tracer, known: Skeleton) -> Graph:
+    """The traced graph as plain values."""
+    out, watched, scales = [], _watched(tracer.watch, known, _returned(tracer), tracer.meter), Scales()
+    spaces = memory(tracer)
+    gradients = trained(tracer, spaces)
+    for n in tracer.graph.nodes:
+        kind = KINDS.get(n.op, "glue")
+        target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
+        specs, packed = _specs(tracer.values[n])
+        saved, flops = tracer.costs.get(n, (0, 0))
+        if kind == "module":
+            backward = scales.weigh(*tracer.called(n)) or Backward(kept=saved)
+        else:
+            backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, Named) else Backward()
+        ins = tuple(i.name for i in n.all_input_nodes)
+        at = spaces[n]
+        out.append(Node(
+            n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
+            at.reads, at.lies, at.writes, gradients[n], said(n),
+        ))  # fmt: skip
+    graph, other = Graph(tuple(out), **watched), tracer.evaluation
+    return graph if other is None else _evaluated(graph, _effects(other.watch, _returned(other), other.meter))
+
+
+def _returned(tracer: Tracer) -> Any:
+    (end,) = tracer.graph.find_nodes(op="output")
+    return tracer.values[end]
+
+
+def _evaluated(graph: Graph, other: Effects) -> Graph:
+    """``graph``, with what a forward in evaluation mode was seen to do."""
+    return replace(graph, effects=replace(graph.effects, evaluated=other.changes, mixed=other.mixed))
+
+
+def _loaded(known: Skeleton) -> tuple[str, ...]:
+    """The units that have parameters."""
+    return tuple(u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params))
+
+
+def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
+    found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
+    return {
+        "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
+        "chains": watch.chains(),
+        "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
+        "order": tuple(watch.order),
+        "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
+        "steers": watch.steers,
+        "recomputed": watch.recomputed(),
+        "nested": tuple(m for m in ("", *known.modules) if m in watch.nested),
+        "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
+        "fills": tuple(m for m in ("", *known.modules) if m in watch.fills),
+        "lazy": tuple(m for m in ("", *known.modules) if m in watch.lazy),
+        "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
+        "effects": _effects(watch, output, meter),
+    }
+
+
+def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
+    return Effects(
+        watch.effects.changes(output, meter.kept),
+        tuple(dict.fromkeys(watch.taken)),
+        tuple(watch.effects.sparse),
+        meter.disagree,
+        tuple(watch.effects.reads),
+        tuple(watch.effects.foreign),
+        tuple(watch.grads),
+        mixed=tuple(watch.effects.mixed),
+    )
+
+
+def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
+    """The calls of units in their order, and what was kept outside of them."""
+    scales = Scales()
+    runs = [
+        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs) or Backward(), _nbytes(r.made))
+        for r in watch.runs
+    ]
+    return (*runs, Segment("", saved - sum(s.saved for s in runs)))
+
+
+def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(spec(t).nbytes for t in tensors)
+
+
+def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
+    """The model as a single node, for one stage: any Python goes."""
+    known = skeleton(model)
+    made = _whole(model, known, inputs)
+    with evaluating([model]):
+        try:
+            other = _whole(model, known, inputs).effects
+        except RequestError:  # it is not made for that; who asks for it will hear from it
+            other = Effects()
+    return _evaluated(made, other)
+
+
+def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> Graph:
+    """In the mode that ``model`` is in.
+
+    One that looks at data is traced, for code may look only where it runs, or else run on zeros in memory, all of it.
+    """
+    try:
+        return _single(model, known, inputs, lambda model, xs, meter, watch: model(*xs))
+    except RequestError as error:
+        if not looks(error.__cause__):
+            raise
+    try:
+        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known))
+    except RequestError:
+        return _single(model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch))
+    return _node(known, inputs, _returned(traced), traced.meter, traced.watch)
+
+
+def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]) -> Graph:
+    model, xs = copied(model), meta(inputs)  # a forward may count or cache
+    meter = Meter((*model.parameters(), *model.buffers()))
+    with (
+        refusing(model, xs),
+        default_dtype(RUNNING),
+        torch.device("meta"),
+        meter,
+        watching(model, _loaded(known), lambda: meter.saved, xs) as watch,
+    ):
+        value = run(model, xs, meter, watch)
+    return _node(known, inputs, value, meter, watch)
+
+
+def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Meter, watch: Watch) -> Graph:
+    specs, packed = _specs(value)
+    names = tuple(f"input_{i}" for i in range(len(inputs)))
+    ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
+    body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
+    out = Node("output", "output", "output", ("model",), specs, packed)
+    return Graph((*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved))
+
+
+def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:
+    if isinstance(value, torch.Tensor):
+        return (spec(value),), False
+    if isinstance(value, tuple | list) and value and all(isinstance(v, torch.Tensor) for v in value):
+        return tuple(map(spec, value)), True
+    return None, False

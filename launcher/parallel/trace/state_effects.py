@@ -1,0 +1,237 @@
+"""Follows what a forward changes besides what it computes: weights and buffers, and what that depends on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.plan.values.facts import Change
+
+ALLOCATE = "allocate all of it in the constructor, or register it with persistent=False"
+DATA = ""
+"""What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
+Labels = frozenset[str]
+NONE: Labels = frozenset()
+STATISTICS = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"})
+"""They change the running mean and variance, their arguments 3 and 4, without saying so."""
+
+
+ONCE = "embedding_renorm_"
+"""To do it twice is to do it once."""
+
+
+@dataclass
+class _Seen:
+    """What happened to one tensor. ``said``: an operation told autograd, or went around it, but not BatchNorm's.
+
+    ``once``: nothing else than ``ONCE``.
+    """
+
+    labels: Labels = NONE
+    said: bool = False
+    once: bool = True
+    at: dict[str, None] = field(default_factory=dict)
+
+
+class Effects(Dispatch):
+    """Enter it around a forward of ``model``; ``running`` names the innermost module that runs."""
+
+    def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.running = running
+        self.sparse: dict[str, None] = {}
+        self.reads: dict[str, None] = {}
+        self.foreign: dict[tuple[int, ...], None] = {}
+        self.mixed: dict[str, None] = {}
+        self._ids: dict[int, str] = {}
+        self._made: dict[int, weakref.ref[Any]] = {}
+        self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
+        self._names: dict[int, str] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._places: list[tuple[nn.Module, str, Tensor, str, str]] = []
+        self._unset: list[tuple[nn.Module, str, str, str]] = []
+        self._known: set[int] = set()
+        self._first: dict[str, str] = {}
+        self._also: dict[str, dict[str, None]] = {}
+        for t in given:
+            self.make(t)
+            self._add(t, frozenset({DATA}))
+        for path, module in model.named_modules():
+            self.learn(path, module)
+
+    def mark(self) -> Callable[[], None]:
+        """What makes it forget all that it sees from now on."""
+        seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
+        sparse, reads, foreign, mixed = dict(self.sparse), dict(self.reads), dict(self.foreign), dict(self.mixed)
+
+        def back() -> None:
+            self._seen, self.sparse, self.reads, self.foreign, self.mixed = seen, sparse, reads, foreign, mixed
+
+        return back
+
+    @property
+    def changed(self) -> int:
+        """How many tensors have been."""
+        return len(self._seen)
+
+    def learn(self, path: str, module: nn.Module) -> None:
+        """The tensors of ``module``, which may be a copy of the one in the model."""
+        if id(module) in self._known:
+            return
+        self._known.add(id(module))
+        for attr, t in (*module._parameters.items(), *module._buffers.items()):
+            full = f"{path}.{attr}" if path else attr
+            if t is None and attr in module._buffers:
+                self._unset.append((module, attr, full, path))
+            if t is None or t.layout is not torch.strided:
+                continue
+            name = self._first.setdefault(full, self._names.setdefault(_key(t), full))
+            self._also.setdefault(name, {})[full] = None
+            self._names[_key(t)] = name
+            self._places.append((module, attr, t.detach(), name, path))
+            self.make(t)
+            if attr in module._buffers:
+                self._ids[id(t)] = full
+                self._add(t, frozenset({name}))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._read((*args, *kwargs.values()))
+        out = func(*args, **kwargs)
+        for t in _tensors((out,)):
+            self.make(t)
+        packet, written, sparse = _told(func)
+        if packet in STATISTICS:
+            self._statistics(args, out)
+            return out
+        labels = self._of(_tensors((*args, *kwargs.values())))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            labels |= {DATA}
+        if labels:
+            for t in _tensors((out,)):
+                self._add(t, labels)
+        for at, name in written:
+            for t in _tensors((args[at] if at < len(args) else kwargs.get(name),)):
+                self._write(t, labels, said=True, once=packet == ONCE)
+        if sparse is not None and (args[sparse] if sparse < len(args) else kwargs.get("sparse")):
+            self.sparse[self._names.get(_key(args[0]), self.running())] = None
+        return out
+
+    def _statistics(self, args: Any, out: Any) -> None:
+        training = args[5] if isinstance(args[5], bool) else True
+        if training and len(args[0]) > 1:  # instance norm has its samples among the channels
+            self.mixed[self.running()] = None
+        labels = self._of(_tensors(args[: 3 if training else 5]))
+        for t in _tensors((out,)):
+            self._add(t, labels)
+        for t in _tensors(args[3:5] if training else ()):
+            self._write(t, labels, said=False)
+
+    def make(self, t: Tensor) -> None:
+        """``t`` is no foreign tensor."""
+        if t.layout is torch.strided:
+            self._made[_key(t)] = weakref.ref(t.untyped_storage())
+
+    def _read(self, given: Any) -> None:
+        for t in _tensors(given):
+            if name := self._ids.get(id(t)):
+                self.reads[name] = None
+            if t.is_meta and t.layout is torch.strided:
+                made = self._made.get(_key(t))
+                if made is None or made() is not t.untyped_storage():
+                    self.foreign[tuple(t.shape)] = None
+
+    def _of(self, tensors: Iterable[Tensor]) -> Labels:
+        out = NONE
+        for t in tensors:
+            found = self._labels.get(_key(t))
+            if found is not None and found[0]() is t.untyped_storage():
+                out |= found[1]
+        return out
+
+    def _add(self, t: Tensor, labels: Labels) -> None:
+        if t.layout is torch.strided:
+            self._labels[_key(t)] = weakref.ref(t.untyped_storage()), labels | self._of((t,))
+
+    def _write(self, t: Tensor, labels: Labels, said: bool, once: bool = False) -> None:
+        self._add(t, labels)
+        if (name := self._names.get(_key(t))) is not None:
+            seen = self._seen.setdefault(name, _Seen())
+            seen.labels |= labels
+            seen.said |= said
+            seen.once &= once
+            seen.at[self.running()] = None
+
+    def finish(self) -> None:
+        """The forward is over: buffers that were none before may be tensors now, which others are to follow."""
+        for module, attr, name, path in self._unset:
+            now = getattr(module, attr, None)
+            if isinstance(now, Tensor) and DATA in (labels := self._of((now,))):
+                if attr not in module._non_persistent_buffers_set:
+                    text = f"the forward makes the buffer {name}, which was None, and checkpoints would not have it"
+                    raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
+                self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
+                self._also[name] = {name: None}
+
+    def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
+        """What was changed. ``kept`` are the storages that a backward needs."""
+        for module, attr, t, name, path in self._places:
+            now = getattr(module, attr, None)
+            if isinstance(now, Tensor) and attr in module._buffers and attr not in module._non_persistent_buffers_set:
+                _as_large(name, t, now)
+            if isinstance(now, Tensor) and now.layout is torch.strided and _key(now) != _key(t):
+                seen = self._seen.setdefault(name, _Seen())
+                seen.labels |= self._of((now,))
+                seen.once = False
+                seen.at[path] = None
+        needed = {self._names[k] for k in kept if k in self._names}
+        reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
+        reached |= {name for _, _, name, _ in self._unset}  # nobody knows what a later forward does with it
+        return tuple(
+            Change(tuple(self._also[n]), DATA in s.labels, n in reached, s.said and n in needed, tuple(s.at), s.once)
+            for n, s in self._seen.items()
+        )
+
+    def _reached(self, found: Labels) -> Labels:
+        """With what the changed buffers among ``found`` were made of before."""
+        while (more := found.union(*(self._seen[n].labels for n in found if n in self._seen))) != found:
+            found = more
+        return found
+
+
+def _as_large(name: str, was: Tensor, now: Tensor) -> None:
+    """Refuse a buffer of the state dict that grows."""
+    if now.shape != was.shape or now.dtype != was.dtype:
+        kinds = [f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}" for t in (was, now)]
+        text = f"the forward makes the buffer {name} {kinds[1]}, and checkpoints would expect {kinds[0]}"
+        raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
+
+
+def _key(t: Tensor) -> int:
+    return int(t.untyped_storage()._cdata) if t.layout is torch.strided else -id(t)
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v
+        elif isinstance(v, tuple | list):
+            yield from _tensors(v)
+
+
+@cache
+def _told(func: Any) -> tuple[str, tuple[tuple[int, str], ...], int | None]:
+    """Its name, the arguments that it writes to, and which one asks for sparse gradients."""
+    arguments = list(enumerate(func._schema.arguments))
+    written = tuple((n, a.name) for n, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    sparse = next((n for n, a in arguments if a.name == "sparse"), None)
+    return func._schema.name.removeprefix("aten::"), written, sparse

@@ -1,0 +1,364 @@
+"""Watches a forward: inside which modules each parameter is used, what runs in which order, and who looks at data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.dispatch.containers import filled
+from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.model_state.python_state import Key, changed, held
+from launcher.parallel.model_state.references import forget
+from launcher.parallel.trace.state_effects import Effects
+from launcher.plan.partition.stage_config import owner
+from launcher.plan.partition.stages import covers
+from launcher.plan.values.facts import Inner
+
+READS = frozenset({
+    torch.Tensor.__array__, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__,
+    torch.Tensor.__int__, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
+})  # fmt: skip
+"""What hands the numbers of a tensor to Python."""
+
+SIZES = frozenset({
+    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive",
+    "unique_dim", "_unique", "_unique2",
+})  # fmt: skip
+"""Operators whose result is a number for Python, or has a shape that hangs on the numbers."""
+
+NUMBERS = frozenset({
+    torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
+})  # fmt: skip
+"""What makes a tensor of numbers: on the meta device without an operation."""
+
+GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
+"""What takes gradients."""
+
+GRAD: Any = torch.Tensor.grad
+"""The property: what a backward has left."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call: what it was given, the tensors it ``made``, and the bytes ``saved`` for backward on the way."""
+
+    name: str
+    module: nn.Module
+    args: Any
+    kwargs: Any
+    made: tuple[torch.Tensor, ...]
+    saved: int
+
+
+class Watch(TorchFunctionMode):
+    """What was seen of the forward of a model, when it is over.
+
+    ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
+    used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
+    ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose
+    own code looked at the numbers of a tensor, as far as these were real (``looking``); ``looked``: how often.
+    ``steers``: units ran in another order with other numbers. ``effects``: what it changes; ``taken``: gradients that
+    it takes itself;
+    ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``fills``:
+    those that change a list or dictionary that they are given; ``nested``: those that run inside of themselves;
+    ``inferred``: those that run in inference mode. ``counted``: what copies of them change in Python.
+    ``lazy``: those that return a generator, whose code runs when they are over.
+    """
+
+    def __init__(
+        self, model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+    ) -> None:
+        super().__init__()
+        self.saved = saved
+        self.scopes: dict[str, str] = {}
+        self.calls: Counter[str] = Counter()
+        self._units = frozenset(units)
+        self._running: list[str] = [""]
+        self._given: list[tuple[torch.Tensor, ...]] = [()]
+        self._versions: list[list[int]] = []
+        self._filled: list[Callable[[], bool]] = []
+        self.overwrites: set[str] = set()
+        self.fills: set[str] = set()
+        self.nested: set[str] = set()
+        self.inferred: set[str] = set()
+        self.lazy: set[str] = set()
+        self.counted: list[Key] = []
+        self._thread = get_ident()
+        self._outside = _saving()
+        self._regions: dict[int, list[str]] = {}
+        self._reentrant: list[int] = []
+        self._names: dict[int, list[str]] = {}
+        self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
+        self._began: list[int] = []
+        self.runs: list[Run] = []
+        self.order: list[tuple[str, bool]] = []
+        self.looks: set[str] = set()
+        self.looked = 0
+        self.over = self._real = self.steers = False
+        self.taken: list[Inner] = []
+        self.grads: dict[str, None] = {}
+        self._paths = {id(m): name for name, m in model.named_modules()}
+        self._learn("", model)
+        self.effects = Effects(model, given, lambda: self._running[-1])
+
+    def mark(self, effects: bool = True) -> Callable[[], None]:
+        """What makes it forget all that it sees from now on, or all but ``effects``."""
+        scopes, calls, runs, order = dict(self.scopes), Counter(self.calls), list(self.runs), list(self.order)
+        forget_effects = self.effects.mark() if effects else lambda: None
+
+        def back() -> None:
+            self.scopes, self.calls, self.runs, self.order = scopes, calls, runs, order
+            forget_effects()
+
+        return back
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """What runs meanwhile has real numbers: who looks at them is remembered."""
+        self._real = True
+        try:
+            with _Looking(self):
+                yield
+        finally:
+            self._real = False
+
+    def units_below(self) -> bool:
+        """Whether somebody who looks at data has units inside, and may decide which of them run."""
+        return any(covers(m, u) for m in self.looks for u in self._units - {m})
+
+    def ran(self, since: int) -> list[str]:
+        """The units that began after the first ``since`` events."""
+        return [name for name, begins in self.order[since:] if begins and name in self._units]
+
+    def look(self) -> None:
+        """The innermost module that runs looks at data."""
+        self.looks.add(self._running[-1])
+        self.looked += 1
+
+    def _region(self) -> int | None:
+        """The checkpoint that now runs, if any: what is in it runs again before its backward."""
+        if self._reentrant:
+            return self._reentrant[-1]
+        now = _saving()
+        return None if now is self._outside or now == self._outside else id(now[0])
+
+    def recomputed(self) -> tuple[str, ...]:
+        """The deepest module around the units of each checkpoint that has several."""
+        return tuple(dict.fromkeys(_around(names) for names in self._regions.values() if len(set(names)) > 1))
+
+    def _learn(self, prefix: str, module: nn.Module) -> None:
+        for name, p in module.named_parameters(remove_duplicate=False):
+            self._alive.append(p)
+            full = f"{prefix}.{name}" if prefix else name
+            if full not in self._names.setdefault(id(p), []):
+                self._names[id(p)].append(full)
+
+    @property
+    def running(self) -> str:
+        """The innermost module that runs."""
+        return self._running[-1]
+
+    @contextmanager
+    def counting(self, module: nn.Module, copy: nn.Module) -> Iterator[None]:
+        """What ``copy``, which runs in the place of ``module``, changes in Python meanwhile is remembered."""
+        path, before = self._paths[id(module)], held(copy)
+        yield
+        self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
+
+    def copied(self, module: nn.Module, copy: nn.Module) -> None:
+        """``copy`` runs in the place of ``module``: its parts may change before they are called, or never be called."""
+        path = self._paths[id(module)]
+        for name, part in copy.named_modules():
+            self.effects.learn(f"{path}.{name}".strip("."), part)
+
+    def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
+        """The module ``name`` begins to run; it may be a copy of the one in the model."""
+        if self.over:
+            return
+        if get_ident() != self._thread:
+            text = f"the forward runs {name} in a thread of its own, where nobody can see what it does"
+            raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
+        if name in self._running[1:]:
+            self.nested.add(name)
+        if torch.is_inference_mode_enabled():
+            self.inferred.add(name)
+        self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
+        self._versions.append([_version(t) for t in self._given[-1]])
+        self._filled.append(filled(given))
+        self._running.append(name)
+        self.order.append((name, True))
+        self.calls[name] += 1
+        if name in self._units and (region := self._region()) is not None:
+            self._regions.setdefault(region, []).append(name)
+        self._began.append(self.saved())
+        if any(id(p) not in self._names for p in module.parameters(recurse=False)):
+            self._learn(name, module)
+        self.effects.learn(name, module)
+
+    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """It is done."""
+        if self.over or get_ident() != self._thread:
+            return
+        self._running.pop()
+        self.order.append((name, False))
+        given = zip(self._given.pop(), self._versions.pop(), strict=True)
+        if any(t.requires_grad and _version(t) != before for t, before in given):
+            self.overwrites.add(name)
+        if self._filled.pop()():
+            self.fills.add(name)
+        if isinstance(output, Iterator | Coroutine):
+            self.lazy.add(name)
+        grown = self.saved() - self._began.pop()
+        if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
+            made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
+            self.runs.append(Run(name, module, args, kwargs, made, grown))
+            self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._real and func in READS:
+            self.look()
+        if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
+            self.grads[self._running[-1]] = None
+        if func in GRADIENTS:
+            self.taken.append(self._inner(func, args, kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if func in NUMBERS and all(out is not a for a in args):
+            self.effects.make(out)
+        if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
+            for value in (*args, *(kwargs or {}).values()):
+                for t in value if isinstance(value, tuple | list) else (value,):
+                    if isinstance(t, nn.Parameter) and id(t) in self._names:
+                        self._use(self._names[id(t)])
+        return out
+
+    def _inner(self, func: Any, args: Any, kwargs: Any) -> Inner:
+        if func is not torch.autograd.grad:
+            return Inner(self._running[-1], backward=True)
+        of = args[1] if len(args) > 1 else kwargs.get("inputs")
+        nodes = {get_gradient_edge(t).node for t in tree_leaves(of) if t.requires_grad}
+        known = {id(t) for t in tree_leaves(of)}
+        crosses = []
+        for name, given in zip(self._running, self._given, strict=True):
+            others = [t for t in given if id(t) not in known and t.grad_fn is not None]
+            if any(_reaches(t.grad_fn, nodes, 0) for t in others):
+                crosses.append(name)
+        return Inner(self._running[-1], False, tuple(crosses))
+
+    def _use(self, names: list[str]) -> None:
+        """Of a tied parameter's names the one that fits best to what is running is the one in use."""
+        seen = {n: max((m for m in self._running if covers(m, owner(n))), key=len) for n in names}
+        name = max(names, key=lambda n: (seen[n] == owner(n), len(seen[n])))
+        self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
+
+    def chains(self) -> tuple[tuple[str, str], ...]:
+        """(a, b): unit b ran once, right after unit a, and works on what a made, so its backward is over before a's."""
+        return tuple(
+            (a.name, b.name)
+            for a, b in zip(self.runs, self.runs[1:], strict=False)
+            if self.calls[a.name] == self.calls[b.name] == 1 and _feeds(a.made, b.made)
+        )
+
+
+def _version(t: torch.Tensor) -> int:
+    """How often it was changed in place; those of inference mode do not count."""
+    return 0 if t.is_inference() else t._version
+
+
+def _saving() -> Any:
+    """What autograd asks before it saves a tensor."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _around(names: list[str]) -> str:
+    parts = [n.split(".") for n in names]
+    same = [p[0] for p in zip(*parts, strict=False) if len(set(p)) == 1]
+    return ".".join(same[: next((i for i, p in enumerate(zip(*parts, strict=False)) if len(set(p)) > 1), len(same))])
+
+
+def _batched(t: Any) -> bool:
+    """Of ``torch.vmap`` and its like: it means nothing outside."""
+    return isinstance(t, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t)
+
+
+class _Looking(Dispatch):
+    """Tells ``watch`` of operators whose result Python could not know without the numbers."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._overloadpacket.__name__ in SIZES or (func is torch.ops.aten.index.Tensor and _masks(args[1])):
+            self.watch.look()
+        return func(*args, **(kwargs or {}))
+
+
+def _masks(indices: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+def _feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
+    """Whether autograd can go from every tensor of ``last`` back to one of ``made``."""
+    goals = {t.grad_fn for t in made if t.grad_fn is not None}
+    if not goals or not last:
+        return False
+    oldest = min(g._sequence_nr() for g in goals)
+    return all(t.grad_fn is not None and _reaches(t.grad_fn, goals, oldest) for t in last)
+
+
+def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
+    """Nodes made before the ``oldest`` goal cannot lead to it."""
+    stack, seen = [start], set()
+    while stack:
+        node = stack.pop()
+        if node in goals:
+            return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen and following._sequence_nr() >= oldest:
+                seen.add(following)
+                stack.append(following)
+    return False
+
+
+@contextmanager
+def watching(
+    model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+) -> Iterator[Watch]:
+    """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
+    forget()
+    watch = Watch(model, units, saved, given)
+    for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
+        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
+        begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
+        module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
+        module.register_forward_hook(left, with_kwargs=True, always_call=True)
+    reentrant: Any = CheckpointFunction
+
+    def region(*args: Any) -> Any:
+        watch._reentrant.append(len(watch.order))
+        try:
+            return vars(torch.autograd.Function)["apply"].__func__(reentrant, *args)
+        finally:
+            watch._reentrant.pop()
+
+    reentrant.apply = staticmethod(region)
+    try:
+        with watch, watch.effects:
+            yield watch
+        watch.effects.finish()
+    finally:
+        del reentrant.apply
+        watch.over = True
+        forget()

@@ -1,0 +1,121 @@
+"""The small copy of a run that ``certify`` trains: the same layout, fewer layers, samples and steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from launcher.job.models import Constant, LanguageModel, RandomTokens, Schedule, Text
+from launcher.job.parallel import LocalNorm
+from launcher.job.schema import Debug, Job
+from launcher.job.steps import Certify
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.values.precision import precision
+
+TOLERANCE: Final = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 8 * 2.0**-8, "fp16": 8 * 2.0**-11}
+"""In half precision 8 roundings, where a layout rounds in another order than one process: the terms of operators cut
+over ``tp`` before they are added up (most measured: 5, of 8 layers on 4 ranks), what later pieces of a sequence read
+of earlier ones (2), the two gradients of a tied parameter (1), gradients that travel in it (2). Other layouts are held
+to what fp32 is, in which their gradients are added up."""
+SCALE: Final = 1024.0
+"""A loss scale that stays what it is: a step that one of two trainings skips cannot be compared."""
+SAMPLES = 2
+"""A micro batch: one alone has no variance to normalise by."""
+MORE = 2
+"""Steps after those that are asked for: one on samples that leave experts idle, one after a load."""
+WARMUP, FINAL = 2, 0.1
+"""Of the learning rate: more steps of warming up would make the first updates too small to compare, and so would the
+last one be if nothing were left of it."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """``changes``: (key, ``was -> is``) of all that the copy does not take over."""
+
+    job: Job
+    changes: tuple[tuple[str, str], ...]
+    tolerance: float
+
+
+def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
+    """The copy in the precision that the certificate is asked for, and one in the request's own where that is another.
+
+    A precision has bugs of its own: casts that get lost, gradients that travel in too few bits.
+    """
+    first = reduced(job, step, sizes)
+    if step.precision == job.train.precision:
+        return (first,)
+    own = reduced(job, step.model_copy(update={"precision": job.train.precision, "tolerance": None}), sizes)
+    return first, replace(own, tolerance=max(own.tolerance, step.tolerance or 0.0))
+
+
+def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
+    """Widths, vocabulary and lengths stay: sharding thresholds and fusion depend on them.
+
+    A tokenizer out of a file comes with weights, and neither is needed to compare numbers: tokens are made at random.
+    """
+    micro = min(SAMPLES, sizes.micro_batch)
+    batch = job.train.batch_size // sizes.micro_batch * micro
+    model, data, changes = job.model, job.data, []
+    if isinstance(model, LanguageModel) and (layers := _layers(job, model, sizes)) < model.layers:
+        changes.append(("model.layers", f"{model.layers} -> {layers}"))
+        model = model.model_copy(update={"layers": layers})
+    if isinstance(data, Text) and data.tokenizer == "file":
+        changes.append(("data", f"{data.name} -> random_tokens"))
+        data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
+    asked = job.train
+    scale = asked.loss_scale or SCALE if step.precision == "fp16" else None
+    schedule, rates = _schedule(job.schedule)
+    steps = step.steps + MORE
+    for key, was, now in (("train.batch_size", asked.batch_size, batch), ("train.steps", asked.steps, steps),
+                          ("train.precision", asked.precision, step.precision),
+                          *([("train.loss_scale", asked.loss_scale, scale)] if scale else []), *rates):  # fmt: skip
+        if was != now:
+            changes.append((key, f"{was} -> {now}".replace("None", "null")))
+    train = asked.model_copy(
+        update={"batch_size": batch, "steps": steps, "precision": step.precision, "eval_every": None,
+                "loss_scale": scale}
+    )  # fmt: skip
+    update: dict[str, Any] = {
+        "model": model, "data": data, "train": train, "debug": Debug(), "steps": {}, "schedule": schedule,
+        "parallel": job.parallel.model_copy(update={"local_norm": LocalNorm()}),
+        "checkpoint": job.checkpoint.model_copy(update={"every": None}),
+    }  # fmt: skip
+    copy = job.model_copy(update=update)
+    return Copy(copy, tuple(changes), step.tolerance or _tolerance(copy, sizes))
+
+
+def _schedule(asked: Schedule) -> tuple[Schedule, list[tuple[str, float, float]]]:
+    """Of the same form, and what is changed of it: (key, was, is)."""
+    changes: dict[str, float] = {"warmup_steps": min(asked.warmup_steps, WARMUP)}
+    if not isinstance(asked, Constant):
+        changes["final"] = max(asked.final, FINAL)
+    told = [(f"schedule.{key}", getattr(asked, key), now) for key, now in changes.items()]
+    return asked.model_copy(update=changes), told
+
+
+def _tolerance(job: Job, sizes: Sizes) -> float:
+    dtypes = precision(job)
+    same = sizes.grid["tp"] == sizes.grid["pp"] == 1 and dtypes.reduce == dtypes.kept
+    return TOLERANCE["fp32" if dtypes.mixed and same else job.train.precision]
+
+
+def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
+    """What each ``certify`` trains."""
+    for name, step in job.steps.items():
+        if isinstance(step, Certify):
+            first, *own = copies(job, step, sizes)
+            what = ", ".join(f"{key} {change}" for key, change in first.changes) or "nothing changed"
+            then = "".join(f"; then one in {c.job.train.precision}, errors up to {c.tolerance:.0e}" for c in own)
+            allowed = f"errors up to {first.tolerance:.0e} are allowed"
+            yield Note(f"steps.{name}", f"trains a copy first: {what}; {allowed}{then}")
+
+
+def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
+    """One a virtual stage, two at least; all of them when a setting names a layer by its number."""
+    named = [*job.parallel.operators, *(job.parallel.shared if job.parallel.shared != "auto" else ())]
+    if job.parallel.pipeline.stage_config != "auto" or any(re.search(r"layers\.\d", str(n)) for n in named):
+        return model.layers
+    return min(model.layers, max(2, sizes.virtual))

@@ -1,0 +1,1 @@
+"""What a plan costs: bytes a rank, collectives a step, and what travels together."""

@@ -1,0 +1,59 @@
+"""In which order a stage gathers its groups of sharded weights: the same on every rank, whatever its data do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.plan.cost.fusion import Group
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Note
+from launcher.plan.partition.stages import covers
+from launcher.plan.values.facts import Graph
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A forward begins to use group ``group`` of the plan, or is done with it; a backward comes by in reverse."""
+
+    group: int
+    begins: bool
+
+
+def visits(groups: tuple[Group, ...], stages: int, graph: Graph) -> tuple[tuple[Visit, ...], ...]:
+    """Of each stage, in the order in which its modules are called."""
+    return tuple(tuple(_visits(groups, s, graph)) for s in range(stages))
+
+
+def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Visit]:
+    """As FSDP2 does it: a group is in use until each of its modules has run."""
+    home = {m: i for i, g in enumerate(groups) if g.stage == stage for m in g.modules}
+    waiting: dict[int, set[str]] = {}
+    root = home.pop("", None)
+    if root is not None:
+        yield Visit(root, True)
+    for module, begins in graph.order:
+        if (at := home.get(module)) is None:
+            continue
+        if begins and not waiting.get(at):
+            waiting[at] = set(groups[at].modules)
+            yield Visit(at, True)
+        if not begins and module in waiting[at]:
+            waiting[at].remove(module)
+            if not waiting[at]:
+                yield Visit(at, False)
+    yield from (Visit(at, False) for at, modules in waiting.items() if modules)
+    if root is not None:
+        yield Visit(root, False)
+
+
+def notes(graph: Graph, params: tuple[Placed, ...]) -> list[Note]:
+    """What is said of modules that look at data and have sharded weights inside."""
+    names = [n for p in params if p.sharded for n in p.names]
+    found = [m or "the model" for m in graph.looks if any(covers(m, n) for n in names)]
+    if not found:
+        return []
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    verb, whose = ("looks", "its") if len(found) == 1 else ("look", "their")
+    text = f"{', '.join(found[:3])}{more} {verb} at data, so ranks may differ in what runs there: on every rank all of"
+    return [Note("parallel.hsdp", f"{text} {whose} weights are gathered, and missing gradients are zeros")]

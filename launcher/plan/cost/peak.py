@@ -1,0 +1,239 @@
+"""What a rank holds at the fullest moment of a training step: its schedule walked through, segment by segment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from launcher.plan.schedule.actions import Action, Row
+from launcher.plan.values.facts import Segment
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Bytes of one FSDP2 group: ``whole`` weights, their ``grads``, what is ``scattered``, the ``shard`` kept of that.
+
+    It is needed from segment ``first`` to ``last`` of its stage.
+    """
+
+    whole: int
+    grads: int
+    scattered: int
+    shard: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One micro batch, or a piece of one, through a stage; bytes.
+
+    ``out`` is what the stage hands on without sending it, kept until its backward; ``loss`` what the loss keeps.
+    ``sent`` goes to another rank, and ``returned``, the gradient of what came from one: torch lets go of what it has
+    sent when the step is over.
+    """
+
+    segments: tuple[Segment, ...]
+    out: int
+    loss: int
+    sent: int = 0
+    returned: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """One stage as a load of memory; bytes. ``passes``: one, or one a piece, all with the same segments.
+
+    ``own``: gradients of whole parameters by segment, ``stand_ins``: their copies in half precision. ``buffers`` is
+    what torch receives into, for all micro batches at once.
+    """
+
+    passes: tuple[Pass, ...]
+    gathers: tuple[Gather, ...]
+    own: tuple[int, ...]
+    stand_ins: int
+    buffers: int
+
+    @property
+    def whole(self) -> int:
+        """All gradients, before they are scattered."""
+        return sum(self.own) + sum(g.grads for g in self.gathers)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """``grads`` as they are kept, ``gathered`` weights and gradients of shards as a whole, ``activations`` the rest."""
+
+    grads: int
+    gathered: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.grads + self.gathered + self.activations
+
+
+def fullest(row: Row, loads: Mapping[int, Load], again: bool, each: bool, copied: int) -> Moment:
+    """Of all moments of a step on one rank. ``loads`` by stage; ``again`` is level3, ``each`` level2 or level3.
+
+    ``copied``: bytes of the gradients that one all-reduce sums at the end, side by side in a copy.
+    """
+    return max(_Walk(loads, again, each, copied).moments(row), key=lambda m: m.total)
+
+
+@dataclass
+class _Walk:
+    loads: Mapping[int, Load]
+    again: bool
+    each: bool
+    copied: int
+    grads: int = 0
+    gathered: int = 0
+    activations: int = 0
+    reduced: set[tuple[int, int]] = field(default_factory=set)
+    unreduced: set[tuple[int, int]] = field(default_factory=set)
+    summed: set[tuple[int, int]] = field(default_factory=set)
+    lingering: int = 0
+
+    def now(self, *, gathered: int = 0, activations: int = 0) -> Moment:
+        return Moment(self.grads, self.gathered + gathered, self.activations + activations)
+
+    def moments(self, row: Row) -> Iterator[Moment]:
+        self.activations += sum(load.buffers for load in self.loads.values())
+        self.gathered += sum(load.stand_ins for load in self.loads.values())
+        if not self.again:
+            whole = [g.whole for load in self.loads.values() for g in load.gathers]
+            yield self.now(gathered=sum(whole) + max(whole, default=0))  # received, and copied one after the other
+            self.gathered += sum(whole)
+        left = {s: sum(a.stage == s and a.kind in "BW" for a in row) for s in self.loads}
+        yield self.now()
+        for a in row:
+            load = self.loads[a.stage]
+            yield from self._act(a, load, a.micro % len(load.passes))
+            left[a.stage] -= a.kind in "BW"
+            if not left[a.stage] and a.kind != "F":
+                yield from self._finish(a.stage)
+        yield self.now(activations=self.copied)
+
+    def _act(self, a: Action, load: Load, piece: int) -> Iterator[Moment]:
+        one = load.passes[piece]
+        if a.kind == "F":
+            yield from self._forward(load, one)
+        elif a.kind == "B":
+            yield from self._backward(a.stage, load, piece)
+        elif a.kind == "W":
+            yield from self._weights(a.stage, one)
+        else:
+            yield from self._inputs(a.stage, one)
+
+    def _forward(self, load: Load, one: Pass) -> Iterator[Moment]:
+        for i, segment in enumerate(one.segments):
+            self.activations += segment.saved
+            yield self.now(gathered=self._open(load, i) + self._received(load, i))
+        self.activations += one.out + one.sent + one.loss
+        yield self.now(activations=one.loss)
+
+    def _open(self, load: Load, i: int) -> int:
+        """level3: the weights in use at segment ``i``."""
+        return sum(g.whole for g in load.gathers if g.first <= i <= g.last) if self.again else 0
+
+    def _ahead(self, load: Load, i: int) -> int:
+        """level3: those that the segments before ``i`` will use, gathered ahead in a backward."""
+        before = [g for g in load.gathers if g.last < i] if self.again else []
+        return max(before, key=lambda g: g.last).whole if before else 0
+
+    def _received(self, load: Load, i: int) -> int:
+        """level3: those that a forward has gathered last, once more: as they were received."""
+        used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.again else []
+        return max(used, default=0)
+
+    def _backward(self, stage: int, load: Load, piece: int) -> Iterator[Moment]:
+        one = load.passes[piece]
+        yield self.now(activations=2 * one.loss)
+        self.activations -= one.loss
+        for i in range(len(one.segments) - 1, -1, -1):
+            segment = one.segments[i]
+            here = self._open(load, i) + self._ahead(load, i)
+            yield self.now(gathered=here, activations=segment.backward.work)
+            self._sum(stage, i)
+            self.activations += _owed(load, piece, i) - segment.saved + segment.left
+            yield self.now(gathered=here)
+            yield from self._close(stage, i, one)
+        self.activations += one.returned - one.out - sum(s.left for s in one.segments)
+        self.gathered -= self.lingering
+        self.lingering = 0
+
+    def _inputs(self, stage: int, one: Pass) -> Iterator[Moment]:
+        """The first half of a backward: of what was saved the inputs of products stay, and their outputs' gradients."""
+        yield self.now(activations=2 * one.loss)
+        self.activations -= one.loss
+        for i in range(len(one.segments) - 1, -1, -1):
+            segment = one.segments[i]
+            yield self.now(activations=segment.backward.work)
+            self._sum(stage, i)
+            self.activations += segment.backward.kept - segment.saved
+            yield self.now()
+        self.activations += one.returned - one.out
+        yield self.now()
+
+    def _weights(self, stage: int, one: Pass) -> Iterator[Moment]:
+        """The second half: what has waited goes, one product after the other."""
+        yield self.now()
+        self.activations -= sum(s.backward.kept for s in one.segments)
+        for i in range(len(one.segments) - 1, -1, -1):
+            self._sum(stage, i)
+        for i in range(len(one.segments) - 1, -1, -1):
+            yield from self._close(stage, i, one)
+        self.gathered -= self.lingering
+        self.lingering = 0
+
+    def _sum(self, stage: int, i: int) -> None:
+        """Gradients appear: of whole parameters, and of groups whose first segment this is."""
+        load = self.loads[stage]
+        if (stage, i) not in self.summed:
+            self.summed.add((stage, i))
+            self.grads += load.own[i]
+        for n, g in enumerate(load.gathers):
+            if g.first == i and (stage, n) not in self.unreduced:
+                self.unreduced.add((stage, n))
+                self.gathered += g.grads
+
+    def _close(self, stage: int, i: int, one: Pass) -> Iterator[Moment]:
+        """level2 and level3: gradients are scattered, while that of what comes next is there already."""
+        load = self.loads[stage]
+        for n, g in enumerate(load.gathers):
+            if g.first == i and self.each:
+                next_one = one.segments[i - 1].made if i else 0
+                self.gathered -= self.lingering
+                yield self._scatter(stage, n, g, self._ahead(load, i), next_one)
+                self.gathered += g.scattered  # FSDP2 lets go of it when the next group comes
+                self.lingering = g.scattered
+
+    def _scatter(self, stage: int, n: int, g: Gather, ahead: int = 0, grad: int = 0) -> Moment:
+        """The moment before the whole gradients go."""
+        held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
+        if (stage, n) in self.unreduced:
+            self.unreduced.discard((stage, n))
+            self.gathered -= g.grads
+        if (stage, n) not in self.reduced:
+            self.reduced.add((stage, n))
+            self.grads += g.shard
+        return held
+
+    def _finish(self, stage: int) -> Iterator[Moment]:
+        """After the last backward of a stage: level1 scatters now; weights that were kept go, group by group."""
+        for n, g in enumerate(self.loads[stage].gathers):
+            if not self.again:
+                self.gathered -= g.whole
+            if not self.each:
+                yield self._scatter(stage, n, g)
+
+
+def _owed(load: Load, piece: int, i: int) -> int:
+    """What the backward of segment ``i`` adds to the gradients that pieces of a micro batch owe to those before them.
+
+    The last piece, the first to go backward, makes them for all that it has read; each other one uses its own up.
+    """
+    if piece == len(load.passes) - 1:
+        return sum(p.segments[i].left for p in load.passes[:piece])
+    return -load.passes[piece].segments[i].left

@@ -1,0 +1,1 @@
+"""Operator strategies: how each module is cut over the ``tp`` axis."""

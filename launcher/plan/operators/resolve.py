@@ -1,0 +1,265 @@
+"""How each module is spread over the ``tp`` axis: operator strategies applied to a model's module names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.plan.operators.strategy import DP, TP, Axes, Reading, axes_text, readings
+from launcher.plan.values.facts import Param, Skeleton
+from launcher.plan.values.grid import Grid
+
+KEY = "parallel.operators"
+MODES = {"linear": {0: "column", 1: "row"}, "embedding": {0: "vocabulary", 1: "hidden"}}
+"""What a layer is called whose weight is cut on this dim."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One module of a strategy. ``kind`` is what it is: linear, embedding, norm, elementwise or module.
+
+    ``weights`` has every parameter of its own, by its name there. ``input`` and ``output`` are as asked: ``None``
+    takes what arrives and hands on what comes out. ``key`` is the strategy's name or glob.
+    """
+
+    module: str
+    kind: str
+    key: str
+    weights: tuple[tuple[str, Axes], ...]
+    input: Axes | None
+    output: Axes | None
+
+    @property
+    def mode(self) -> str:
+        """column, row, vocabulary or hidden; "" when no weight is cut."""
+        cut = tp_dim(dict(self.weights).get("weight", ()))
+        return "" if cut is None else MODES[self.kind][cut]
+
+
+def tp_dim(axes: Axes) -> int | None:
+    """The dim that ``tp`` cuts."""
+    return next((d for d, names in enumerate(axes) if TP in names), None)
+
+
+def splits(operators: Sequence[Operator]) -> dict[str, Axes]:
+    """The axes that cut each parameter's dims, by whole name; only those that are cut."""
+    return {f"{o.module}.{n}": axes for o in operators for n, axes in o.weights if tp_dim(axes) is not None}
+
+
+def resolve(config: Mapping[str, Any], skeleton: Skeleton, grid: Grid) -> tuple[tuple[Operator, ...], list[Problem]]:
+    """One operator a module that ``config`` names, in definition order. Exact names beat globs, later keys earlier."""
+    found = [p for key, value in config.items() for p in _form(key, value, skeleton)]
+    if found:
+        return (), found
+    kinds, out = dict(skeleton.kinds), []
+    complained: set[tuple[str, str]] = set()
+    for module in skeleton.modules:
+        if (key := _key(config, module)) is None:
+            continue
+        own = [p for p in skeleton.params if p.name.rpartition(".")[0] == module and not p.buffer]
+        got = _operator(module, kinds.get(module, "module"), key, config[key], own, grid)
+        if isinstance(got, Operator):
+            out.append(got)
+        elif (key, got.text) not in complained:  # a glob over 80 layers is wrong once
+            complained.add((key, got.text))
+            found.append(got)
+    return tuple(out), found or _ties(out, skeleton)
+
+
+def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
+    where = f"{KEY}.{key}"
+    if not isinstance(value, Mapping) or not value:
+        text = f"{value!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
+        return [Problem(where, text)]
+    if not any(fnmatchcase(m, key) for m in skeleton.modules):
+        return [Problem(where, _nobody(key, skeleton), quote(f"~{where}"))]
+    return []
+
+
+def _nobody(key: str, skeleton: Skeleton) -> str:
+    tail = key.rpartition(".")[2]
+    near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
+    tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
+    return f"no module is called so; there are {', '.join(near or tops)}"
+
+
+def _key(config: Mapping[str, Any], module: str) -> str | None:
+    if module in config:
+        return module
+    return next((k for k in reversed(list(config)) if fnmatchcase(module, k)), None)
+
+
+def _operator(
+    module: str, kind: str, key: str, value: Mapping[str, Any], own: list[Param], grid: Grid
+) -> Operator | Problem:
+    where = f"{KEY}.{key}"
+    names = tuple(p.name.rpartition(".")[2] for p in own)
+    got = [readings(value, names, order, grid) for order in _orders(kind, names)]
+    ways = list(dict.fromkeys(r for found, _ in got for r in found))
+    if not ways:
+        return Problem(where, "; ".join(got[0][1]))
+    tried = [(w, *_complete(w, kind, own, "in" in value)) for r in ways for w in _orientations(r, kind, value)]
+    good = {o: None for _, o, why in tried if o is not None and not why}
+    if not good:
+        text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
+        return Problem(where, text if len(tried) < 2 else f"no reading of it can be: {text}")
+    if len(good) > 1:
+        both = " or as ".join(w.written() for w in good)
+        return Problem(where, f"can be read as {both}; say which", quote(f"{where}={next(iter(good)).written()}"))
+    reading = next(iter(good))
+    if (uneven := _uneven(module, reading, own, grid)) is not None:
+        return uneven
+    return Operator(module, kind, key, reading.weights, reading.input, reading.output)
+
+
+def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """What the entries of ``in`` may stand for: an embedding's table may come first, as it does in Gather."""
+    first = ("input", *names)
+    return (first, (*names, "input")) if kind == "embedding" else (first,)
+
+
+def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list[Reading]:
+    """A linear layer's weight by position may be meant (out, in), as it is here, or (in, out), as in MatMul."""
+    said = dict(reading.weights)
+    if "in" not in value or kind != "linear" or len(said.get("weight", ())) != 2:
+        return [reading]
+    turned = {**said, "weight": said["weight"][::-1]}
+    return [reading, Reading(reading.input, reading.output, tuple(turned.items()))]
+
+
+def _complete(reading: Reading, kind: str, own: list[Param], listed: bool) -> tuple[Reading | None, str]:
+    """The reading with every parameter's axes, or why it cannot be. ``listed``: it was written by position."""
+    said = dict(reading.weights)
+    full: dict[str, Axes] = {}
+    for p in own:
+        name = p.name.rpartition(".")[2]
+        axes = said.get(name)
+        if axes is not None and len(axes) != len(p.spec.shape):
+            return None, f"{name} has shape {list(p.spec.shape)}, not {len(axes)} dims"
+        if axes is not None and any(DP in dim for dim in axes):
+            return None, f"{name} cut over dp; sharding weights over data-parallel ranks is what parallel.hsdp does"
+        full[name] = axes if axes is not None else ((),) * len(p.spec.shape)
+    cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
+    if cut and kind not in MODES:
+        return None, f"{cut[0]} cut over tp; of a {kind} only input and output can be cut"
+    if why := _activations(reading, kind, tp_dim(full.get("weight", ())), listed):
+        return None, why
+    if kind == "linear" and "bias" in full:  # cut with the outputs, and added once where they are summed
+        wanted: Axes = (full["weight"][0],)
+        if "bias" in said and full["bias"] != wanted:
+            return None, f"bias {axes_text(full['bias'])} does not go with weight {axes_text(full['weight'])}"
+        full["bias"] = wanted
+    return Reading(reading.input, reading.output, tuple(full.items())), ""
+
+
+def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) -> str:
+    """Why the input and output asked for do not go with a weight cut on this dim; "" when they do."""
+    for axes, name in ((reading.input, "input"), (reading.output, "output")):
+        if axes is not None and any(DP in dim for dim in axes[1:]):
+            return f"{name} {axes_text(axes)}: dp cuts samples, which is dim 0"
+        if axes is not None and any(dim == (TP, DP) for dim in axes):
+            return f"{name} {axes_text(axes)}: samples are cut over dp first"
+    given, made = reading.input, reading.output
+    into = None if given is None else tp_dim(given)
+    last = given is not None and into == len(given) - 1
+    if kind == "linear":
+        if weight == 1 and given is not None and not last:
+            return f"input {axes_text(given)} does not go with a weight cut over tp on its inputs"
+        if weight != 1 and last:
+            return f"input {axes_text(given or ())} cut over tp on its features needs a weight cut on its inputs"
+    if listed and kind == "linear" and weight == 0 and into is not None:
+        return f"input {axes_text(given or ())}: tp cannot cut both the samples and the outputs"
+    if listed and kind == "embedding" and weight is None and into is not None:
+        return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
+    if kind == "embedding" and weight is not None and into is not None:
+        return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
+    if made is not None and weight is not None and weight == {"linear": 0, "embedding": 1}.get(kind):
+        out = tp_dim(made)
+        if out is not None and out != len(made) - 1:
+            return f"output {axes_text(made)}: what comes out is cut on its last dim; it can be kept so or gathered"
+    return ""
+
+
+def _uneven(module: str, reading: Reading, own: list[Param], grid: Grid) -> Problem | None:
+    shapes = {p.name.rpartition(".")[2]: p.spec.shape for p in own}
+    for name, axes in reading.weights:
+        d = tp_dim(axes)
+        if d is not None and shapes[name][d] % grid[TP]:
+            size = shapes[name][d]
+            text = f"{module}.{name} has {size} on dim {d}, which does not divide by tp={grid[TP]}"
+            fits = max(n for n in range(1, grid[TP] + 1) if size % n == 0)
+            return Problem(f"parallel.grid.{TP}", text, f"parallel.grid.{TP}={fits}")
+    return None
+
+
+def _ties(operators: Sequence[Operator], skeleton: Skeleton) -> list[Problem]:
+    """One tensor under two names is cut one way."""
+    said = splits(operators)
+    first: dict[str, tuple[str, Axes]] = {}
+    out = []
+    for p in skeleton.params:
+        axes = said.get(p.name, ((),) * len(p.spec.shape))
+        name, other = first.setdefault(p.same_as, (p.name, axes))
+        if other != axes:
+            text = f"{p.name} is the same tensor as {name}, cut {axes_text(axes)} here and {axes_text(other)} there"
+            whole, cut = (name, axes) if tp_dim(other) is None else (p.name, other)
+            out.append(Problem(KEY, text, quote(f"{KEY}.{whole}={axes_text(cut)}")))
+    return out
+
+
+def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> list[Problem]:
+    """Operators that no stage calls as a module, for its code is cut into stages: nothing can be put around them."""
+    return [
+        Problem(f"{KEY}.{o.key}", f"{o.module} is cut into pipeline stages; name modules inside it")
+        for o in operators
+        if leaves is not None and not any(o.module == m or o.module.startswith(m + ".") for m in leaves)
+    ]
+
+
+Cut = int | None
+"""The dim of an activation that ``tp`` cuts; ``None`` when every rank has it whole."""
+
+
+@dataclass(frozen=True)
+class Comm:
+    """A collective over ``tp`` in one micro batch: ``nbytes`` of the whole tensor that is reduced or gathered."""
+
+    op: str
+    phase: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How an operator runs. What ``arrives`` is brought to what it ``takes``, and what it ``makes`` to what it
+    ``gives``; ``sums``: what it makes are terms that add up over ``tp``.
+    """
+
+    operator: Operator
+    arrives: Cut
+    takes: Cut
+    makes: Cut
+    sums: bool
+    gives: Cut
+    comms: tuple[Comm, ...] = ()
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Every operator in the order in which they run, and what becomes of the rest of the model under them.
+
+    ``partial``: whole parameters (first names) of which each rank's gradient is a term of the sum over ``tp``.
+    ``output`` is how the model's output leaves.
+    """
+
+    spreads: tuple[Spread, ...] = ()
+    partial: tuple[str, ...] = ()
+    output: Cut = None
+
+
+WHOLE = Flow()
+"""A model of which ``tp`` cuts nothing."""

@@ -1,0 +1,192 @@
+"""One operator strategy as it is written (slices, axis names or a device matrix), read as axis names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from launcher.plan.values.grid import Grid
+
+Axes = tuple[tuple[str, ...], ...]
+"""The axes that cut each dim, outermost first: ``dp`` stands for all data-parallel ranks."""
+
+DP, TP = "dp", "tp"
+TENSORS = ("in", "out", "input", "output", "layout")
+"""Keys of a strategy that name no parameter."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a strategy says: ``None`` and missing names are left open. A parameter goes by its name in the module."""
+
+    input: Axes | None
+    output: Axes | None
+    weights: tuple[tuple[str, Axes], ...]
+
+    def written(self) -> str:
+        """The value to write for exactly this, in the override grammar.
+
+        >>> print(Reading((("dp",), ()), None, (("weight", (("tp",), ())),)).written())
+        {weight: [tp, null], input: [dp, null]}
+        """
+        parts = [*self.weights, ("input", self.input), ("output", self.output)]
+        return "{" + ", ".join(f"{name}: {axes_text(axes)}" for name, axes in parts if axes is not None) + "}"
+
+
+def axes_text(axes: Axes) -> str:
+    """
+    >>> print(axes_text((("dp", "tp"), (), ("tp",))))
+    [[dp, tp], null, tp]
+    """
+    dims = ["null" if not d else d[0] if len(d) == 1 else "[" + ", ".join(d) + "]" for d in axes]
+    return "[" + ", ".join(dims) + "]"
+
+
+def spans(grid: Grid) -> dict[str, int]:
+    """How many ways ``dp`` and ``tp`` cut."""
+    return {DP: grid["dp_replicate"] * grid["dp_shard"], TP: grid[TP]}
+
+
+def readings(
+    value: Mapping[str, Any], names: Sequence[str], order: Sequence[str], grid: Grid
+) -> tuple[tuple[Reading, ...], list[str]]:
+    """Every way to understand ``value``, for a module with parameters ``names``; or what is wrong with its form.
+
+    ``order``: which tensors the entries of ``in`` stand for.
+    """
+    wrong: list[str] = []
+    alias = _aliases(value.get("layout"), grid, wrong)
+    if wrong:
+        return (), wrong
+    ways: list[list[tuple[str, Axes]]] = []
+    for key, given in value.items():
+        if key == "layout":
+            continue
+        if key not in (*TENSORS, *names):
+            own = ", ".join(names) or "no parameters of its own"
+            wrong.append(f"{key}: no such key; there are input, output, in, out, layout and {own}")
+        elif key in ("in", "out"):
+            for name, tensor in _positions(key, given, order if key == "in" else ("output",), wrong):
+                ways.append([(name, axes) for axes in _ways(f"{key}[{name}]", tensor, alias, grid, name, wrong)])
+        else:
+            ways.append([(key, axes) for axes in _ways(key, given, alias, grid, key, wrong)])
+    if wrong:
+        return (), wrong
+    found = [_reading(dict(choice)) for choice in product(*ways)]
+    return tuple(dict.fromkeys(found)), []
+
+
+def _reading(said: dict[str, Axes]) -> Reading:
+    weights = tuple((n, a) for n, a in said.items() if n not in TENSORS)
+    return Reading(said.get("input"), said.get("output"), weights)
+
+
+def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) -> Iterator[tuple[str, Any]]:
+    """Each entry of a list of tensors with what it stands for."""
+    if not isinstance(given, list | tuple) or not all(isinstance(t, list | tuple) for t in given):
+        wrong.append(f"{key}: {given}: not a list with a list a tensor")
+    elif len(given) > len(places):
+        wrong.append(f"{key}: {len(given)} tensors; there are {', '.join(places)}")
+    else:
+        yield from zip(places, given, strict=False)
+
+
+def _ways(where: str, tensor: Any, alias: Mapping[str, Any], grid: Grid, name: str, wrong: list[str]) -> list[Axes]:
+    """Every way to understand the dims of one tensor."""
+    if not isinstance(tensor, list | tuple):
+        wrong.append(f"{where}: {tensor!r}: not a list with an entry a dim")
+        return []
+    dims = []
+    for at, entry in enumerate(tensor):
+        choices, text = _choices(entry, alias, grid, batch=at == 0 and name in ("input", "output"))
+        if text:
+            wrong.append(f"{where}: {text}")
+        dims.append(choices)
+    found = [axes for axes in product(*dims) if _once(axes)] if not wrong else []
+    if not found and not wrong:
+        wrong.append(f"{where}: {list(tensor)}: one axis cannot cut two dims")
+    return found
+
+
+def _once(axes: Axes) -> bool:
+    """Whether no axis cuts two dims."""
+    flat = [a for dim in axes for a in dim]
+    return len(flat) == len(set(flat))
+
+
+def _choices(entry: Any, alias: Mapping[str, Any], grid: Grid, batch: bool) -> tuple[list[tuple[str, ...]], str]:
+    """The axes that one entry can mean, or what is wrong with it."""
+    ways = spans(grid)
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        if entry == 1:
+            return [()], ""
+        fits: list[tuple[str, ...]] = [(TP,)] if entry == ways[TP] else []
+        if batch:
+            fits = [*([(DP,)] if entry == ways[DP] else []), *fits]
+            fits += [(DP, TP)] if entry == ways[DP] * ways[TP] and min(ways.values()) > 1 else []
+        there = f"tp is {ways[TP]}" + (f", dp is {ways[DP]}" if batch else "")
+        return fits, "" if fits else f"{entry} slices are those of no axis: {there}"
+    names = entry if isinstance(entry, list | tuple) else () if entry in (None, "None") else (entry,)
+    out: list[str] = []
+    for n in names:
+        if n not in alias:
+            return [], f"{n!r} is no axis; there are {', '.join(a for a in alias)} and null"
+        out += alias[n]
+    return [tuple(out)], ""
+
+
+def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, ...]]:
+    """What each axis name stands for. A device matrix lists sizes row-major over the ranks of one stage."""
+    if layout is None:
+        return {DP: (DP,), TP: (TP,)}
+    form = "layout: {device_matrix: [2, 2], alias_name: [dp, tp]}"
+    if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
+        wrong.append(f"layout: {layout!r}: not of the form {form}")
+        return {}
+    matrix, names = layout["device_matrix"], layout["alias_name"]
+    good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)
+    if not good or not all(isinstance(n, int) and n > 0 for n in matrix) or len(set(names)) < len(names):
+        wrong.append(f"layout: {matrix!r} with names {names!r}: not a positive size and a name of its own an axis")
+        return {}
+    ways = spans(grid)
+    if prod(matrix) != prod(ways.values()):
+        wrong.append(f"layout.device_matrix: {list(matrix)}: a stage has dp {ways[DP]} x tp {ways[TP]} ranks")
+        return {}
+    out: dict[str, tuple[str, ...]] = {}
+    inner = prod(matrix)
+    for n, name in zip(matrix, names, strict=True):
+        inner //= n
+        known = {(prod(matrix), 1): (DP, TP), (ways[DP], ways[TP]): (DP,), (ways[TP], 1): (TP,)}
+        out[str(name)] = () if n == 1 else known.get((n, inner), ())
+        if n > 1 and not out[str(name)]:
+            text = f"{name} ({n} ranks, {inner} apart) is neither dp ({ways[DP]} ranks, {ways[TP]} apart)"
+            wrong.append(f"layout: {text} nor tp ({ways[TP]} ranks, 1 apart)")
+    return out
+
+
+def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
+    """The size of ``tp`` that slices and device matrices speak of (``None``: nothing does), and why they disagree.
+
+    >>> degree({"up": {"in": [[4, 1], [1, 2]]}})
+    (2, '')
+    """
+    said: dict[int, str] = {}
+    for key, value in operators.items():
+        if not isinstance(value, Mapping):
+            continue
+        layout = value.get("layout")
+        matrix = layout.get("device_matrix") if isinstance(layout, Mapping) else None
+        sizes = [matrix[-1]] if isinstance(matrix, list | tuple) and matrix else []
+        tensors = value.get("in", ())
+        for at, tensor in enumerate(tensors if isinstance(tensors, list | tuple) else ()):
+            if isinstance(tensor, list | tuple):
+                sizes += tensor[1:] if at == 0 else tensor
+        for n in sizes:
+            if isinstance(n, int) and not isinstance(n, bool) and n > 1:
+                said.setdefault(n, key)
+    if len(said) > 1:
+        return None, " but ".join(f"{n} in {key}" for n, key in said.items())
+    return next(iter(said), None), ""

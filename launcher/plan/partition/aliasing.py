@@ -1,0 +1,66 @@
+"""Memory that stages would each have a copy of although it is changed in place: exact or a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from launcher.errors import Problem
+from launcher.plan.partition.stage_config import KEY
+from launcher.plan.values.facts import Graph, Node
+
+
+def own(graph: Graph, node: Node) -> frozenset[int]:
+    """Memory of the module that ``node`` calls: its parameters and buffers."""
+    given = frozenset[int]().union(*(graph[m].lies for m in node.inputs))
+    return node.reads - given if node.kind == "module" else frozenset()
+
+
+def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
+    """One for each node that changes memory which another stage uses and would not see changed, or see too early.
+
+    What crosses is as it is when its stage is done, and a copy from then on: that is right for uses on earlier stages
+    before the change, and for uses on later stages after it. What modules change of the model's own tensors is judged
+    by name (``plan.refusals.model_effects``).
+    """
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    kept = frozenset[int]().union(
+        *(own(graph, n) for n in graph.nodes), *(n.lies for n in graph.nodes if n.kind == "param")
+    )
+    found = []
+    for node in graph.nodes:
+        for where in sorted(node.writes - (kept if node.kind == "module" else frozenset())):
+            other = next(_blind(graph, at, order, node, where, where in kept), None)
+            if other is not None:
+                found.append(_problem(at, node, other))
+                break
+    return found
+
+
+def _blind(
+    graph: Graph, at: Mapping[str, int], order: Mapping[str, int], writer: Node, where: int, kept: bool
+) -> Iterator[Node]:
+    """Nodes that do not see what ``writer`` does to the memory ``where``, or see it too early."""
+    mine, now = at[writer.name], order[writer.name]
+    received = dict.fromkeys(
+        m for n in graph.nodes if n.kind != "param" and at[n.name] == mine for m in n.inputs
+        if graph[m].kind != "param" and at[m] < mine and where in graph[m].lies
+    )  # fmt: skip
+    if len(received) > 1:  # copies of their own
+        yield graph[list(received)[1]]
+    for n in graph.nodes:
+        if n.kind == "param" or n is writer or at[n.name] == mine or where not in n.reads | n.lies:
+            continue
+        before = order[n.name] < now and at[n.name] < mine
+        after = order[n.name] > now and at[n.name] > mine
+        if kept or not (before or after):
+            yield n
+
+
+def _problem(at: Mapping[str, int], writer: Node, other: Node) -> Problem:
+    text = f"{_what(writer)} on stage {at[writer.name]} changes memory in place that {_what(other)} on stage"
+    text = f"{text} {at[other.name]} shares, and each stage has a copy of its own"
+    return Problem(KEY, f"{text}; put both on one stage, or make a new tensor instead")
+
+
+def _what(node: Node) -> str:
+    return repr(node.target) if node.kind == "module" else f"{node.kind} {node.target or node.name!r}"

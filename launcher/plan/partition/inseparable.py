@@ -1,0 +1,101 @@
+"""Modules that no cut can separate: those that run between two calls of one module, as groups in an order of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher.plan.partition import aliasing
+from launcher.plan.values.facts import Graph
+
+
+def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """``modules``, which are in the order of their first calls, grouped: data flows from group to later group only.
+
+    Where each module is called once, each is a group of its own and the order stays.
+    """
+    needs = _needs(graph, modules)
+    bit = {m: 1 << i for i, m in enumerate(modules)}
+    out: list[tuple[str, ...]] = []
+    done: set[str] = set()
+
+    def add(module: str) -> None:
+        group = tuple(m for m in modules if needs[module] & bit[m] and needs[m] & bit[module])
+        done.update(group)
+        for m in modules:
+            if needs[module] & bit[m] and m not in done:
+                add(m)
+        out.append(group)
+
+    for module in modules:
+        if module not in done:
+            add(module)
+    return tuple(out)
+
+
+def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
+    """For each of the modules those that cannot be on a later stage, as bits in their order; its own bit among them."""
+    needs = {m: 1 << i for i, m in enumerate(modules)}
+    bound = _bound(graph, frozenset(modules))
+    while True:
+        before, reach = dict(needs), dict[str, int]()
+        for node in graph.nodes:
+            mask = 0
+            for m in node.inputs:
+                mask |= reach[m]
+            for b in bound[node.name]:
+                mask |= needs[b]
+            for b in bound[node.name]:
+                needs[b] = mask
+            reach[node.name] = mask
+        if needs == before:
+            return needs
+
+
+def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
+    """The modules on whose stage each node has to be.
+
+    A call of one; glue that touches what glue changes of its tensors; whatever takes what is no tensor from it.
+    """
+    owners = _owners(graph, modules)
+    carried: dict[str, tuple[str, ...]] = {}
+    out: dict[str, tuple[str, ...]] = {}
+    for n in graph.nodes:
+        taken = [m for i in n.inputs for m in carried[i]]
+        again = n.kind == "glue" and n.out is None  # worked out wherever it is used
+        mine = [n.target] if n.kind == "module" and n.target in modules else []
+        touched = [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())] if n.kind == "glue" else []
+        out[n.name] = tuple(dict.fromkeys([*mine, *touched, *([] if again else taken)]))
+        carried[n.name] = tuple(taken) if again else tuple(mine) if n.out is None else ()
+    return out
+
+
+def _owners(graph: Graph, modules: frozenset[str]) -> Mapping[int, tuple[str, ...]]:
+    """The modules that have the memory which glue changes in place."""
+    changed = frozenset[int]().union(*(n.writes for n in graph.nodes if n.kind == "glue"))
+    out: dict[int, tuple[str, ...]] = {}
+    for n in graph.nodes if changed else ():
+        if n.target in modules and n.kind == "module":
+            for where in aliasing.own(graph, n) & changed:
+                out[where] = (*out.get(where, ()), n.target)
+    return out
+
+
+def why(graph: Graph, group: Sequence[str]) -> str:
+    """What keeps a group together."""
+    seen: list[str] = []
+    for n in graph.nodes:
+        if n.kind == "module" and n.target in group:
+            if n.target in seen and seen[-1] != n.target:
+                return f"{n.target!r} is called again after {seen[-1]!r}"
+            seen.append(n.target)
+    return f"code between the modules needs {', '.join(map(repr, group))} where it runs"
+
+
+def together(group: Sequence[str]) -> str:
+    """
+    >>> together(("a", "b")), together(("a", "b", "c", "d", "e"))
+    ("'a', 'b'", "'a', 'b' and 3 more")
+    """
+    shown = group if len(group) < 4 else group[:2]
+    more = f" and {len(group) - len(shown)} more" if len(shown) < len(group) else ""
+    return f"{', '.join(map(repr, shown))}{more}"

@@ -1,0 +1,247 @@
+"""Which stage each module is told to be on: ``stage_config`` applied to a model's module names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.plan.values.facts import Skeleton
+
+KEY = "parallel.pipeline.stage_config"
+
+
+def flatten(config: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted and nested keys mean the same; the later of two equal ones wins and takes the later place.
+
+    >>> flatten({"layers.0": 0, "layers": {0: 1, "1": 1}})
+    {'layers.0': 1, 'layers.1': 1}
+    """
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        for name, stage in flatten(value, path).items() if isinstance(value, Mapping) else ((path, value),):
+            out.pop(name, None)
+            out[name] = stage
+    return out
+
+
+BACKBONE, LOSS = "_backbone", "_loss_fn"
+"""What MindSpore's ``WithLossCell`` calls the network, and the loss beside it."""
+
+
+def unwrapped(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, Any]:
+    """Names as the model has them where they are those of a ``WithLossCell`` around it.
+
+    The loss is on the last stage, so there it may be named too.
+    """
+    above = f"{BACKBONE}."
+    if BACKBONE in skeleton.modules or not any(key.startswith(above) for key in keys):
+        return dict(keys)
+    kept = {key: stage for key, stage in keys.items() if (key, stage) != (LOSS, stages - 1)}
+    out: dict[str, Any] = {}
+    for key, stage in kept.items():
+        out.pop(key.removeprefix(above), None)
+        out[key.removeprefix(above)] = stage
+    return out
+
+
+def _is_glob(key: str) -> bool:
+    return any(c in key for c in "*?[")
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+
+
+def _matches(key: str, name: str) -> bool:
+    """Whether ``key`` names ``name`` or a module around it."""
+    return any(fnmatchcase(p, key) for p in _prefixes(name)) if _is_glob(key) else key in _prefixes(name)
+
+
+def stage_of(keys: Mapping[str, int], name: str) -> int | None:
+    """The stage that ``keys`` give to a module or parameter: exact beats glob, deeper shallower, later earlier."""
+    rank = [(not _is_glob(key), key.count("."), at, key) for at, key in enumerate(keys) if _matches(key, name)]
+    return keys[max(rank)[-1]] if rank else None
+
+
+def owner(param: str) -> str:
+    """The module that a parameter's name starts with ("" for the root).
+
+    >>> owner("layers.0.attn.wq.weight")
+    'layers.0.attn.wq'
+    """
+    return param.rpartition(".")[0]
+
+
+def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: int = 1) -> list[Problem]:
+    """Everything wrong with an explicit ``stage_config`` for this model on ``ranks`` x ``chunks`` stages."""
+    stages, there = ranks * chunks, _there(ranks, chunks)
+    names = (*skeleton.modules, *(p.name for p in skeleton.params))
+    numbers = _numbers(keys)
+    found = [p for key, stage in numbers.items() for p in _key_problems(key, stage, names, stages, there)]
+    if len(numbers) < len(keys):
+        guess = _without(numbers, skeleton, stages)
+        found += [_no_number(k, s, guess.get(k, 0), there) for k, s in keys.items() if k not in numbers]
+    if found:
+        return found
+    if without := _without(keys, skeleton, stages):
+        return [_no_stage(without)]
+    return _unused(set(range(stages)) - {stage_of(keys, n) for n in names}, there)
+
+
+def impossible(keys: Mapping[str, Any], ranks: int, chunks: int = 1) -> list[Problem]:
+    """What is wrong with ``keys`` whatever the model: stages that are not there, or that no name is given."""
+    stages, there, numbers = ranks * chunks, _there(ranks, chunks), _numbers(keys)
+    found = [p for p in (_no_such_stage(k, s, stages, there) for k, s in numbers.items()) if p]
+    if found or len(numbers) < len(keys):
+        return found
+    return _unused(set(range(stages)) - set(numbers.values()), there)
+
+
+def _numbers(keys: Mapping[str, Any]) -> dict[str, int]:
+    return {k: s for k, s in keys.items() if isinstance(s, int) and not isinstance(s, bool)}
+
+
+def _there(ranks: int, chunks: int) -> str:
+    stages = ranks * chunks
+    text = ("0" if stages == 1 else f"0..{stages - 1}") + f" (parallel.pipeline.stages={ranks}"
+    return text + (f" x chunks={chunks})" if chunks > 1 else ")")
+
+
+def _unused(stages: Collection[int], there: str) -> list[Problem]:
+    text = f"nothing is on stage {', '.join(map(str, sorted(stages)))}; there are stages {there}"
+    return [Problem(KEY, text, f"{KEY}=auto")] if stages else []
+
+
+def _no_such_stage(key: str, stage: int, stages: int, there: str) -> Problem | None:
+    if 0 <= stage < stages:
+        return None
+    where, nearest = f"{KEY}.{key}", 0 if stage < 0 else stages - 1
+    return Problem(where, f"{stage}: no such stage; there are stages {there}", f"{where}={nearest}")
+
+
+def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
+    meant = int(stage) if isinstance(stage, str) and stage.isdecimal() else guess
+    return Problem(f"{KEY}.{key}", f"{stage!r} is no stage number; there are stages {there}", f"{KEY}.{key}={meant}")
+
+
+def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, there: str) -> list[Problem]:
+    where = f"{KEY}.{key}"
+    if missing := _no_such_stage(key, stage, stages, there):
+        return [missing]
+    if not any(_matches(key, n) for n in names):
+        tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
+        if close := _near(key, names, tops):
+            return [
+                Problem(where, f"the model has no module {key!r}, did you mean {close!r}?", f"{KEY}.{close}={stage}")
+            ]
+        known = ", ".join(tops[:12]) + (" ..." if len(tops) > 12 else "")
+        return [Problem(where, f"the model has no module {key!r}; it has {known}")]
+    return []
+
+
+def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
+    """The name that ``key`` comes closest to; of a glob, the one whose first part does. Numbers are not misspelt."""
+    if not _is_glob(key):
+        same = [n for n in names if re.findall(r"\d+", n) == re.findall(r"\d+", key)]
+        return next(iter(get_close_matches(key, same, 1, 0.5)), None)
+    first, dot, rest = key.partition(".")
+    fits = [t for t in tops if any(_matches(t + dot + rest, n) for n in names)]
+    return next((t + dot + rest for t in get_close_matches(first, fits, 1, 0.5)), None)
+
+
+def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, int]:
+    """The largest modules (or single parameters) that have no stage, each with the one its neighbours suggest."""
+    has = {p.name: stage_of(keys, p.name) for p in skeleton.params if not p.buffer}
+    order = list(has.values())
+    out: dict[str, int] = {}
+    for at, (name, stage) in enumerate(has.items()):
+        if stage is None:
+            around = [m for m in _prefixes(name)[:-1] if all(has[n] is None for n in has if n.startswith(m + "."))]
+            before = [s for s in order[:at] if s is not None]
+            after = [s for s in order[at:] if s is not None]
+            out.setdefault(
+                around[0] if around else name, (before or after)[-1 if before else 0] if after else stages - 1
+            )
+    return out
+
+
+def _no_stage(without: Mapping[str, int]) -> Problem:
+    """One problem for all: after a single name is forgotten in a large model, there may be hundreds."""
+    names = list(without)
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    verb = "has" if len(names) == 1 else "have"
+    cure = " ".join(f"{KEY}.{n}={s}" for n, s in without.items()) if len(names) <= 3 else f"{KEY}=auto"
+    return Problem(KEY, f"{', '.join(map(repr, names[:6]))}{more} {verb} parameters but no stage", cure)
+
+
+def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[str, ...]:
+    """The modules that automatic choices treat as one piece, in definition order.
+
+    Children of the root, with containers replaced by what they hold, and (``stacks``) a module around a model, or
+    around its layers, by its children; while there are fewer with parameters than ``at_least``, the largest one is
+    opened too.
+    """
+    children: dict[str, list[str]] = {}
+    for name in skeleton.modules:
+        children.setdefault(name.rpartition(".")[0], []).append(name)
+    opened = _around_layers(skeleton, children) if stacks else frozenset()
+
+    def expand(name: str) -> list[str]:
+        inside = children.get(name, [])
+        around = name in skeleton.containers or name in opened
+        return [u for c in inside for u in expand(c)] if around and inside else [name]
+
+    out = [u for top in children.get("", []) for u in expand(top)]
+    while True:
+        sizes = {u: _bytes(skeleton, u) for u in out}
+        loaded = [u for u in out if sizes[u]]
+        open_to = [u for u in loaded if children.get(u)]
+        if len(loaded) >= at_least or not open_to:
+            return tuple(out)
+        big = max(open_to, key=lambda u: sizes[u])
+        at = out.index(big)
+        out[at : at + 1] = [u for c in children[big] for u in expand(c)]
+
+
+def _around_layers(skeleton: Skeleton, children: Mapping[str, Sequence[str]]) -> frozenset[str]:
+    """Modules that are mostly layers: most bytes are in containers of alike modules, the outermost that there are."""
+    stacks: list[str] = []
+    for name in skeleton.modules:
+        if name in skeleton.containers and not any(name.startswith(s + ".") for s in stacks):
+            shapes = [found for c in children.get(name, []) if (found := _shapes(skeleton, c))]
+            if len(set(shapes)) < len(shapes):
+                stacks.append(name)
+    inside: dict[str, int] = {}
+    for s in stacks:
+        for around in _prefixes(s)[:-1]:
+            inside[around] = inside.get(around, 0) + _bytes(skeleton, s)
+    return frozenset(m for m, size in inside.items() if 2 * size > _bytes(skeleton, m))
+
+
+def _shapes(skeleton: Skeleton, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Names and shapes below ``module``: what alike layers have in common."""
+    start = module + "."
+    return tuple((p.name.removeprefix(start), p.spec.shape) for p in skeleton.params if p.name.startswith(start))
+
+
+def _bytes(skeleton: Skeleton, module: str) -> int:
+    return sum(p.spec.nbytes for p in skeleton.params if p.name.startswith(module + "."))
+
+
+def leaves(keys: Mapping[str, int], skeleton: Skeleton) -> frozenset[str]:
+    """Modules that lie on one stage as a whole, so that they stay eager and are never traced into."""
+    whole: dict[str, set[int | None]] = {}
+    for name in skeleton.modules:
+        stage = stage_of(keys, name)
+        for prefix in _prefixes(name):
+            whole.setdefault(prefix, set()).add(stage)
+    for param in skeleton.params:
+        for prefix in _prefixes(owner(param.name)) if owner(param.name) else []:
+            whole[prefix].add(stage_of(keys, param.name))
+    return frozenset(name for name, at in whole.items() if len(at) == 1)

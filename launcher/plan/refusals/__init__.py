@@ -1,0 +1,1 @@
+"""Models, optimizers and evaluations that a layout would train to other numbers: why, and what to do instead."""

@@ -1,0 +1,64 @@
+"""What an evaluation may do to a model: nothing.
+
+In plain torch a forward in evaluation mode changes what it changes: a counter of calls, a cache, statistics of a
+BatchNorm that is kept awake; training and checkpoints go on from there, and what they go on from hangs on how the
+held-out samples were batched. Here an evaluation looks: whatever buffers and Python attributes it changes are put back,
+bit for bit, and the next step and the next checkpoint are those of a run that was never evaluated. What the output
+itself depends on, from one forward to the next, would make the loss hang on the batches too: that is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate, Export
+from launcher.plan.partition.sizes import Note
+from launcher.plan.values.facts import Change, Graph, Skeleton
+from launcher.plan.values.text import listed
+
+
+def asked(job: Job) -> tuple[str, ...]:
+    """Who evaluates."""
+    names = [n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)]
+    trains = any(s.kind == "train" for s in job.steps.values())
+    return (*(["train.eval_every"] if job.train.eval_every is not None and trains else []), *names)
+
+
+def unsteady(skeleton: Skeleton, graph: Graph) -> tuple[str, ...]:
+    """Of what a forward in evaluation mode changes that on which the next forward's output depends."""
+    return tuple(c.name for c in _unsteady(skeleton, graph))
+
+
+def _unsteady(skeleton: Skeleton, graph: Graph) -> Iterator[Change]:
+    weights = {p.name for p in skeleton.params if not p.buffer}
+    return (c for c in graph.effects.evaluated if not c.once and (c.read or weights & {*c.names}))
+
+
+def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """What the loss of an evaluation would depend on besides the weights; none where nobody evaluates."""
+    who = asked(job)
+    for c in _unsteady(skeleton, graph) if who else ():
+        kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
+        text = f"in evaluation mode the forward changes the {kind} {c.name}{end}: the loss of {' and '.join(who)} would"
+        text += " depend on how held-out samples are cut into batches"
+        yield Problem("model", f"{text}; change it only while self.training, or evaluate nothing")
+    for name, step in job.steps.items() if graph.effects.mixed else ():
+        if isinstance(step, Export | Evaluate) and (step.check if isinstance(step, Export) else step.of != "run"):
+            text = f"{listed(graph.effects.mixed)} in evaluation mode too normalizes over the samples of a micro batch,"
+            cure = f"steps.{name}.check=false" if isinstance(step, Export) else ""
+            yield Problem(f"steps.{name}", f"{text} and one process would take other ones together", cure)
+
+
+def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
+    """What is put back, and what is not evaluated."""
+    out, drifting = [], unsteady(skeleton, graph)
+    if drifting and any(s.kind == "certify" for s in job.steps.values()):
+        text = f"a forward in evaluation mode changes {listed(drifting)}: the certificate leaves the validation out"
+        out.append(Note("model", text))
+    if (names := [c.name for c in graph.effects.evaluated]) and asked(job):
+        them = "it is" if len(names) == 1 else "they are"
+        text = f"a forward in evaluation mode changes {listed(names)}: {them} put back after each evaluation"
+        out.append(Note("model", text))
+    return out

@@ -1,0 +1,288 @@
+"""Which models cannot be trained under a layout for what they do besides computing: why, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.errors import Problem
+from launcher.plan.cost.fusion import Group
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.partition.stage_config import owner
+from launcher.plan.partition.stages import Crossing, Stage, covers
+from launcher.plan.schedule.schedules import RULES
+from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
+from launcher.plan.values.text import listed
+
+KEY = "model"
+Why = tuple[str, str]
+"""The reason, and an override to paste."""
+
+
+def unfit(skeleton: Skeleton) -> Iterator[Problem]:
+    """What no layout can train; known before the model runs."""
+    for p in skeleton.params:
+        if p.name == p.same_as:
+            yield from _dtype(p.name, p.spec, "buffer" if p.buffer else "parameter")
+    if synced := skeleton.traits.synced:
+        text = f"{listed(synced)}: SyncBatchNorm averages over all processes, those of other stages and tp too"
+        yield Problem(KEY, f"{text}; use BatchNorm, whose statistics are those of each rank's own micro batch")
+    for names in skeleton.traits.shared:
+        kept = [p for p in skeleton.params if p.name in names]
+        if len(kept) > 1 and any(p.trainable for p in kept):
+            text = f"{listed([p.name for p in kept])} lie in the same memory, and each would have its own on its rank"
+            yield Problem(
+                KEY, f"{text}; keep one tensor, under one name or several, and take views of it in the forward"
+            )
+    if not any(p.trainable for p in skeleton.params):
+        text = "none of its parameters requires a gradient, so there is nothing to train"
+        yield Problem(KEY, f"{text}; leave requires_grad on for those that should learn")
+
+
+def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
+    if spec.dtype.startswith("complex") and kind == "parameter":
+        text = f"{name} is a parameter of {spec.dtype}, which no optimizer, norm or sharding here can take"
+        yield Problem(KEY, f"{text}; keep it real with a last dim of 2, and use torch.view_as_complex in the forward")
+    elif spec.dtype not in ITEMSIZE:
+        text = f"{name} is a {kind} of {spec.dtype}, which no checkpoint can hold"
+        cure = "; keep it real with a last dim of 2" if spec.dtype.startswith("complex") else ""
+        yield Problem(KEY, text + (cure or f"; keep it in one of {', '.join(ITEMSIZE)}"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the plan has come to. ``split``: backwards are cut in two; ``tp``: operators are cut over it."""
+
+    sizes: Sizes
+    scheduler: str
+    stages: tuple[Stage, ...]
+    boundaries: tuple[tuple[Crossing, ...], ...]
+    params: tuple[Placed, ...]
+    mixed: bool
+    tp: bool
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def split(self) -> bool:
+        return len(self.stages) > 1 and RULES[self.scheduler].split
+
+    @property
+    def sharded(self) -> bool:
+        return any(p.sharded for p in self.params)
+
+    def stage_of(self, module: str) -> int | None:
+        """The stage that runs all of ``module``; ``None`` when the glue between stages is a part of it."""
+        if len(self.stages) == 1:
+            return 0
+        return next((s.index for s in self.stages if any(covers(m, module) for m in s.modules)), None)
+
+
+def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """What this layout cannot train as one process does."""
+    placed = {n: p for p in at.params for n in p.names}
+    yield from _sparse(graph)
+    yield from () if at.mixed else _disagree(graph)
+    yield from _references(skeleton, graph)
+    for change in graph.effects.changes:
+        p = placed.get(change.name)
+        if why := _changed(change, p, at):
+            what = "parameter" if p is not None and not p.buffer else "buffer"
+            yield Problem(KEY, f"the forward changes the {what} {change.name}{why[0]}", why[1])
+    for inner in graph.effects.inner:
+        if why := _inner(inner, at):
+            how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
+            yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
+    for module in graph.effects.grads:
+        text = f"{_where(module)} looks at a weight's .grad, of which a rank has its own part, or none yet"
+        yield Problem(KEY, f"{text}; take what it needs in the forward (torch.autograd.grad), or leave it out")
+    yield from _hooks(at, skeleton, placed)
+    yield from _twins(at, skeleton, placed)
+    yield from _overwrites(at, graph)
+    for c in (c for row in at.boundaries for c in row):
+        if any(t.dtype.startswith("complex") for t in c.specs):
+            text = f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
+            yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
+
+
+def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """What would not follow its memory, or have no gradient, or no numbers."""
+    learning = {p.name for p in skeleton.params if p.trainable}
+    changed = {n for c in graph.effects.changes for n in c.names}
+    kept = {p.name for p in skeleton.params}
+    for names in skeleton.traits.shared:
+        for name in names:
+            if of := [n for n in names if n in learning]:
+                if name not in kept and name in graph.effects.reads:
+                    text = f"{name} lies in the memory of {of[0]}, which it would no longer follow"
+                    yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
+            elif name in changed:
+                others = listed([n for n in names if n != name])
+                text = f"the forward changes {name}, in whose memory {others} lies, which would no longer follow"
+                yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
+                break
+    together = {n for names in skeleton.traits.shared for n in names}
+    for name in skeleton.traits.computed:
+        if name in graph.effects.reads and name not in together:
+            text = f"{name} was computed from weights when the model was made, and no gradient would go through it"
+            yield Problem(KEY, f"{text}; compute it in the forward")
+    for shape in graph.effects.foreign:
+        text = f"the forward uses a tensor of shape {shape} that is no parameter or buffer of the model, and that was"
+        yield Problem(KEY, f"{text} not made there: ranks would have no numbers for it; make it a buffer")
+
+
+def whole(graph: Graph, sizes: Sizes) -> frozenset[str]:
+    """Parameters that every replica changes alike, and so keeps whole."""
+    return frozenset(n for c in graph.effects.changes for n in c.names if sizes.replicas > 1)
+
+
+def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> list[Note]:
+    """What stays whole for it."""
+    kept = [p.name for p in params if p.name in changed and not p.buffer]
+    if not kept or sizes.grid["dp_shard"] == 1:
+        return []
+    verb, them = ("stays", "it") if len(kept) == 1 else ("stay", "them")
+    return [Note("parallel.hsdp", f"{listed(kept)} {verb} whole: the forward changes {them}")]
+
+
+DTYPES = (
+    "weights and inputs have the dtype of train.precision, and what a forward makes itself has torch's default, "
+    "float32; give it the dtype of a weight, as in x.to(weight.dtype)"
+)
+
+
+def _disagree(graph: Graph) -> Iterator[Problem]:
+    if found := graph.effects.disagree:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
+
+
+def _sparse(graph: Graph) -> Iterator[Problem]:
+    if tables := graph.effects.sparse:
+        text = f"{listed(tables)}: looked up with sparse=True, and sparse gradients can be neither summed nor clipped"
+        yield Problem(KEY, f"{text} here; leave sparse out: dense gradients have the same numbers")
+
+
+def _changed(c: Change, p: Placed | None, at: Layout) -> Why | None:
+    """Why it cannot be, and the way out."""
+    weight = p is not None and not p.buffer
+    if at.sizes.pieces > 1:
+        return ", once for every piece of a sequence", "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
+    if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
+        text = f", by numbers that each of {at.sizes.replicas} data-parallel ranks has its own of, and then uses it"
+        return f"{text}: they would train different models; use one data-parallel rank", ""
+    if len(at.stages) > 1 and (why := _between(c, p, at)):
+        return why
+    if weight and at.mixed:
+        return ", and in half precision it would change a copy", "train.precision=fp32"
+    if weight and p is not None and _cut(p):
+        return ", which is cut over tp; leave its module out of parallel.operators", ""
+    return None
+
+
+def _between(c: Change, p: Placed | None, at: Layout) -> Why | None:
+    """Why it cannot be on several stages."""
+    here = {s for m in c.at if (s := at.stage_of(m)) is not None}  # glue was placed where what it changes is
+    owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
+    if len(owners) > 1:
+        return f", of which stages {_numbers(owners)} have a copy each; put all that use it on one stage", ""
+    if here and here != owners:
+        text = f", which is on stage {_numbers(owners)}, in {listed(c.at)} on stage {_numbers(here)}"
+        return f"{text}; put both on one stage", ""
+    if c.kept:
+        text = " in place, while the backward of another micro batch still needs what was there"
+        return f"{text}; compute with a copy, {c.name.rpartition('.')[2]}.clone()", ""
+    return None
+
+
+def _inner(i: Inner, at: Layout) -> Why | None:
+    """Why it cannot be, and the way out."""
+    if at.sharded:
+        return "sharded weights are not there then", "parallel.hsdp=null"
+    if at.tp:
+        return "operators that are cut over tp send something then; cut none in parallel.operators", ""
+    if at.mixed and i.backward:
+        return "in half precision the gradients would be lost", "train.precision=fp32"
+    if len(at.stages) == 1:
+        return None
+    if at.stage_of(i.module) is None:
+        return "that is between the named modules: what it goes back through may be on another stage", ""
+    if i.backward or any(covers(m, i.module) for s in at.stages for m in s.modules if m in i.crosses):
+        return "what it goes back through is on another stage too; put all of that in one module", ""
+    if at.split:
+        return f"{at.scheduler} cuts backwards in two", "parallel.pipeline.scheduler=1f1b"
+    return None
+
+
+def _hooks(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+    for name in skeleton.traits.hooked:
+        if why := _hooked(placed[name], at):
+            yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
+    for module in skeleton.traits.backward:
+        if len(at.stages) > 1 and at.stage_of(module) is None:
+            text = f"{_where(module)} has backward hooks, and runs on several stages"
+            yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
+        elif at.tp:
+            text = f"{_where(module)} has backward hooks, which would see a part of a gradient beside operators"
+            yield Problem(KEY, f"{text} that are cut over tp; cut none in parallel.operators")
+
+
+def _hooked(p: Placed, at: Layout) -> Why | None:
+    """Why hooks of this parameter would not see what they see in one process, and the way out."""
+    if at.sizes.replicas > 1:
+        return (
+            f"each of {at.sizes.replicas} data-parallel ranks would call them with the gradient of its own samples; "
+            "change gradients in an optimizer of your own, or use one data-parallel rank",
+            "",
+        )
+    if len(p.stages) > 1:
+        return f"stages {_numbers(p.stages)} use it: each would call them with its part of the gradient", ""
+    if _cut(p):
+        return "it is cut over tp: they would see a part of the gradient; leave it out of parallel.operators", ""
+    if at.mixed:
+        return "in half precision its gradient is that of a copy", "train.precision=fp32"
+    if at.split:
+        return f"{at.scheduler} cuts backwards in two, past all hooks", "parallel.pipeline.scheduler=1f1b"
+    return None
+
+
+def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
+    """FSDP2 hands a module that it gathers views of its inputs, which autograd lets nobody change."""
+    gathered = {m for g in at.groups for m in g.modules if m}
+    if found := [m for m in graph.inferred if m in gathered]:
+        text = f"{listed(found)} runs in torch.inference_mode, where sharded weights cannot be gathered"
+        yield Problem(KEY, f"{text}; use torch.no_grad instead, or shard nothing", "parallel.hsdp=null")
+    if found := [m for m in graph.overwrites if m in gathered]:
+        text = f"{listed(found)}: its forward changes its input in place, which cannot be where its weights are sharded"
+        yield Problem(KEY, f"{text}; let it make a new tensor (inplace=False, x = x + y), or shard nothing",
+                      "parallel.hsdp=null")  # fmt: skip
+    if found := [m for m in graph.lazy if m in gathered]:
+        text = f"{listed(found)}: its forward returns a generator, whose code would run when its weights are sharded"
+        yield Problem(KEY, f"{text} again; let it return a list, or shard nothing", "parallel.hsdp=null")
+    if found := [m for m in graph.fills if m in gathered]:
+        text = f"{listed(found)}: its forward changes a list or dictionary that it is given, which is another one where"
+        yield Problem(KEY, f"{text} its weights are sharded; let it return what it adds, or shard nothing",
+                      "parallel.hsdp=null")  # fmt: skip
+
+
+def _twins(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+    """A module that several stages of one rank run, and whose weights are sharded: FSDP2 wraps a module once."""
+    for names in skeleton.traits.twins:
+        here = {s for n in names if (s := at.stage_of(n)) is not None}
+        ranks = [at.sizes.places[s] for s in here]
+        mine = [p for n in names for m, p in placed.items() if covers(n, owner(m))]
+        if len(set(ranks)) < len(ranks) and any(p.sharded for p in mine):
+            text = f"{' and '.join(names)} are one module, on stages {_numbers(here)}, two of which are on one rank"
+            yield Problem(KEY, f"{text}, and its weights are sharded", "parallel.hsdp=null")
+
+
+def _cut(p: Placed) -> bool:
+    return any("tp" in axes for axes in p.layout.split)
+
+
+def _where(module: str) -> str:
+    return module or "the model's own forward"
+
+
+def _numbers(stages: object) -> str:
+    return " and ".join(map(str, sorted(s for s in stages if s is not None)))  # type: ignore[attr-defined]

@@ -1,0 +1,135 @@
+"""Which layouts leave the numbers of an optimizer of the user's own what they are in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.values.facts import Graph
+from launcher.plan.values.optimizer_traits import Traits
+
+KEY = "optim._target_"
+SEEN = "(seen on small tensors)"
+
+
+def problems(
+    job: Job, traits: Traits | None, params: tuple[Placed, ...], sizes: Sizes, graph: Graph
+) -> Iterator[Problem]:
+    """Every reason why it cannot train in this layout, or cannot go on from a checkpoint."""
+    if traits is None:
+        return
+    if traits.broken:
+        yield Problem(KEY, f"{traits.name}: {traits.broken}")
+        return
+    trained = [p for p in params if p.trainable and not p.buffer]
+    yield from _draws(job, traits, sizes)
+    if not traits.draws:
+        yield from _cut(job, traits, trained)
+        yield from _apart(traits, trained)
+        yield from _empty(traits, trained, sizes)
+    yield from _unused(traits, trained, graph)
+    if keeps(job) and traits.draws != "elsewhere":
+        yield from _saved(traits, trained)
+
+
+def keeps(job: Job) -> bool:
+    """Whether the request writes the optimizer's state, or goes on from it."""
+    kinds = {step.kind for step in job.steps.values()}
+    resumes = job.checkpoint.resume not in ("auto", "never")
+    return bool(kinds & {"save", "load", "broadcast"}) or job.checkpoint.every is not None or resumes
+
+
+def note(traits: Traits | None) -> list[Note]:
+    """What it was seen to do."""
+    if traits is None or traits.broken:
+        return []
+    what = "each number of a tensor by itself" if traits.elements else "a whole tensor at a time"
+    if not traits.alone:
+        what = "all tensors together"
+    more = "; random numbers of torch's" if traits.draws else ""
+    return [Note(KEY, f"{traits.name} updates {what} {SEEN}{more}")]
+
+
+def _draws(job: Job, traits: Traits, sizes: Sizes) -> Iterator[Problem]:
+    text = f"{traits.name}: it draws random numbers {SEEN}"
+    if traits.draws == "elsewhere":
+        yield Problem(KEY, f"{text} that torch.manual_seed does not decide: no run could be done again")
+    elif traits.draws and sizes.grid.size > 1:
+        yield Problem(KEY, f"{text}, and {sizes.grid.size} ranks would draw others than one: it trains on one rank")
+    elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
+        yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
+
+
+def _cut(job: Job, traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
+    """Tensors that no rank has whole, though an update depends on the whole."""
+    wrong = [p for p in trained if p.layout.axes and not _exact(traits, p)]
+    if not wrong:
+        return
+    axes = sorted({axis for p in wrong for axis in p.layout.axes})
+    text = (
+        f"{traits.name}: what a step does to one number of a tensor depends on the rest of the tensor {SEEN}, "
+        f"and {_few([p.name for p in wrong])} would be cut over {' and '.join(axes)}: it trains where tensors are "
+        "whole, so with pipeline stages and replicas"
+    )
+    yield Problem(KEY, text, _unsharded(job, axes))
+
+
+def _exact(traits: Traits, p: Placed) -> bool:
+    """Whether pieces of ``p`` get the update of the whole."""
+    return traits.rows if not any(p.layout.split[1:]) else traits.elements
+
+
+def _unsharded(job: Job, axes: Sequence[str]) -> str:
+    """Replicas in place of shards, where the request leaves their number open."""
+    fixed = job.parallel.grid.dp_shard or job.parallel.grid.dp_replicate
+    return "parallel.hsdp=null" if list(axes) == ["dp_shard"] and fixed is None else ""
+
+
+def _apart(traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
+    """Tensors that different ranks have, though an update of one depends on all."""
+    if traits.alone:
+        return
+    stages = {p.layout.at for p in trained}
+    cut = sorted({axis for p in trained for axis in p.layout.axes})
+    if len(stages) > 1 or cut:
+        over = [*(["pipeline stages"] if len(stages) > 1 else []), *cut]
+        text = (
+            f"{traits.name}: what a step does to one tensor depends on the others {SEEN}, and over "
+            f"{' and '.join(over)} no rank has them all: it trains in one stage of whole tensors, so with replicas"
+        )
+        yield Problem(KEY, text)
+
+
+def _empty(traits: Traits, trained: Sequence[Placed], sizes: Sizes) -> Iterator[Problem]:
+    if traits.empty or not traits.rows:
+        return
+    boxes = ((p, p.layout.box(rank)) for p in trained if p.layout.axes for rank in range(sizes.grid.size))
+    if bare := [name for name, _ in groupby(p.name for p, box in boxes if box is not None and box.empty)]:
+        text = f"{traits.name}: it fails on a piece without elements {SEEN}, and some ranks have none of {_few(bare)}"
+        yield Problem(KEY, text, "parallel.hsdp.uneven=whole")
+
+
+def _unused(traits: Traits, trained: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
+    never = {name for name, scope in graph.scopes if scope is None}
+    idle = [p.name for p in trained if never.intersection(p.names)]
+    if idle and not traits.unused:
+        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}, and no forward uses {_few(idle)}"
+        yield Problem(KEY, text)
+
+
+def _saved(traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
+    """State that a checkpoint would not bring back."""
+    if traits.lost:
+        text = f"{traits.name}: its state cannot be saved and brought back: {traits.lost} {SEEN}"
+        yield Problem(KEY, f"{text}. Keep numbers, and tensors, in self.state[p] or in self.param_groups")
+    elif traits.odd and (cut := [p.name for p in trained if p.layout.axes]):
+        text = f"{traits.name}: it keeps {traits.odd}, which cannot be saved where parameters are cut: {_few(cut)}"
+        yield Problem(KEY, text)
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"

@@ -1,0 +1,78 @@
+"""Whether the samples of a data set are those that a model can be trained and evaluated on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from launcher.errors import Problem
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate
+from launcher.plan.plan import Plan
+from launcher.plan.refusals.evaluation import asked
+from launcher.plan.values.facts import TensorSpec, class_dims
+from launcher.plan.values.text import listed
+
+NUMBERS = ("int64", "uint8")
+"""Dtypes of class numbers, as torch's cross entropy takes them."""
+
+DATA, MODEL, PIECES = "data", "model", "parallel.pipeline.seq_chunks"
+WHOLE = f"{PIECES}=1 parallel.pipeline.scheduler=1f1b"
+
+
+def classes(plan: Plan, target: Sequence[int]) -> int | None:
+    """How many classes there are for targets of this shape, whatever their number of samples."""
+    shape = plan.output[0].shape
+    dims = class_dims(shape, (*shape[:1], *target[1:]))
+    return _number(plan, dims[0]) if dims else None
+
+
+def _number(plan: Plan, dim: int) -> int:
+    shape = plan.output[0].shape
+    return shape[dim] * (plan.sizes.grid["tp"] if plan.operators.output is not None else 1)
+
+
+def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
+    """Why the loss of a micro batch cannot be worked out, or not as meant. ``own``: a model of the user's own."""
+    output = plan.output[0]
+    if not output.dtype.startswith(("float", "bfloat")):
+        text = f"its forward returns {output.dtype}, and the loss takes logits: floating numbers, one a class"
+        yield Problem(MODEL, text)
+    if target.dtype not in NUMBERS:
+        text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers: return them as int64"
+        yield Problem(DATA, text)
+    fits, shapes = class_dims(output.shape, target.shape), f"targets are {_said(target)} and the model's output is"
+    text = f"for {target.shape[0]} samples {shapes} {_said(output)}"
+    if not fits:
+        text += "; an output is (samples, ..., classes) or (samples, classes, ...), its targets are all but the classes"
+        yield Problem(DATA, text)
+    elif len(fits) > 1 and own:
+        text += f": its classes may be on dim {fits[1]} or on dim {fits[0]}; choose sizes that are not equal"
+        yield Problem(DATA, text)
+    elif fits[0] != len(output.shape) - 1:
+        yield from _not_last(plan, fits[0])
+
+
+def _not_last(plan: Plan, dim: int) -> Iterator[Problem]:
+    text = f"the model's output has its classes on dim {dim}"
+    if plan.operators.output is not None:
+        text += ", and its last dim is cut over tp; leave the module that makes it out of parallel.operators"
+        yield Problem("parallel.operators", text)
+    elif plan.pieces:
+        yield Problem(PIECES, f"{len(plan.pieces)}: sequences are cut on dim 1, and {text}", WHOLE)
+
+
+def _said(t: TensorSpec) -> str:
+    return f"{t.dtype} ({', '.join(map(str, t.shape))}{',' * (len(t.shape) == 1)})"
+
+
+def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
+    """Padding would change what modules normalize by, when the last of so many held-out samples fill no micro batch."""
+    size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
+    limits = [s.batches for s in job.steps.values() if isinstance(s, Evaluate)]
+    if "train.eval_every" in asked(job):
+        limits.append(job.train.eval_batches)
+    if not plan.mixed or all(min(held_out, held_out if n is None else n * whole) % size == 0 for n in limits):
+        return None
+    text = f"{listed(plan.mixed)} in evaluation mode too normalizes over the samples of a micro batch, and the last"
+    text += f" of {held_out} held-out samples would share theirs with padding"
+    return Problem("model", f"{text}; let it track running statistics, or hold out a multiple of {size} samples")

@@ -1,0 +1,1 @@
+"""Pipeline schedules: the order of actions of every rank, simulated and drawn."""

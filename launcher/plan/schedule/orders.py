@@ -1,0 +1,70 @@
+"""The order in which each pipeline rank does its work, one function a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Literal
+
+from launcher.plan.schedule.actions import Action, Row, Schedule
+
+Groups = Sequence[range]
+"""Micro batches that pass one chunk after the other together."""
+
+
+def breadth_first(ranks: int, chunks: int, micros: int) -> Schedule:
+    """GPipe: every forward, then every backward; with chunks Looped BFS (arXiv 2211.05953), chunk after chunk."""
+    everything = [range(micros)]
+    return tuple(_row(r, ranks, chunks, everything, chunks * micros) for r in range(ranks))
+
+
+def depth_first(ranks: int, chunks: int, micros: int) -> Schedule:
+    """1F1B; with chunks interleaved 1F1B (arXiv 2104.04473): groups of micro batches go through chunk after chunk.
+
+    A rank runs ahead of its right neighbour by one forward, with chunks by two: the second hides the transfer.
+    """
+    return _in_groups(ranks, chunks, micros, 1 if chunks == 1 else 2)
+
+
+def less_memory(ranks: int, chunks: int, micros: int) -> Schedule:
+    """MindSpore's less-memory interleaved 1F1B: a lead of one. As short a step only when transfers cost nothing."""
+    return _in_groups(ranks, chunks, micros, 1)
+
+
+def _in_groups(ranks: int, chunks: int, micros: int, lead: int) -> Schedule:
+    groups = grouped(ranks, micros)
+    first = (chunks - 1) * len(groups[0])
+    return tuple(_row(r, ranks, chunks, groups, lead * (ranks - 1 - r) + first) for r in range(ranks))
+
+
+def forwards(places: tuple[int, ...], micros: int) -> Schedule:
+    """No backward: groups of micro batches go through one stage of a rank after the other, on any placement."""
+    ranks = max(places) + 1
+    held = [[s for s, rank in enumerate(places) if rank == r] for r in range(ranks)]
+    groups = grouped(ranks, micros)
+    return tuple(tuple(Action(s, "F", m) for group in groups for s in mine for m in group) for mine in held)
+
+
+def grouped(ranks: int, micros: int) -> Groups:
+    """Groups of ``ranks``; the first takes the remainder, as in MindSpore.
+
+    >>> grouped(4, 10)
+    [range(0, 6), range(6, 10)]
+    """
+    first = min(micros, ranks + micros % ranks)
+    return [range(first), *(range(m, m + ranks) for m in range(first, micros, ranks))]
+
+
+def _row(rank: int, ranks: int, chunks: int, groups: Groups, warm: int) -> Row:
+    """``warm`` forwards, then one forward and one backward in turn, then the backwards that are left.
+
+    A backward takes the micro batches in the order they came, within a group the last chunk first.
+    """
+    ahead = _across(rank, ranks, range(chunks), groups, "F")
+    back = _across(rank, ranks, range(chunks)[::-1], groups, "B")
+    turns = list(chain.from_iterable(zip(ahead[warm:], back, strict=False)))
+    return (*ahead[:warm], *turns, *back[len(turns) // 2 :])
+
+
+def _across(rank: int, ranks: int, chunks: range, groups: Groups, kind: Literal["F", "B"]) -> Row:
+    return tuple(Action(c * ranks + rank, kind, m) for group in groups for c in chunks for m in group)

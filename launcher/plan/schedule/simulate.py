@@ -1,0 +1,178 @@
+"""Runs a schedule on paper: when each action starts, what it waits for, what it holds."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from launcher.plan.schedule.actions import Action, Row, Schedule
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one micro batch costs on each virtual stage: times in any one unit, ``activation`` bytes kept for backward.
+
+    ``transfer`` is the time from one rank to another. Where a micro batch passes in ``pieces``, each stage has as many
+    entries, one a piece. Of a backward that is split into I and W, ``weight`` is the time of W, and ``waits`` the bytes
+    that are kept for it; as long as nobody knows, half of the time, and all.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    activation: tuple[int, ...]
+    transfer: float = 0.0
+    weight: tuple[float, ...] = ()
+    waits: tuple[int, ...] = ()
+    pieces: int = 1
+
+    def time(self, a: Action) -> float:
+        at = self.at(a)
+        if a.kind == "F":
+            return self.forward[at]
+        if a.kind == "B":
+            return self.backward[at]
+        later = self.weight[at] if self.weight else self.backward[at] / 2
+        return later if a.kind == "W" else self.backward[at] - later
+
+    def kept(self, a: Action) -> int:
+        """Bytes of activations more, or less, once ``a`` is done."""
+        at = self.at(a)
+        held, waits = self.activation[at], self.waits[at] if self.waits else self.activation[at]
+        return {"F": held, "B": -held, "I": waits - held, "W": -waits}[a.kind]
+
+    def at(self, a: Action) -> int:
+        """The place of an action's stage and piece in the tuples."""
+        return a.stage * self.pieces + a.micro % self.pieces
+
+
+@dataclass(frozen=True)
+class Event:
+    rank: int
+    start: float
+    end: float
+    action: Action
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """``events`` lie rank after rank, each rank's in order; the other tuples have one entry a rank.
+
+    ``peak`` is bytes of activations held at once; ``in_flight`` micro batches between their first forward and last
+    backward on the rank; ``messages`` the activations and gradients sent between different ranks, in a
+    plan counted by tensors. With ``pieces``, the
+    micro number of an action is micro batch x pieces + piece.
+    """
+
+    events: tuple[Event, ...]
+    makespan: float
+    busy: tuple[float, ...]
+    peak: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    messages: int
+    pieces: int = 1
+
+    @property
+    def bubble(self) -> float:
+        """Idle share of the makespan, mean over ranks: 0 to 1."""
+        whole = len(self.busy) * self.makespan
+        return (whole - sum(self.busy)) / whole if whole else 0.0
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Idle time over working time of the busiest rank: the papers' measure, (p - 1) / m for 1F1B."""
+        most = max(self.busy, default=0.0)
+        return (self.makespan - most) / most if most else 0.0
+
+
+class Deadlock(ValueError):
+    """The ranks would wait for each other for ever."""
+
+
+def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline:
+    """Start each action as soon as its rank is free and its inputs have arrived. ``place``: the rank of each stage.
+
+    Sending takes no time of the sender. Raises ``Deadlock``.
+    """
+    rows = _run(schedule, place, cost)
+    return Timeline(
+        events=tuple(e for row in rows for e in row),
+        makespan=max((row[-1].end for row in rows if row), default=0.0),
+        busy=tuple(sum(cost.time(a) for a in row) for row in schedule),
+        peak=tuple(_peak(row, cost) for row in schedule),
+        in_flight=tuple(_in_flight(row, cost.pieces) for row in schedule),
+        messages=sum(_sends(a, place) for row in schedule for a in row),
+        pieces=cost.pieces,
+    )
+
+
+def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Event]]:
+    """Ranks take turns: each goes on until it must wait for an action not done yet, and is woken by that one."""
+    done: dict[Action, float] = {}
+    waiting: dict[Action, list[int]] = defaultdict(list)
+    rows: list[list[Event]] = [[] for _ in schedule]
+    turns = list(range(len(schedule)))
+    while turns:
+        rank = turns.pop()
+        row = rows[rank]
+        while len(row) < len(schedule[rank]):
+            action = schedule[rank][len(row)]
+            needs = _needs(action, len(place))
+            missing = next((n for n in needs if n not in done), None)
+            if missing is not None:
+                waiting[missing].append(rank)
+                break
+            arrivals = [done[n] + (cost.transfer if place[n.stage] != rank else 0.0) for n in needs]
+            start = max([row[-1].end if row else 0.0, *arrivals])
+            row.append(Event(rank, start, start + cost.time(action), action))
+            done[_result(action)] = row[-1].end
+            turns += waiting.pop(_result(action), [])
+    if waiting:
+        raise Deadlock(_stuck(schedule, rows, waiting))
+    return rows
+
+
+def _result(a: Action) -> Action:
+    """What others wait for: I gives the same gradient as B."""
+    return Action(a.stage, "B", a.micro) if a.kind == "I" else a
+
+
+def _needs(a: Action, stages: int) -> tuple[Action, ...]:
+    if a.kind == "F":
+        return (Action(a.stage - 1, "F", a.micro),) if a.stage else ()
+    if a.kind == "W":
+        return (Action(a.stage, "B", a.micro),)
+    own = Action(a.stage, "F", a.micro)
+    return (own,) if a.stage == stages - 1 else (own, Action(a.stage + 1, "B", a.micro))
+
+
+def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, list[int]]) -> str:
+    there = {_result(a) for row in schedule for a in row}
+    reasons = {r: f"{n}{'' if n in there else ', which no rank does'}" for n, ranks in waiting.items() for r in ranks}
+    lines = [f"rank {r} at {schedule[r][len(rows[r])]} waits for {reasons[r]}" for r in sorted(reasons)]
+    return f"the schedule deadlocks: {'; '.join(lines)}"
+
+
+def _peak(row: Row, cost: Cost) -> int:
+    """Most bytes held: from the start of a forward to the end of its backward (of W, when it is split)."""
+    now = most = 0
+    for a in row:
+        now += cost.kept(a)
+        most = max(most, now)
+    return most
+
+
+def _in_flight(row: Row, pieces: int) -> int:
+    held: Counter[int] = Counter()
+    most = 0
+    for a in row:
+        micro = a.micro // pieces
+        held[micro] += {"F": 1, "I": 0}.get(a.kind, -1)
+        if not held[micro]:
+            del held[micro]
+        most = max(most, len(held))
+    return most
+
+
+def _sends(a: Action, place: tuple[int, ...]) -> bool:
+    to = a.stage + (1 if a.kind == "F" else -1)
+    return a.kind != "W" and 0 <= to < len(place) and place[to] != place[a.stage]

@@ -1,0 +1,1 @@
+"""What becomes of each setting: applied, satisfied, degraded, or refused with the reason."""

@@ -1,0 +1,91 @@
+"""Settings that are fine alone but not together: what would be found out only after the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.models import Text
+from launcher.job.schema import Job
+from launcher.job.steps import Evaluate, Export, Transform
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.settings import mergeable
+from launcher.plan.values.text import many
+
+
+def unfit(job: Job, sizes: Sizes | None) -> list[Problem]:
+    """Steps that cannot do what they are for."""
+    return [*_samples(job), *_held_out(job), *_targets(job, sizes)]
+
+
+def _samples(job: Job) -> Iterator[Problem]:
+    """Only text has a tokenizer to read the prompt with."""
+    for name, step in job.steps.items():
+        if step.kind == "sample" and not isinstance(job.data, Text):
+            what = getattr(job.data, "name", "a class of your own")
+            rest = ",".join(n for n in job.steps if n != name)
+            yield Problem(f"steps.{name}", f"continues text, and data is {what}", quote(f"steps=[{rest}]"))
+
+
+def _held_out(job: Job) -> Iterator[Problem]:
+    """Who reads held-out samples, when there are to be none."""
+    readers = [n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)]
+    if job.train.eval_every is not None and any(s.kind == "train" for s in job.steps.values()):
+        readers.append("train.eval_every")
+    if readers and getattr(job.data, "val_fraction", None) == 0:
+        text = f"0: leaves no held-out samples for {', '.join(readers)}"
+        yield Problem("data.val_fraction", text)
+
+
+def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """Layouts that ``transform`` cannot make, or that are asked for in two ways."""
+    for name, step in job.steps.items():
+        if not isinstance(step, Transform):
+            continue
+        key = f"steps.{name}"
+        source = sizes.grid["pp"] if step.src is None and sizes is not None else None
+        yield from _rank_files(key, step, job)
+        if step.strategy is None:
+            yield from mergeable.refused(key, source, step.nproc, step.stages, step.shard_size, step.tp)
+            continue
+        for field in ("nproc", "stages", "shard_size", "tp"):
+            if (n := getattr(step, field)) != 1:
+                text = f"{n}: the layout is that of the strategy file {step.strategy}"
+                yield Problem(f"{key}.{field}", text, f"{key}.{field}=1")
+
+
+def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
+    """What only some sources have, and only some outputs are good for."""
+    if step.src_strategy is not None and step.src is None:
+        text = f"{step.src_strategy}: the run's own checkpoint says how it is laid out"
+        yield Problem(f"{key}.src_strategy", text, f"{key}.src_strategy=null")
+    if step.format == "launcher":
+        if step.prefix is not None:
+            text = f"{step.prefix}: begins the names of rank files, which format=launcher does not write"
+            yield Problem(f"{key}.prefix", f"{text}; give {key}.format=safetensors or ckpt")
+        return
+    for name, other in job.steps.items():
+        reads = isinstance(other, Evaluate) and other.of == "transformed"
+        reads = reads or (isinstance(other, Export) and other.src is None and _behind(job, key, name))
+        if reads:
+            text = f"reads what {key} writes, which with format={step.format} is rank files, no checkpoint"
+            yield Problem(f"steps.{name}", text)
+
+
+def _behind(job: Job, key: str, name: str) -> bool:
+    names = list(job.steps)
+    return names.index(key.removeprefix("steps.")) < names.index(name)
+
+
+def idle(job: Job, steps: int) -> Iterator[Note]:
+    """Settings that never come into play in a training of so many ``steps``."""
+    if not any(s.kind == "train" for s in job.steps.values()):
+        return
+    warm = job.schedule.warmup_steps
+    if warm >= steps:
+        yield Note("schedule.warmup_steps", f"{warm}: the training, {many(steps, 'step')}, is all warm-up")
+    for key, every, what in (("train.eval_every", job.train.eval_every, "validation"),
+                             ("checkpoint.every", job.checkpoint.every, "checkpoint")):  # fmt: skip
+        if every is not None and every >= steps:
+            yield Note(key, f"{every}: no {what} while training, which ends after {many(steps, 'step')}")

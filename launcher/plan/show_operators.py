@@ -1,0 +1,73 @@
+"""The rows of a plan that say how operators are cut over ``tp``, and what that sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from launcher.plan.cost.fusion import Bucket
+from launcher.plan.cost.memory import bytes_text
+from launcher.plan.operators.resolve import Comm, Cut, Flow, Spread, tp_dim
+from launcher.plan.operators.strategy import axes_text
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.text import many
+
+NAMES = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
+Rows = Iterator[tuple[str, str]]
+
+
+def rows(flow: Flow, output: Sequence[TensorSpec], ways: int) -> Rows:
+    """One row for operators that are alike, one for what they send together."""
+    alike: dict[tuple[object, ...], list[Spread]] = {}
+    for s in flow.spreads:
+        o = s.operator
+        alike.setdefault((o.key, o.kind, o.weights, s.arrives, s.takes, s.makes, s.gives), []).append(s)
+    for same in alike.values():
+        yield "operators", _row(same)
+    if flow.output is not None:
+        size = sum(t.nbytes // t.shape[-1] for t in output)  # a number a position
+        yield "operators", f"loss: over {ways} parts of the classes; 2 all-reduces forward ({bytes_text(3 * size)})"
+    if flow.spreads:
+        yield "operators", f"together: {_sent([c for s in flow.spreads for c in s.comms])} a micro batch"
+
+
+def sums(buckets: Sequence[Bucket]) -> Rows:
+    """Gradients that only come together over ``tp``."""
+    for b in buckets:
+        what = f"{many(len(b.names), 'whole parameter')} used on parts, {bytes_text(b.nbytes)}"
+        yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
+
+
+def _row(same: list[Spread]) -> str:
+    first = same[0]
+    o = first.operator
+    what = {"": o.kind, "column": "linear by columns", "row": "linear by rows"}.get(o.mode, f"embedding by {o.mode}")
+    count = f" ({many(len(same), 'module')})" if len(same) > 1 else ""
+    cut = ", ".join(f"{n} {axes_text(axes)}" for n, axes in o.weights if tp_dim(axes) is not None)
+    sent = [c for s in same for c in s.comms]
+    ways = f"{_change(first.arrives, first.takes)} in, {_out(first)} out"
+    return ", ".join([f"{o.key}{count}: {what}", *([cut] if cut else []), ways]) + (f"; {_sent(sent)}" if sent else "")
+
+
+def _change(before: Cut, after: Cut) -> str:
+    return _words(before) if before == after else f"{_words(before)} -> {_words(after)}"
+
+
+def _out(s: Spread) -> str:
+    return f"terms -> {_words(s.gives)}" if s.sums else _change(s.makes, s.gives)
+
+
+def _words(cut: Cut) -> str:
+    return "whole" if cut is None else f"dim {cut} cut"
+
+
+def _sent(comms: Sequence[Comm]) -> str:
+    """How many of each collective, and the bytes of the tensors that they make whole or add up."""
+    if not comms:
+        return "nothing sent"
+    order = sorted(comms, key=lambda c: (c.phase != "forward", c.op))
+    out = []
+    for (phase, op), some in groupby(order, key=lambda c: (c.phase, c.op)):
+        found = list(some)
+        out.append(f"{many(len(found), NAMES[op])} {phase} ({bytes_text(sum(c.nbytes for c in found))})")
+    return ", ".join(out)

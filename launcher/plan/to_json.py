@@ -1,0 +1,45 @@
+"""The plan as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from launcher.plan.cost.memory import Memory
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.plan import VERSION, Plan
+from launcher.plan.schedule.simulate import Timeline
+
+DERIVED: dict[type, tuple[str, ...]] = {
+    Memory: ("total",),
+    Timeline: ("bubble",),
+    Sizes: ("replicas", "virtual", "places"),
+}
+LEFT_OUT: dict[type, tuple[str, ...]] = {Timeline: ("events",), Placed: ("layout",), Sizes: ("notes",)}
+"""When each action starts is in ``timeline.json``; the grid of a layout is that of the plan, as are the notes."""
+
+
+def as_json(plan: Plan) -> str:
+    """Every value of the plan, and the version of this form; a line an item, so that two plans can be compared."""
+    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in {"version": VERSION, **_plain(plan)}.items()]
+    return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
+        return "[\n" + ",\n".join(f"  {json.dumps(v)}" for v in value) + "\n ]"
+    return json.dumps(value)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "_asdict"):  # an action
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in fields(value) if f.name not in LEFT_OUT.get(type(value), ())]
+        out = {name: _plain(getattr(value, name)) for name in (*names, *DERIVED.get(type(value), ()))}
+        return out | ({"split": value.layout.split, "at": value.layout.at} if isinstance(value, Placed) else {})
+    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value

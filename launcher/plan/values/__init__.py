@@ -1,0 +1,1 @@
+"""Values that plans are made of: grids, layouts, facts of a model, dtypes, and how they are written. No decision."""

@@ -1,0 +1,126 @@
+"""Where the pieces of one tensor live: layout algebra on plain integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.plan.values.grid import Grid
+
+
+@dataclass(frozen=True, order=True)
+class Box:
+    """Half-open hyper-rectangle of tensor indices. A 0-d tensor is the box with no bounds.
+
+    >>> Box((0, 0), (4, 8)) & Box((2, 4), (6, 8))
+    Box(lo=(2, 4), hi=(4, 8))
+    """
+
+    lo: tuple[int, ...]
+    hi: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(b - a for a, b in zip(self.lo, self.hi, strict=True))
+
+    @property
+    def empty(self) -> bool:
+        return any(a >= b for a, b in zip(self.lo, self.hi, strict=True))
+
+    def __and__(self, other: Box) -> Box | None:
+        """What both hold, or ``None``."""
+        lo = tuple(map(max, self.lo, other.lo))
+        hi = tuple(map(min, self.hi, other.hi))
+        box = Box(lo, hi)
+        return None if box.empty else box
+
+    def within(self, outer: Box) -> Box:
+        """This box in coordinates relative to ``outer``'s corner."""
+        return Box(
+            tuple(a - o for a, o in zip(self.lo, outer.lo, strict=True)),
+            tuple(b - o for b, o in zip(self.hi, outer.lo, strict=True)),
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``split[d]`` names the axes that cut dim ``d``, outermost first.
+
+    ``at`` pins an axis to the coordinates that hold the tensor: a parameter of stage 1 has
+    ``at=(("pp", (1,)),)``, one tied over two stages ``at=(("pp", (0, 3)),)``. Axes in neither are replicas.
+    Ragged dims are cut as ``torch.chunk`` does: ceil-sized pieces first, the last ones may be empty.
+
+    >>> w = Layout(Grid.of(pp=2, dp_shard=4), (8, 6), (("dp_shard",), ()), (("pp", (1,)),))
+    >>> w.box(5)
+    Box(lo=(2, 0), hi=(4, 6))
+    >>> w.box(0) is None
+    True
+    """
+
+    grid: Grid
+    shape: tuple[int, ...]
+    split: tuple[tuple[str, ...], ...]
+    at: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    def holds(self, rank: int) -> bool:
+        """Whether ``rank`` has this tensor at all (its piece may still be empty)."""
+        where = self.grid.coords(rank)
+        return all(where[axis] in places for axis, places in self.at)
+
+    def box(self, rank: int) -> Box | None:
+        """Elements held by ``rank``; ``None`` if it does not have the tensor. The box may be empty (ragged dims)."""
+        if not self.holds(rank):
+            return None
+        where = self.grid.coords(rank)
+        lo, hi = [], []
+        for n, axes in zip(self.shape, self.split, strict=True):
+            a, b = 0, n
+            for axis in axes:
+                chunk = -(-(b - a) // self.grid[axis])  # ceil, as torch.chunk
+                a, b = min(a + chunk * where[axis], b), min(a + chunk * (where[axis] + 1), b)
+            lo.append(a)
+            hi.append(b)
+        return Box(tuple(lo), tuple(hi))
+
+    def holders(self) -> dict[Box, tuple[int, ...]]:
+        """Each distinct non-empty box and the ranks that hold a copy of it, ascending.
+
+        A tensor with a dim of size 0 has one (empty) box.
+        """
+        out: dict[Box, tuple[int, ...]] = {}
+        for rank in range(self.grid.size):
+            box = self.box(rank)
+            if box is not None and (not box.empty or 0 in self.shape):
+                out[box] = (*out.get(box, ()), rank)
+        return out
+
+    def twins(self, rank: int) -> tuple[int, ...]:
+        """Ranks of the same stage that hold the same elements as ``rank``, ascending, ``rank`` included."""
+        pinned = {axis for axis, _ in self.at}
+        return self.grid.peers(rank, *(a for a, _ in self.grid.axes if a not in pinned and a not in self.axes))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that cut this tensor, in dim order."""
+        return tuple(axis for axes in self.split for axis in axes)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Copy ``box`` (global indices) from ``src`` to ``dst`` (ranks of the two layouts)."""
+
+    src: int
+    dst: int
+    box: Box
+
+
+def moves(src: Layout, dst: Layout, rank: int) -> tuple[Move, ...]:
+    """What ``rank`` of ``dst`` must read, preferring the same rank's own copy, then the lowest rank."""
+    want = dst.box(rank)
+    if want is None:
+        return ()
+    out = []
+    for box, ranks in src.holders().items():
+        part = box if box == want else box & want  # an empty tensor still moves, as itself
+        if part is not None:
+            out.append(Move(rank if rank in ranks else ranks[0], rank, part))
+    return tuple(out)

@@ -1,0 +1,106 @@
+"""What a training step really holds on each rank is what the plan says."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from launcher.decide import plan_job
+from launcher.job.schema import Job
+from launcher.optim.build import build_optimizer
+from launcher.parallel.cost.memory_meter import Held
+from launcher.plan.plan import Plan
+from launcher.runtime.world import World
+from tests.parity import build, job, step
+from tests.ranks import on_ranks
+
+MODEL = {"name": "lm", "vocab_size": 256, "dim": 128, "layers": 4, "heads": 4}
+TOKENS = {"name": "random_tokens", "vocab_size": 256, "seq_len": 64}
+LEVELS = ("unsharded", "level1", "level2", "level3")
+PIPELINES: dict[str, dict[str, Any]] = {
+    "one stage": {"micro_batch_num": 2},
+    "1f1b": {"stages": 2, "micro_batch_num": 4},
+    "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
+    **{
+        name: {"stages": 2, "scheduler": name, "micro_batch_num": 4}
+        for name in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
+    },
+    "seqpipe": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 4, "micro_batch_num": 4},
+}
+CASES = [
+    *(("one stage", level) for level in LEVELS), *(("1f1b", level) for level in LEVELS),
+    ("interleaved", "level2"), ("zero_bubble_h1", "level1"), ("zero_bubble_h1", "level2"), ("zero_bubble_v", "level2"),
+    ("dualpipe_v", "unsharded"), ("seqpipe", "unsharded"),
+]  # fmt: skip
+
+
+def layout(pipeline: str, level: str) -> Job:
+    """On 4 ranks."""
+    parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline]}
+    if level == "unsharded":
+        parallel |= {"grid": {"dp_replicate": 4 if pipeline == "one stage" else 2}}
+    else:
+        parallel |= {"hsdp": {"threshold": 1, "optimizer_level": level}, "grid": {"dp_shard": 2}}
+        parallel["grid"] |= {"dp_replicate": 2} if pipeline == "one stage" else {}
+    train = {"steps": 1, "batch_size": 16, "precision": "fp32"}
+    return job(model=MODEL, data=TOKENS, parallel=parallel, train=train)
+
+
+def rank_peaks(world: World, cases: list[tuple[Job, Plan]]) -> list[int]:
+    return [rank_peak(world, j, plan) for j, plan in cases]
+
+
+def rank_peak(world: World, j: Job, plan: Plan) -> int:
+    """Bytes of all tensors at the fullest moment of the second step; the first makes the optimizer's."""
+    par, pipe = build(world, j, plan)
+    optimizer = build_optimizer(j.optim, par.trainable())
+    optimizer.zero_grad(set_to_none=True)
+    step(j, par, pipe)
+    optimizer.step()
+    gc.collect()  # of the first step, which would be let go at some moment of this one
+    there = [*(t for _, t in par.named()), *(v for s in optimizer.state.values() for v in s.values())]
+    with Held(there) as held:
+        optimizer.zero_grad(set_to_none=True)
+        step(j, par, pipe)
+        optimizer.step()
+    return held.peak
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[tuple[str, str], tuple[list[int], list[int]]]:
+    """Bytes of each rank, measured and planned."""
+    jobs = [layout(*case) for case in CASES]
+    plans = [plan_job(j) for j in jobs]
+    got = on_ranks(4, rank_peaks, list(zip(jobs, plans, strict=True)))
+    planned = [[m.total for m in p.memory] for p in plans]
+    return dict(zip(CASES, zip(map(list, zip(*got, strict=True)), planned, strict=True), strict=True))
+
+
+@pytest.mark.parametrize(("pipeline", "level"), CASES)
+def test_planned_bytes_of_every_rank_are_within_5_percent_of_measured(steps, pipeline, level):
+    measured, planned = steps[pipeline, level]
+    off = [p / m - 1 for m, p in zip(measured, planned, strict=True)]
+    assert all(abs(error) <= 0.05 for error in off), [f"{error:+.1%}" for error in off]
+
+
+@pytest.mark.parametrize("pipeline", ["one stage", "1f1b"])
+@pytest.mark.parametrize("which", [0, 1], ids=["measured", "planned"])
+def test_bytes_fall_level_by_level(steps, pipeline, which):
+    for rank in range(4):
+        held = [steps[pipeline, level][which][rank] for level in LEVELS]
+        assert held == sorted(set(held), reverse=True)
+
+
+def test_a_storage_is_counted_once_and_while_it_lives():
+    with Held() as held:
+        x = torch.zeros(1000)
+        y = x.view(10, 100)[:5]
+        assert held.now == 4000
+        z = y + 1
+        assert held.now == 4000 + 2000
+        del x, y, z
+        assert held.now == 0
+    assert held.peak == 6000

@@ -1,0 +1,119 @@
+"""Which models can run sequences in pieces, and that those which can are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.decide import plan_job
+from launcher.errors import RequestError
+from launcher.parallel.sequence.carry import Carry
+from tests.parity import assert_parity, batch, build, error, job, own, plain, step
+from tests.ranks import on_ranks
+from tests.test_parity_tp import SEQUENCE
+
+STAGES = {"embed": 0, "a": 0, "b": 1, "head": 1}
+
+
+def pieced(net: str, count: int = 3, length: int = 7) -> Any:
+    pipe = {"stages": 2, "scheduler": "seqpipe", "seq_chunks": count, "micro_batch_num": 3, "stage_config": STAGES}
+    return own(f"piece_nets.{net}", ["int64", length], stages=STAGES, parallel={"pipeline": pipe})
+
+
+def test_a_users_module_with_a_state_of_its_own_equals_one_process():
+    plan, _ = assert_parity(pieced("Summing"))
+    assert plan.pieces == (3, 2, 2)
+
+
+def test_a_users_module_that_says_it_is_positionwise_equals_one_process():
+    assert_parity(pieced("Sorting"))
+
+
+CURE = "(try: parallel.pipeline.seq_chunks=1)"
+MIXES = (
+    "which may mix positions, and has no method 'piece' to run a sequence in pieces; give it one, or positionwise = "
+    f"True, or set parallel.pipeline.seq_chunks=1 {CURE}"
+)
+REFUSED = {
+    "Flipping": [f"model: a (Backwards) calls flip, {MIXES}", f"model: b (Backwards) calls flip, {MIXES}"],
+    "Twice": [f"model: a (RunningSum) runs 2 times in one forward; what its pieces leave would mix {CURE}"],
+    "Positions": [f"model: the forward of Positions calls arange, {MIXES}"],
+}
+
+
+@pytest.mark.parametrize("net", REFUSED)
+def test_what_cannot_be_cut_is_refused_by_the_name_of_the_module(net):
+    with pytest.raises(RequestError) as refused:
+        plan_job(pieced(net))
+    assert [str(RequestError((p,))) for p in refused.value.problems] == REFUSED[net]
+
+
+def test_more_pieces_than_positions_are_refused():
+    with pytest.raises(RequestError) as refused:
+        plan_job(pieced("Summing", count=8))
+    assert str(refused.value) == (
+        f"parallel.pipeline.seq_chunks: 8: no sequence of 8 positions in dim 1 of (4, 7) {CURE}"
+    )
+
+
+def test_pieces_of_fewer_positions_than_operators_cut_them_over_ranks_are_refused():
+    pipe = {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 4}
+    with pytest.raises(RequestError) as refused:
+        plan_job(job(parallel={"pipeline": pipe, "grid": {"tp": 2}, "operators": SEQUENCE}, data__seq_len=6))
+    assert str(refused.value) == (
+        "parallel.pipeline.seq_chunks: 4: operators cut each piece over tp=2, so pieces are multiples of 2 positions, "
+        "and 6 positions make 3 of them (try: parallel.pipeline.seq_chunks=3)"
+    )
+
+
+def test_an_image_has_no_sequence():
+    j = job(model={"name": "mlp", "features": 784, "hidden": 24}, data={"name": "mnist5k"}, train__batch_size=8,
+            parallel={"pipeline": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2}})  # fmt: skip
+    with pytest.raises(RequestError) as refused:
+        plan_job(j)
+    assert {p.cure for p in refused.value.problems} == {"parallel.pipeline.seq_chunks=1"}
+
+
+def rank_evaluate(world, j, plan) -> tuple[Any, list[int]]:
+    par, pipe = build(world, j, plan)
+    step(j, par, pipe)
+    xs, _ = batch(j, plan)
+    out = pipe.predict(xs)
+    return out, [len(p.carry.left) for p in par.parts]
+
+
+def test_evaluation_after_a_step_in_pieces_runs_whole_sequences_and_nothing_is_kept():
+    pipe = {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 3, "micro_batch_num": 4}
+    j = job(parallel={"pipeline": pipe}, data__seq_len=11)
+    plan = plan_job(j)
+    (_, first), (out, last) = on_ranks(2, rank_evaluate, j, plan)
+    (x,), _ = batch(j, plan)
+    assert error(out, plain(j, plan)(x).detach()) <= 1e-12
+    assert (first, last) == ([0], [0])
+
+
+def test_what_is_held_is_counted_with_what_each_piece_reads_of_those_before():
+    pipe = {"stages": 2, "scheduler": "seqpipe", "micro_batch_num": 2, "seq_split": "equal"}
+    whole, cut = (plan_job(job(parallel={"pipeline": pipe | {"seq_chunks": n}}, data__seq_len=64)) for n in (1, 4))
+    assert cut.pieces == (16, 16, 16, 16)
+    assert max(cut.timeline.peak) < max(whole.timeline.peak)
+    assert cut.timeline.bubble < whole.timeline.bubble
+
+
+def test_a_piece_that_runs_again_forgets_what_it_left():
+    carry = Carry((2, 3))
+    with carry.running(0, 0):
+        carry.left.setdefault(0, {})["a"] = [()]
+    assert (carry.starts, carry.now, carry.left) == ((0, 2), None, {0: {"a": [()]}})
+    with carry.running(0, 0):
+        assert carry.left == {}
+
+
+def test_a_piece_that_went_backward_is_forgotten_and_those_before_it_are_not():
+    carry, first, second = Carry((2, 2, 2)), (), ()
+    carry.left = {0: {"a": [first, second], "b": [first, second]}, 1: {"a": [first]}}
+    carry.forget(0, 1)
+    assert carry.left == {0: {"a": [first], "b": [first]}, 1: {"a": [first]}}
+    carry.forget(0, 0)
+    assert carry.left == {1: {"a": [first]}}

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from tests.plan.test_params import laid, sizes
+
+from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.parallel import Hsdp
+from launcher.plan.cost.memory import Memory, bytes_text, copies, memory
+from launcher.plan.cost.peak import Moment
+from tests.plan.made import chain, skeleton
+
+MODEL = skeleton(
+    {"a.weight": (256,), "a.big": (512,), "a.small": (1,), "b.weight": (255,), "b.mean": (8,)}, buffers=["b.mean"]
+)
+GLUE = chain("a", "b")
+AT = (Moment(7, 5, 70), Moment(3, 0, 30))
+
+
+def rows(hsdp: Hsdp | None, shard: int) -> tuple[Memory, ...]:
+    params, _ = laid(MODEL, GLUE, {"a": 0, "b": 1}, sizes(shard=shard), hsdp)
+    return memory(params, sizes(shard=shard), 2, AT)
+
+
+def test_without_sharding_each_rank_holds_its_stage_whole() -> None:
+    assert rows(None, shard=1) == (Memory(0, 3076, 7, 6152, 5, 70), Memory(1, 1052, 3, 2040, 0, 30))
+
+
+def test_with_sharding_each_rank_holds_its_box() -> None:
+    first, second, third, fourth = rows(Hsdp(threshold=1), shard=2)
+    assert first == Memory(0, 1540, 7, 3080, 5, 70)
+    assert second == Memory(1, 1540, 7, 3080, 5, 70)
+    assert (third.rank, third.params, fourth.rank) == (2, 1052, 3)
+
+
+@pytest.mark.parametrize(("hsdp", "first"), [(None, 1024), (Hsdp(threshold=1), 2 * 512)], ids=["whole", "sharded"])
+def test_two_virtual_stages_of_one_rank_share_a_whole_tensor_and_have_each_a_copy_of_a_sharded_one(hsdp, first) -> None:
+    model = skeleton({f"{m}.weight": (256,) for m in "abcd"}, same={"c.weight": "a.weight"})
+    sz = sizes(shard=2 if hsdp else 1, chunks=2)
+    told = dict(zip("abcd", range(4), strict=True))
+    params, _ = laid(model, chain(*"abcd"), told, sz, hsdp)
+    found = [m.params for m in memory(params, sz, 0, (Moment(0, 0, 0),) * 2)]
+    assert found == ([first] * 2 + [1024] * 2 if hsdp else [first, 2048])
+
+
+def test_the_total_is_the_sum() -> None:
+    assert Memory(0, 1, 2, 4, 8, 16).total == 31
+
+
+@pytest.mark.parametrize(("optim", "kept"), [
+    (AdamW(name="adamw"), 2),
+    (SGD(name="sgd"), 0),
+    (SGD(name="sgd", momentum=0.5), 1),
+    (Momentum(name="momentum"), 1),
+    (Momentum(name="momentum", momentum=0.0), 0),
+    (Target.model_validate({"_target_": "mine.Lion"}), 2),
+], ids=str)  # fmt: skip
+def test_an_optimizer_keeps_so_many_tensors_a_parameter(optim: Optim, kept: int) -> None:
+    assert copies(optim) == kept
+
+
+@pytest.mark.parametrize(("n", "text"), [
+    (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KB"), (1 << 20, "1.0 MB"), (3 << 30, "3.0 GB"), (5 << 40, "5.0 TB"),
+    (5 << 50, "5120.0 TB"),
+])  # fmt: skip
+def test_bytes_are_written_for_people(n: int, text: str) -> None:
+    assert bytes_text(n) == text

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.job.parallel import Hsdp
+from launcher.plan.cost.fusion import Bucket, Group, Limits, buckets, groups
+from launcher.plan.partition.params import Placed, Tie, placed, ties
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.partition.stages import Stage, cut, place
+from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.grid import Grid
+from tests.plan.made import chain, graph, skeleton
+
+KB = (256,)  # float32
+HSDP = Hsdp(threshold=1)
+ALONE = Limits(False, None, 64 << 20)
+
+
+def sizes(pp: int = 2, replicate: int = 1, shard: int = 2, chunks: int = 1) -> Sizes:
+    return Sizes(Grid.of(pp=pp, dp_replicate=replicate, dp_shard=shard, tp=1), chunks, 2, 8, 4, 2, 1, ())
+
+
+def laid(
+    model: Skeleton, glue: Graph, told: dict[str, int], sz: Sizes, hsdp: Hsdp | None = HSDP
+) -> tuple[tuple[Placed, ...], tuple[Stage, ...]]:
+    at, found = place(glue, told, sz.virtual - 1)
+    made, lost = cut(glue, at, sz.virtual, model)
+    assert found + lost == []
+    return placed(model, made, sz, hsdp), made
+
+
+def two(model: Skeleton, sz: Sizes | None = None, **more: Any) -> tuple[Placed, ...]:
+    return laid(model, chain("a", "b"), {"a": 0, "b": 1}, sz or sizes(), **more)[0]
+
+
+@pytest.mark.parametrize(("elements", "sharded"), [(255, False), (256, True), (257, True)])
+def test_a_parameter_of_the_threshold_is_sharded_a_smaller_one_is_not(elements: int, sharded: bool) -> None:
+    (a, _) = two(skeleton({"a.weight": (elements,), "b.weight": KB}))
+    assert a.sharded == sharded
+
+
+def test_the_threshold_counts_the_whole_tensor_and_dim_0_is_cut() -> None:
+    (a, _) = two(skeleton({"a.weight": (16, 16), "b.weight": KB}), sizes(shard=4))
+    assert a.layout.split == (("dp_shard",), ())
+
+
+WHOLE = {
+    "a buffer": skeleton({"a.mean": (999,), "b.weight": KB}, buffers=["a.mean"]),
+    "0-d": skeleton({"a.scale": (), "b.weight": KB}),
+    "empty": skeleton({"a.none": (0, 4), "b.weight": KB}),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_some_tensors_stay_whole_whatever_the_threshold(case: str) -> None:
+    assert not two(WHOLE[case], hsdp=Hsdp(threshold=0))[0].sharded
+
+
+def test_without_hsdp_or_with_one_rank_to_share_with_all_stay_whole() -> None:
+    model = skeleton({"a.weight": KB, "b.weight": KB})
+    assert not any(p.sharded for p in two(model, hsdp=None))
+    assert not any(p.sharded for p in two(model, sizes(shard=1, replicate=2)))
+
+
+TIED = skeleton({"a.weight": KB, "b.weight": KB}, same={"b.weight": "a.weight"})
+
+
+def test_a_tied_tensor_is_there_once_on_all_its_stages() -> None:
+    (a,) = two(TIED)
+    assert (a.name, a.names, a.stages, a.layout.at) == ("a.weight", ("a.weight", "b.weight"), (0, 1), (("pp", (0, 1)),))
+    assert ties((a,)) == (Tie("a.weight", (0, 1), (0, 1)),)
+
+
+def test_a_frozen_tensor_on_two_stages_is_tied_without_gradients() -> None:
+    model = skeleton({"a.weight": KB, "b.weight": KB}, same={"b.weight": "a.weight"}, frozen=["a.weight", "b.weight"])
+    assert ties(two(model)) == (Tie("a.weight", (0, 1), (0, 1), trained=False),)
+
+
+def test_a_buffer_on_two_stages_is_no_tie() -> None:
+    model = skeleton({"a.mean": KB, "b.mean": KB}, same={"b.mean": "a.mean"}, buffers=["a.mean", "b.mean"])
+    assert ties(two(model)) == ()
+
+
+def test_two_virtual_stages_of_one_rank_are_one_place_and_two_copies() -> None:
+    model = skeleton({f"{m}.weight": KB for m in "abcd"}, same={"c.weight": "a.weight"})
+    told = dict(zip("abcd", range(4), strict=True))
+    params, _ = laid(model, chain(*"abcd"), told, sizes(chunks=2))
+    assert (params[0].stages, params[0].layout.at) == ((0, 2), (("pp", (0,)),))
+
+
+def grouped(model: Skeleton, glue: Graph, told: dict[str, int], sz: Sizes) -> tuple[Group, ...]:
+    params, made = laid(model, glue, told, sz)
+    return groups(params, made, model, glue, ALONE)
+
+
+def test_each_unit_is_gathered_by_itself_in_the_order_of_the_model() -> None:
+    model = skeleton({"a.x.weight": KB, "a.y.weight": KB, "b.weight": KB, "b.bias": (1,)})
+    assert grouped(model, chain("a", "b"), {"a": 0, "b": 1}, sizes()) == (
+        Group(0, ("a",), ("a.x.weight", "a.y.weight"), 2048),
+        Group(1, ("b",), ("b.weight",), 1024),
+    )
+
+
+def test_tied_inside_one_stage_is_gathered_with_the_whole_stage() -> None:
+    model = skeleton({f"{m}.weight": KB for m in "abc"}, same={"b.weight": "a.weight"})
+    found = grouped(model, chain("a", "b", "c"), {"a": 0, "b": 0, "c": 1}, sizes())
+    assert found == (Group(0, ("",), ("a.weight",), 1024), Group(1, ("c",), ("c.weight",), 1024))
+
+
+def test_tied_over_stages_is_gathered_under_the_name_that_each_stage_has() -> None:
+    assert grouped(TIED, chain("a", "b"), {"a": 0, "b": 1}, sizes()) == (
+        Group(0, ("a",), ("a.weight",), 1024),
+        Group(1, ("b",), ("b.weight",), 1024),
+    )
+
+
+def test_what_the_glue_uses_is_gathered_with_the_whole_stage() -> None:
+    model = skeleton({"pos": KB, "a.weight": KB, "b.weight": KB})
+    glue = graph(
+        "x: input x", "pos: param pos", "w: param a.weight", "a: module a < x", "s: glue add < a pos w",
+        "b: module b < s", "output: output output < b",
+    )  # fmt: skip
+    assert grouped(model, glue, {"a": 0, "b": 1}, sizes()) == (
+        Group(0, ("",), ("pos", "a.weight"), 2048),
+        Group(1, ("b",), ("b.weight",), 1024),
+    )
+
+
+def test_a_unit_that_lies_on_two_stages_is_gathered_with_each_whole_stage() -> None:
+    model = skeleton({"a.x.weight": KB, "a.y.weight": KB})
+    assert grouped(model, chain("a.x", "a.y"), {"a.x": 0, "a.y": 1}, sizes()) == (
+        Group(0, ("",), ("a.x.weight",), 1024),
+        Group(1, ("",), ("a.y.weight",), 1024),
+    )
+
+
+def bucketed(limit: int, sz: Sizes | None = None, hsdp: Hsdp | None = None) -> tuple[Bucket, ...]:
+    model = skeleton(
+        {"a.one": (256,), "a.two": (256,), "a.still": (256,), "a.three": (512,), "a.four": (1,), "b.one": (256,)},
+        frozen=["a.still"],
+    )
+    sz = sz or sizes()
+    params, made = laid(model, chain("a", "b"), {"a": 0, "b": 1}, sz, hsdp)
+    return buckets(params, made, sz, Limits(False, None, limit))
+
+
+def test_buckets_are_filled_in_order_up_to_the_limit() -> None:
+    assert bucketed(2048) == (
+        Bucket(0, ("a.one", "a.two"), 2048),
+        Bucket(0, ("a.three",), 2048),
+        Bucket(0, ("a.four",), 4),
+        Bucket(1, ("b.one",), 1024),
+    )
+
+
+def test_a_tensor_larger_than_a_bucket_has_one_of_its_own() -> None:
+    assert [b.names for b in bucketed(1)] == [("a.one",), ("a.two",), ("a.three",), ("a.four",), ("b.one",)]
+
+
+def test_sharded_parameters_are_in_no_bucket() -> None:
+    assert [b.names for b in bucketed(1 << 20, hsdp=HSDP)] == [("a.four",)]
+
+
+def test_without_a_second_replica_there_is_nothing_to_reduce() -> None:
+    assert bucketed(1, sizes(shard=1)) == ()
+
+
+def test_a_bucket_has_one_dtype() -> None:
+    model = skeleton({"a.one": (2,), "a.two": (2,), "a.three": (2,), "b.one": (2,)})
+    mixed = Skeleton(
+        model.modules,
+        tuple(p if p.name != "a.two" else type(p)(p.name, type(p.spec)((2,), "float64"), p.name) for p in model.params),
+        model.containers,
+    )
+    params, made = laid(mixed, chain("a", "b"), {"a": 0, "b": 1}, sizes(), None)
+    assert [b.names for b in buckets(params, made, sizes(), ALONE)] == [("a.one", "a.three"), ("a.two",), ("b.one",)]

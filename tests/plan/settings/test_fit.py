@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher.plan.plan import ask
+from launcher.plan.settings.fit import idle
+from tests.plan.made import job, refusal, words
+
+TRANSFORM = "steps=[train,save,transform]"
+PP4 = ["launch.nproc=4", "parallel.pipeline.stages=4"]
+REFUSED = {
+    "a sample of no text": (
+        ["data=random_tokens", "data.vocab_size=256", "data.seq_len=8", "steps=[train,save,export,sample]"],
+        "steps.sample: continues text, and data is random_tokens (try: 'steps=[train,save,export]')",
+    ),
+    "nothing held out to evaluate": (
+        ["data.val_fraction=0", "steps=[train,evaluate]"],
+        "data.val_fraction: 0: leaves no held-out samples for evaluate",
+    ),
+    "nothing held out for three": (
+        ["data.val_fraction=0", "train.eval_every=5", "steps=[train,evaluate,save,export]"],
+        "data.val_fraction: 0: leaves no held-out samples for evaluate, export, train.eval_every",
+    ),
+    "more stages than there are": (
+        [*PP4, TRANSFORM, "steps.transform.nproc=8", "steps.transform.stages=8"],
+        "steps.transform.stages: 8: cannot be made of 4 stages; stages are merged, not cut "
+        "(try: steps.transform.stages=4)",
+    ),
+    "stages that do not merge": (
+        [*PP4, TRANSFORM, "steps.transform.nproc=3", "steps.transform.stages=3"],
+        "steps.transform.stages: 3: cannot be made of 4 stages; stages are merged, not cut "
+        "(try: steps.transform.stages=2)\n"
+        "steps.transform.nproc: 3: does not divide into 2 stages x 1 shard (try: steps.transform.nproc=4)",
+    ),
+    "too few ranks": (
+        [*PP4, TRANSFORM, "steps.transform.nproc=3", "steps.transform.stages=2", "steps.transform.shard_size=2"],
+        "steps.transform.nproc: 3: does not divide into 2 stages x 2 shards (try: steps.transform.nproc=4)",
+    ),
+    "too few ranks for a checkpoint of elsewhere": (
+        ["steps=[transform]", "steps.transform.src=there", "steps.transform.nproc=3", "steps.transform.stages=2"],
+        "steps.transform.nproc: 3: does not divide into 2 stages x 1 shard (try: steps.transform.nproc=4)",
+    ),
+    "a layout asked for in two ways": (
+        [*PP4, TRANSFORM, "steps.transform.strategy=merged.json", "steps.transform.nproc=2"],
+        "steps.transform.nproc: 2: the layout is that of the strategy file merged.json (try: steps.transform.nproc=1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_fail_after_the_training_is_refused_before_it(case: str) -> None:
+    overrides, text = REFUSED[case]
+    error = refusal(*overrides)
+    assert str(error) == text
+    if words(error):
+        ask(job(*overrides, *words(error)))
+
+
+@pytest.mark.parametrize("overrides", [
+    ["data.val_fraction=0", "steps=[train,save]"],
+    ["data.val_fraction=0", "steps=[train,save,export]", "steps.export.check=false"],
+    ["data.val_fraction=0", "train.eval_every=5", "steps=[save]"],
+    [*PP4, TRANSFORM, "steps.transform.nproc=4", "steps.transform.stages=2", "steps.transform.shard_size=2"],
+    ["steps=[transform]", "steps.transform.src=there", "steps.transform.stages=16", "steps.transform.nproc=16"],
+], ids=" ".join)  # fmt: skip
+def test_what_fits_is_left_alone(overrides: list[str]) -> None:
+    ask(job(*overrides))
+
+
+def test_what_never_comes_into_play_is_noted() -> None:
+    j = job("train.steps=2", "train.eval_every=2", "checkpoint.every=5", "schedule.warmup_steps=2")
+    assert [str(n) for n in idle(j, 2)] == [
+        "schedule.warmup_steps 2: the training, 2 steps, is all warm-up",
+        "train.eval_every 2: no validation while training, which ends after 2 steps",
+        "checkpoint.every 5: no checkpoint while training, which ends after 2 steps",
+    ]
+
+
+def test_what_comes_into_play_is_not_noted() -> None:
+    j = job("train.steps=3", "train.eval_every=2", "checkpoint.every=2", "schedule.warmup_steps=2")
+    assert [*idle(j, 3)] == []
+
+
+def test_without_training_nothing_is_said_of_it() -> None:
+    assert [*idle(job("steps=[save]", "train.eval_every=500"), 200)] == []

@@ -1,0 +1,29 @@
+"""Names that checkpoints need for themselves."""
+
+from __future__ import annotations
+
+from launcher.plan.settings.saving import misnamed
+from launcher.plan.values.facts import Param, Skeleton, TensorSpec
+
+
+def told(*names: str, trainable: bool = True) -> list[str]:
+    params = tuple(Param(n, TensorSpec((2,), "float32"), n, trainable) for n in names)
+    return [p.text for p in misnamed(Skeleton((), params, frozenset()))]
+
+
+def test_a_weight_with_the_name_of_another_ones_state_is_refused():
+    text = "optim.exp_avg.a.w is called what checkpoints call optimizer state of a.w, and one would overwrite the other"
+    assert told("a.w", "optim.exp_avg.a.w") == [f"{text}; give its module another name"]
+
+
+def test_a_buffer_with_the_name_of_a_random_stream_is_refused():
+    text = "rng.cpu is called what checkpoints call a random stream, and one would overwrite the other"
+    assert told("a.w", "rng.cpu") == [f"{text}; give its module another name"]
+
+
+def test_names_that_only_look_alike_are_not_refused():
+    assert told("a.w", "optim.a.w", "optim.exp_avg.b.w", "rng.table", "my.optim.exp_avg.a.w") == []
+
+
+def test_what_is_not_trained_has_no_state():
+    assert told("a.w", "optim.exp_avg.a.w", trainable=False) == []

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from launcher.plan.plan import ask
+from launcher.plan.settings import settings
+from launcher.plan.show import text
+from tests.plan.made import chain, job, planned, refusal, skeleton, words
+
+P = "parallel"
+PIPE = "parallel.pipeline"
+
+REFUSED = {
+    f"{P}.mode=sharding_propagation":
+        f"{P}.mode: sharding_propagation is not available yet (try: {P}.mode=semi_auto)",
+    f"{P}.mode=recursive_programming":
+        f"{P}.mode: recursive_programming is not available yet (try: {P}.mode=semi_auto)",
+    "checkpoint.encrypt=aes-gcm":
+        "checkpoint.encrypt: this does not say where the key is; a key itself belongs into no configuration "
+        "(try: checkpoint.encrypt=env:CHECKPOINT_KEY)",
+}  # fmt: skip
+
+
+def apart(text: str) -> list[str]:
+    """Overrides between spaces; those inside braces belong to a value."""
+    return re.findall(r"(?:[^\s{]|\{.*?\})+", text)
+
+
+def typed(text: str) -> list[str]:
+    """Overrides apart: the last may be a second one, after a space."""
+    first, *second = text.split(" launch.")
+    return [first, *(f"launch.{s}" for s in second)]
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_is_not_there_yet_is_refused_and_the_cure_accepted(override: str) -> None:
+    error = refusal(*typed(override))
+    assert str(error) == REFUSED[override]
+    ask(job(*typed(override), *words(error)))
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    error = refusal(
+        "parallel.mode=sharding_propagation", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]"
+    )
+    assert [p.key for p in error.problems] == ["parallel.mode", "launch.nproc", "steps.transform"]
+
+
+HSDP = "launch.nproc=2 parallel.hsdp={}"
+BECOMES = {
+    "": [],
+    "deterministic=true": ["deterministic=true: applied, torch picks deterministic kernels or fails"],
+    f"{PIPE}.interleave=true launch.nproc=2 {PIPE}.stages=2":
+        [f"{PIPE}.interleave=true: applied, 2 virtual stages a rank"],
+    f"{PIPE}.interleave=true": [f"{PIPE}.interleave=true: satisfied, one stage has no bubble to shrink"],
+    f"{PIPE}.interleave=true {PIPE}.chunks=1 launch.nproc=2 {PIPE}.stages=2":
+        [f"{PIPE}.interleave=true: satisfied, one chunk a rank"],
+    f"{PIPE}.scheduler=zero_bubble_v":
+        [f"{PIPE}.scheduler=zero_bubble_v: satisfied, one stage has no bubble to fill: as 1f1b"],
+    f"{PIPE}.interleave=true {PIPE}.less_memory=true launch.nproc=2 {PIPE}.stages=2": [
+        f"{PIPE}.interleave=true: applied, 2 virtual stages a rank",
+        f"{PIPE}.less_memory=true: applied, a rank runs ahead by one forward; each transfer is waited for",
+    ],
+    f"{PIPE}.output_broadcast=true launch.nproc=2 {PIPE}.stages=2": [
+        f"{PIPE}.output_broadcast=true: applied, evaluation sends what the last stage makes to every stage, "
+        "one broadcast a batch",
+    ],
+    f"{PIPE}.output_broadcast=true": [f"{PIPE}.output_broadcast=true: satisfied, one stage"],
+    f"{PIPE}.loss_reduction=sum {PIPE}.micro_batch_num=4":
+        [f"{PIPE}.loss_reduction=sum: applied, loss and gradients are summed over 4 micro batches"],
+    f"{PIPE}.loss_reduction=sum": [f"{PIPE}.loss_reduction=sum: satisfied, one micro batch"],
+    HSDP: [f"{P}.hsdp.optimizer_level=level1: applied, {settings.LEVELS['level1']}"],
+    f"{HSDP} {P}.hsdp.optimizer_level=level2":
+        [f"{P}.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch"],
+    f"{HSDP} {P}.hsdp.optimizer_level=level3":
+        [f"{P}.hsdp.optimizer_level=level3: applied, {settings.LEVELS['level3']}"],
+    f"{P}.hsdp={{}}":
+        [f"{P}.hsdp.optimizer_level=level1: satisfied, one rank on the shard axis; there is nobody to share with"],
+    f"{P}.gradients_mean=false launch.nproc=4":
+        [f"{P}.gradients_mean=false: applied, gradients are summed over the 4 data-parallel ranks"],
+    f"{P}.gradients_mean=false": [f"{P}.gradients_mean=false: satisfied, one data-parallel rank"],
+    f"{P}.dataset_strategy=full_batch launch.nproc=4":
+        [f"{P}.dataset_strategy=full_batch: applied, each data-parallel rank reads the whole batch, 32 samples, and "
+         "keeps its slice of 8"],
+    f"{P}.dataset_strategy=full_batch":
+        [f"{P}.dataset_strategy=full_batch: satisfied, one data-parallel rank reads every sample"],
+    f"{P}.dataset_strategy=[[4,1],[4,1]] launch.nproc=4":
+        [f"{P}.dataset_strategy=[[4,1],[4,1]]: applied, each data-parallel rank reads its own part, as data_parallel"],
+    f"{P}.dataset_strategy=[[2,1],[2,1]] launch.nproc=4":
+        [f"{P}.dataset_strategy=[[2,1],[2,1]]: applied, each data-parallel rank reads one of 2 parts, 16 samples, and "
+         "keeps its slice of 8"],
+    f"{P}.shared=[[embed.weight,head.weight]]":
+        [f"{P}.shared=embed.weight=head.weight: satisfied, the ties of the model are these"],
+    f"{P}.param_strategy.save=p.json":
+        [f"{P}.param_strategy.save=p.json: applied, layouts of trainable parameters are written before the first step"],
+    f"{P}.param_strategy.load=p.json {P}.param_strategy.only_trainable=false":
+        [f"{P}.param_strategy.load=p.json: satisfied, this plan gives all parameters and buffers the layouts of the "
+         "file"],
+    f"{P}.operator_strategy.save=/o.json":
+        [f"{P}.operator_strategy.save=/o.json: applied, strategies of the operators that are cut are written before "
+         "the first step"],
+    f"{P}.group_file=g.json":
+        [f"{P}.group_file=g.json: applied, which ranks share which group is written before the first step"],
+    "checkpoint.async=true checkpoint.every=2": [
+        "checkpoint.async=true: applied, a thread writes a copy in host memory; training stands still for the copy "
+        "alone",
+    ],
+    "checkpoint.encrypt=env:KEY": [
+        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
+        "same key; names, shapes and digests of tensors stay readable",
+    ],
+    "checkpoint.accept_plain=true": [
+        "checkpoint.accept_plain=true: satisfied, without checkpoint.encrypt every checkpoint is read"
+    ],
+    "checkpoint.encrypt=env:KEY checkpoint.accept_plain=true": [
+        "checkpoint.encrypt=env:KEY: applied, tensor files are sealed with AES-256-GCM, the manifest has a MAC of the "
+        "same key; names, shapes and digests of tensors stay readable",
+        "checkpoint.accept_plain=true: applied, checkpoints that are not encrypted are read too; nothing vouches for "
+        "what they hold",
+    ],
+    "checkpoint.async=true": ["checkpoint.async=true: satisfied, nothing is saved while training"],
+    f"{P}.local_norm.print=true":
+        [f"{P}.local_norm.print=true: applied, one a parameter, every step: of the gradients of a rank's own samples; "
+         "one data-parallel rank has all"],
+    f"{P}.local_norm={{dump: norms, device: true}} train.log_every=5 launch.nproc=2":
+        [f"{P}.local_norm.dump=norms: applied, one number a rank, every 5 steps, in rank<N>.jsonl: of the gradients "
+         "of a rank's own samples, before the sum over 2 data-parallel ranks"],
+    f"{P}.local_norm.print=true {HSDP} {P}.hsdp.optimizer_level=level2 {PIPE}.micro_batch_num=4":
+        [f"{P}.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch",
+         f"{P}.local_norm.print=true: degraded, one a parameter, every step: of the gradients of a rank's own samples, "
+         "before the sum over 2 data-parallel ranks; level2 reduces sharded gradients after each of 4 micro batches, "
+         "so of them it is the root of the summed squares, not the norm of their sum"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", BECOMES)
+def test_every_switch_says_what_became_of_it(overrides: str) -> None:
+    j = job(*apart(overrides))
+    found = settings.resolve(j, ask(j).sizes)
+    assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
+
+
+UNSHARDED = {
+    "threshold=65536": "the largest has 128.0 KB, parallel.hsdp.threshold is 65536 KB",
+    "threshold=0 parallel.hsdp.uneven=whole": "none of them can be cut over the ranks that share the weights",
+}
+
+
+@pytest.mark.parametrize("asked", UNSHARDED)
+def test_a_level_of_which_nothing_comes_says_why(asked: str) -> None:
+    rows = 513 if "uneven" in asked else 512
+    model = skeleton({"a.weight": (rows, 64), "b.weight": (rows, 64)})
+    made = planned(job(*HSDP.split(), *f"{P}.hsdp.{asked}".split()), model, chain("a", "b"))
+    if "uneven" not in asked:
+        assert [(s.key, s.status) for s in made.settings] == [(f"{P}.hsdp.optimizer_level", "degraded")]
+    (found,) = (s for s in made.settings if s.key == f"{P}.hsdp.optimizer_level")
+    assert found.why == f"no parameter is sharded: {UNSHARDED[asked]}; every rank keeps all of them whole"
+    assert "hsdp      level1: no parameter is sharded over 2 ranks\n" in text(made)
+
+
+def test_norms_that_are_told_nowhere_are_refused() -> None:
+    error = refusal(f"{P}.local_norm.device=true")
+    assert str(error) == (
+        f"{P}.local_norm.device: true: says how norms are told, and they are told nowhere: print them, or dump them to "
+        f"a folder (try: {P}.local_norm.print=true)"
+    )
+    ask(job(f"{P}.local_norm.device=true", *words(error)))

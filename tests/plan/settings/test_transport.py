@@ -1,0 +1,122 @@
+"""What becomes of the settings about how numbers travel."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.parallel import CommFusion
+from launcher.plan.cost.fusion import Limits, limits
+from launcher.plan.plan import ask
+from launcher.plan.settings.transport import settings
+from launcher.plan.values.precision import precision
+from tests.plan.made import chain, job, planned, skeleton
+
+F = "parallel.comm_fusion"
+SHARDS = "launch.nproc=2 parallel.hsdp={}"
+BOTH = "launch.nproc=4 parallel.hsdp={shard_size:2}"
+TWO = "launch.nproc=2"
+ALONE = "satisfied, one data-parallel rank, nothing to sum or to gather"
+TOGETHER = "applied, units that feed each other travel together up to this size"
+BECOMES = {
+    "": [],
+    f"{F}.openstate=false {TWO}":
+        [f"{F}.openstate=false: applied, every module is gathered and every whole parameter reduced by itself"],
+    f"{F}.openstate=false": [f"{F}.openstate=false: {ALONE}"],
+    f"{F}.allreduce={{mode:size,config:32}} {TWO}":
+        [f"{F}.allreduce=size 32.0 MB: applied, gradients of whole parameters, in buckets"],
+    f"{F}.allreduce={{mode:size}}": [f"{F}.allreduce=size 64.0 MB: {ALONE}"],
+    f"{F}.allreduce={{mode:index,config:[3,5]}} {TWO}":
+        [f"{F}.allreduce=index [3, 5]: applied, gradients of whole parameters, in buckets"],
+    f"{F}.allreduce={{mode:size,config:1}} {BOTH}":
+        [f"{F}.allreduce=size 1.0 MB: degraded, of whole parameters; gradients of shards are summed over replicas in "
+         "the groups that scattered them"],
+    f"{F}.allgather={{mode:size,config:1}} {TWO}":
+        [f"{F}.allgather=size 1.0 MB: satisfied, nothing is sharded, nothing to gather or to scatter"],
+    f"{F}.allgather={{mode:size,config:1}} {SHARDS}": [f"{F}.allgather=size 1.0 MB: {TOGETHER}"],
+    f"{F}.allgather={{mode:size,config:1}} {F}.reducescatter={{mode:size,config:8}} {SHARDS}":
+        [f"{F}.allgather=size 1.0 MB: {TOGETHER}",
+         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: torch scatters the gradients of what it "
+         "gathered together"],
+    f"{F}.network={{latency_us:50,gb_per_s:2}} {TWO}":
+        [f"{F}.network=50 us + 2 GB/s: applied, auto is 1.9 MB, where the latency is 5 % of a collective"],
+    f"{F}.network={{latency_us:50,gb_per_s:2}}": [f"{F}.network=50 us + 2 GB/s: {ALONE}"],
+    "train.precision=bf16":
+        ["train.precision=bf16: applied, the model runs in bfloat16; weights, gradients, optimizer state and loss "
+         "stay float32"],
+    "train.precision=fp16":
+        ["train.precision=fp16: applied, the model runs in float16; weights, gradients, optimizer state and loss "
+         "stay float32",
+         "train.loss_scale=null: applied, 65536, halved at an overflow, doubled after 2000 steps without; an overflow "
+         "skips the step"],
+    "train.loss_scale=8": ["train.loss_scale=8: satisfied, fp32 gradients need no scaling"],
+    "parallel.fp32_communication=true":
+        ["parallel.fp32_communication=true: satisfied, gradients are fp32 already; they travel as they are"],
+    "parallel.gradient_fp32_sync=false train.precision=fp64":
+        ["parallel.gradient_fp32_sync=false: satisfied, gradients are fp64 already; nothing to lower"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", BECOMES)
+def test_every_switch_says_what_became_of_it(overrides: str) -> None:
+    j = job(*overrides.split())
+    found = settings(j, ask(j).sizes, precision(j))
+    assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
+
+
+BF16 = "train.precision=bf16"
+TRAVELS = {
+    "": ("float32", []),
+    "parallel.gradient_fp32_sync=false": ("bfloat16", [
+        "parallel.gradient_fp32_sync=false: applied, gradients travel in bfloat16"]),
+    "parallel.gradient_fp32_sync=false parallel.fp32_communication=true": ("float32", [
+        "parallel.fp32_communication=true: applied, gradients travel in float32",
+        "parallel.gradient_fp32_sync=false: satisfied, gradients travel in float32: parallel.fp32_communication=true "
+        "asks for it"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", TRAVELS)
+def test_gradients_of_bf16_travel_in_fp32_unless_nothing_asks_for_it(overrides: str) -> None:
+    j = job(BF16, TWO, *overrides.split())
+    _, *rest = settings(j, ask(j).sizes, precision(j))
+    said = [f"{s.key}={s.value}: {s.status}, {s.why}" for s in rest]
+    assert (precision(j).reduce, said) == TRAVELS[overrides]
+
+
+MB = 1 << 20
+SIZES = {
+    "default": ({}, Limits(False, None, 64 * MB)),
+    "off": ({"openstate": False, "allreduce": {"mode": "size", "config": 1}}, Limits(True, None, 0)),
+    "sizes": ({"allgather": {"mode": "size", "config": 2}, "allreduce": {"mode": "size", "config": 0.5}},
+              Limits(False, 2 * MB, MB // 2)),
+    "no size": ({"reducescatter": {"mode": "size"}, "allreduce": {"mode": "size"}}, Limits(False, 64 * MB, 64 * MB)),
+    "the smaller": ({"allgather": {"mode": "size", "config": 2}, "reducescatter": {"mode": "size", "config": 1}},
+                    Limits(False, MB, 64 * MB)),
+    "fitted": ({"network": {"latency_us": 10, "gb_per_s": 1}}, Limits(False, 200_000, 200_000)),
+    "index": ({"allreduce": {"mode": "index", "config": [2, 4]}}, Limits(False, None, 64 * MB, (2, 4))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes_are_megabytes_of_bytes(case: str) -> None:
+    asked, want = SIZES[case]
+    assert limits(CommFusion.model_validate(asked)) == want
+
+
+def test_a_parameter_number_that_there_is_not_is_refused() -> None:
+    j = job(f"{F}.allreduce={{mode: index, config: [1, 2, 7]}}")
+    with pytest.raises(RequestError) as refused:
+        planned(j, skeleton({"a.weight": (2,), "b.weight": (2,)}), chain("a", "b"))
+    assert str(refused.value) == (
+        f"{F}.allreduce.config: 2: the model has 2 trainable parameters, numbered 0 to 1 "
+        f"(try: {F}.allreduce.config=[1])"
+    )
+
+
+@pytest.mark.parametrize("name", ["allreduce", "allgather"])
+def test_auto_takes_no_size(name: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        CommFusion.model_validate({name: {"mode": "auto", "config": 32}})
+    text = f"{name}: {{'mode': 'auto', 'config': 32}}: mode auto takes no config; for 32 MB: mode=size"
+    assert str(caught.value) == text

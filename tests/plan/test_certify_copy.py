@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from launcher.job.steps import Certify
+from launcher.plan.certify_copy import copies, notes, reduced
+from launcher.plan.partition.sizes import Sizes, sizes
+from tests.plan.made import job
+
+LM = ("model=lm_tiny", "model.layers=6", "train.batch_size=64")
+
+
+def of(*words: str) -> tuple[Sizes, tuple[tuple[str, str], ...]]:
+    asked = job(*words)
+    found, wrong = sizes(asked)
+    assert found is not None, wrong
+    return found, reduced(asked, Certify(), found).changes
+
+
+def test_a_copy_has_a_layer_a_virtual_stage_and_two_samples_a_micro_batch() -> None:
+    found, changes = of(*LM, "parallel.pipeline.stages=2", "parallel.pipeline.micro_batch_num=4", "parallel.hsdp=null",
+                        "launch.nproc=4", "train.steps=50")  # fmt: skip
+    assert found.micro_batch == 8
+    assert dict(changes) == {
+        "model.layers": "6 -> 2", "train.batch_size": "64 -> 16", "train.steps": "50 -> 4",
+        "train.precision": "fp32 -> fp64", "schedule.warmup_steps": "20 -> 2",
+    }  # fmt: skip
+
+
+def test_layers_that_a_setting_names_one_by_one_all_stay() -> None:
+    _, changes = of(
+        *LM,
+        "parallel.pipeline.stages=2",
+        "launch.nproc=2",
+        "parallel.pipeline.stage_config={embed: 0, layers.0: 0, layers: 0, norm: 1, head: 1}",
+    )
+    assert "model.layers" not in dict(changes)
+
+
+def test_half_precision_allows_roundings_where_the_layout_has_another_order_of_them() -> None:
+    two = ("parallel.pipeline.stages=2", "launch.nproc=2")
+    cases = {
+        (): 1e-6, ("launch.nproc=2",): 1e-6, two: 2.0**-5,
+        ("launch.nproc=2", "parallel.gradient_fp32_sync=false"): 2.0**-5,
+    }  # fmt: skip
+    for words, want in cases.items():
+        asked = job(*LM, *words)
+        found, _ = sizes(asked)
+        assert found is not None
+        assert reduced(asked, Certify(precision="bf16"), found).tolerance == want, words
+    assert reduced(asked, Certify(precision="bf16", tolerance=0.5), found).tolerance == 0.5
+
+
+def test_a_request_is_certified_in_its_own_precision_too() -> None:
+    asked = job(*LM, "train.precision=bf16")
+    found, _ = sizes(asked)
+    assert found is not None
+    own = [(c.job.train.precision, c.tolerance) for c in copies(asked, Certify(), found)]
+    assert own == [("fp64", 1e-12), ("bf16", 1e-6)]
+    assert [c.tolerance for c in copies(asked, Certify(tolerance=1e-3), found)] == [1e-3, 1e-3]
+    assert [c.job.train.precision for c in copies(asked, Certify(precision="bf16"), found)] == ["bf16"]
+
+
+def test_the_last_step_of_a_copy_still_moves_weights() -> None:
+    asked = job(*LM, "schedule=linear", "schedule.final=0")
+    found, _ = sizes(asked)
+    assert found is not None
+    copy = reduced(asked, Certify(), found)
+    assert dict(copy.changes)["schedule.final"] == "0.0 -> 0.1"
+    assert copy.job.schedule.name == "linear"
+
+
+def test_fp16_is_certified_at_a_loss_scale_that_stays() -> None:
+    asked = job(*LM, "train.precision=fp16")
+    found, _ = sizes(asked)
+    assert found is not None
+    assert ("train.loss_scale", "null -> 1024.0") in reduced(asked, Certify(precision="fp16"), found).changes
+
+
+def test_the_plan_says_what_a_certificate_is_made_of() -> None:
+    asked = job(*LM, "steps=[certify]", "parallel.pipeline.stages=3", "launch.nproc=3", "parallel.hsdp=null",
+                "parallel.pipeline.micro_batch_num=4", "train.steps=2")  # fmt: skip
+    found, _ = sizes(asked)
+    assert found is not None
+    assert [str(n) for n in notes(asked, found)] == [
+        "steps.certify trains a copy first: model.layers 6 -> 3, train.batch_size 64 -> 8, "
+        "train.steps 2 -> 4, train.precision fp32 -> fp64, schedule.warmup_steps 20 -> 2; "
+        "errors up to 1e-12 are allowed; then one in fp32, errors up to 1e-06"
+    ]
