@@ -24,9 +24,9 @@ from benchmarks.bad_calls import Program, run
 from benchmarks.bad_inputs import EVERYWHERE, MARK, RANK_FILES, SHAPES, STAGES, Damage, Source, net
 from benchmarks.checkpoints import grid, save_checkpoint, save_rank_files, save_strategy, values, wrong
 from benchmarks.peers import DEEPSPEED, MINDSPORE, python
-from launcher.checkpoint.pieces import whole
-from launcher.checkpoint.rank_files import held_boxes
-from launcher.checkpoint.strategy_file import dump
+from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.layout.strategy_file import dump
+from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.write import shares
 from launcher.runtime.start import run_ranks
 

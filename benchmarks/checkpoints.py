@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint import Entry, Strategy, commit
-from launcher.checkpoint.files import mapped, write_stream
-from launcher.checkpoint.header import read_header
-from launcher.checkpoint.mindspore import merged_file, write_strategy
-from launcher.checkpoint.rank_files import held_boxes
+from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
+from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.store import partial as unfinished
+from launcher.checkpoint.tensorfile.header import read_header
+from launcher.checkpoint.tensorfile.safetensors import mapped, write_stream
 from launcher.checkpoint.write import write_pieces
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid

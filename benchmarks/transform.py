@@ -27,8 +27,8 @@ from benchmarks.peers import MINDSPORE, python
 from benchmarks.processes import pss
 from benchmarks.transform_calls import dcp_source
 from launcher.checkpoint import Strategy
-from launcher.checkpoint.rank_files import held_boxes
-from launcher.checkpoint.strategy_file import dump
+from launcher.checkpoint.layout.strategy_file import dump
+from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.transform_plan import sources
 from launcher.checkpoint.write import shares
 

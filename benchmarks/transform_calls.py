@@ -25,7 +25,8 @@ def timed(signs: Path, call: Callable[[], object]) -> None:
 
 
 def ours(signs: Path, src: str, dst: str, target: str, workers: str) -> None:
-    from launcher.checkpoint import strategy_file, transform
+    from launcher.checkpoint import transform
+    from launcher.checkpoint.layout import strategy_file
 
     to = strategy_file.load(Path(target))
     timed(signs, lambda: transform(Path(src), Path(dst), to, workers=int(workers)))

@@ -62,7 +62,7 @@ def _main(words: list[str], rank: int | None) -> int:
         tell(hide(printable(f"error: {error}", "\n\t"), typed(words)))
         return FAILED
     except OSError as error:
-        from launcher.checkpoint.space import unwritten
+        from launcher.checkpoint.tensorfile.disk_space import unwritten
 
         if (full := unwritten(error)) is None:
             raise

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.given import listed, part, whole_specs
-from launcher.checkpoint.meaning import meaning
-from launcher.checkpoint.mindspore import StrategyFile, merged_file, read_strategy, to_strategy
-from launcher.checkpoint.of_plan import of_plan
-from launcher.checkpoint.strategy import Strategy, row
-from launcher.checkpoint.strategy_file import load
+from launcher.checkpoint.layout.canonical import meaning
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy import Strategy, row
+from launcher.checkpoint.layout.strategy_file import load
+from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, read_strategy, to_strategy
+from launcher.checkpoint.mindspore.strategy_input import listed, part, whole_specs
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
 from launcher.plan.operator_file import parsed

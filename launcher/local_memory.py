@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.write import shares
 from launcher.decide import plan_job
 from launcher.errors import RequestError

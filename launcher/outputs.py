@@ -7,14 +7,14 @@ from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.durable import write_bytes
-from launcher.checkpoint.keys import is_place, load_key
-from launcher.checkpoint.mindspore import GroupFile, merged_file, stage_files
-from launcher.checkpoint.mindspore.files import text as strategy_text
-from launcher.checkpoint.mindspore.groups import text as group_text
-from launcher.checkpoint.of_plan import of_plan
-from launcher.checkpoint.strategy import Strategy, stages
-from launcher.checkpoint.strategy_file import text
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy import Strategy, stages
+from launcher.checkpoint.layout.strategy_file import text
+from launcher.checkpoint.mindspore.formats import GroupFile, merged_file, stage_files
+from launcher.checkpoint.mindspore.formats.group_file import text as group_text
+from launcher.checkpoint.mindspore.formats.strategy_files import text as strategy_text
+from launcher.checkpoint.tensorfile.durable import write_bytes
+from launcher.checkpoint.tensorfile.keys import is_place, load_key
 from launcher.errors import Problem
 from launcher.job.inside import RUN, place
 from launcher.job.schema import Job

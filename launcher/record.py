@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.of_plan import of_plan
-from launcher.checkpoint.strategy_file import dump
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy_file import dump
+from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import said
 from launcher.job import redact
 from launcher.plan.plan import Plan

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.changes import changes, sets, unknown
-from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
-from launcher.checkpoint.strategy import match
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema import Job

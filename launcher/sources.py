@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from launcher.checkpoint.given import given
-from launcher.checkpoint.hf_write import check_beside, size_in_bytes
-from launcher.checkpoint.incoming import form_of, outline
-from launcher.checkpoint.names import renamed
-from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.foreign.hf_write import check_beside, size_in_bytes
+from launcher.checkpoint.foreign.read import form_of, outline
+from launcher.checkpoint.foreign.rename import renamed
+from launcher.checkpoint.foreign.rename_tables import from_ours, to_ours
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.mindspore.strategy_input import given
 from launcher.checkpoint.read import open_checkpoint
-from launcher.checkpoint.tables import from_ours, to_ours
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema import Job
 from launcher.job.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import Problem, RequestError, said
 from launcher.job import redact
 from launcher.job.args import Args

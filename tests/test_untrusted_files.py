@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from launcher.__main__ import main
-from launcher.checkpoint.dcp.saved import find
-from launcher.checkpoint.header import arrange
-from launcher.checkpoint.json_file import LONGEST
-from launcher.checkpoint.mindspore.wire import packet
-from launcher.checkpoint.tiling import untiled
+from launcher.checkpoint.foreign.dcp.torch_save import find
+from launcher.checkpoint.layout.tiling import untiled
+from launcher.checkpoint.mindspore.formats.wire import packet
+from launcher.checkpoint.tensorfile.header import arrange
+from launcher.checkpoint.tensorfile.json_file import LONGEST
 from launcher.data.idx import read as read_idx
 from launcher.data.idx_file import whole
 from launcher.plan.values.facts import TensorSpec

@@ -16,14 +16,14 @@ import pytest
 
 from launcher import asked, sweep
 from launcher.checkpoint import store
-from launcher.checkpoint.durable import copy
-from launcher.checkpoint.given import given
-from launcher.checkpoint.hf import read_hf
-from launcher.checkpoint.incoming import outline
-from launcher.checkpoint.keys import load_key
-from launcher.checkpoint.mindspore import groups, read_stages, read_strategy
+from launcher.checkpoint.foreign.hf_read import read_hf
+from launcher.checkpoint.foreign.read import outline
+from launcher.checkpoint.layout.strategy_file import load
+from launcher.checkpoint.mindspore.formats import group_file, read_stages, read_strategy
+from launcher.checkpoint.mindspore.strategy_input import given
 from launcher.checkpoint.read import open_checkpoint
-from launcher.checkpoint.strategy_file import load
+from launcher.checkpoint.tensorfile.durable import copy
+from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data import bpe
 from launcher.data.cifar import read_pickle
 from launcher.data.problems import absent, check
@@ -69,7 +69,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "strategy of any form": ("s", lambda f: None, lambda f: given("strategy", f / "s")),
     "MindSpore strategy": ("s.ckpt", lambda f: None, lambda f: read_strategy(f / "s.ckpt")),
     "strategies of stages": ("s.ckpt", lambda f: None, lambda f: read_stages([f / "s.ckpt"])),
-    "groups": ("g", lambda f: None, lambda f: groups.read(f / "g")),
+    "groups": ("g", lambda f: None, lambda f: group_file.read(f / "g")),
     "state": ("step-000001/state.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
     "layouts": ("step-000001/strategy/stage0.json", _checkpoint, lambda f: open_checkpoint(f / "step-000001")),
     "latest": ("latest", _checkpoint, store.latest),

@@ -7,13 +7,13 @@ import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.durable import sync
-from launcher.checkpoint.files import blob_at, mapped, write_stream
-from launcher.checkpoint.fresh import check_outside
-from launcher.checkpoint.header import read_header
-from launcher.checkpoint.pieces import whole
+from launcher.checkpoint.atomic_folder import check_outside
+from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.durable import sync
+from launcher.checkpoint.tensorfile.header import read_header
+from launcher.checkpoint.tensorfile.safetensors import blob_at, mapped, write_stream
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.settings.saving import ANYONE, Trust
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from launcher.checkpoint.strategy import Kind, Strategy, stages
-from launcher.checkpoint.table import spans, table
+from launcher.checkpoint.layout.strategy import Kind, Strategy, stages
+from launcher.checkpoint.text_table import spans, table
 from launcher.plan.cost.memory import bytes_text
 
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint.authentic import opened, places
-from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.json_file import read_bytes
-from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
 from launcher.checkpoint.manifest import Manifest, canonical
-from launcher.checkpoint.sealed import derived
+from launcher.checkpoint.manifest_mac import opened, places
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.checkpoint.tensorfile.encryption import derived
+from launcher.checkpoint.tensorfile.json_file import read_bytes
+from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS, load_key
 from launcher.plan.settings.saving import Trust
 
 LATEST = "latest"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.json_file import parsed, read_bytes
-from launcher.checkpoint.keys import is_place
-from launcher.checkpoint.strategy import Kind
+from launcher.checkpoint.layout.strategy import Kind
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.checkpoint.tensorfile.keys import is_place
 
 FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1

@@ -15,12 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from launcher.checkpoint import strategy_file
-from launcher.checkpoint.authentic import opened
-from launcher.checkpoint.blob import Blob, described, words
-from launcher.checkpoint.gather import gathered, slices
-from launcher.checkpoint.header import Header, Slot, read_header
-from launcher.checkpoint.json_file import parsed, read_bytes
+from launcher.checkpoint.chunked import gathered, slices
+from launcher.checkpoint.layout import strategy_file
+from launcher.checkpoint.layout.shards import parts
+from launcher.checkpoint.layout.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.manifest import (
     EXTRA,
     FILE_OF,
@@ -32,11 +30,13 @@ from launcher.checkpoint.manifest import (
     rank_file,
     stamp,
 )
-from launcher.checkpoint.pieces import parts
-from launcher.checkpoint.sealed import salt_of
+from launcher.checkpoint.manifest_mac import opened
 from launcher.checkpoint.store import STATE, step_of
-from launcher.checkpoint.strategy import KINDS, Kind, Strategy, match
-from launcher.checkpoint.window import Window
+from launcher.checkpoint.tensorfile.blob import Blob, described, words
+from launcher.checkpoint.tensorfile.encryption import salt_of
+from launcher.checkpoint.tensorfile.header import Header, Slot, read_header
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.write import rank_files, record_of, share, text_record
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec

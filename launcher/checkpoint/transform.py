@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint.behind import Behind
-from launcher.checkpoint.files import CHUNK
-from launcher.checkpoint.fresh import check_apart, check_destination, fresh
+from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
+from launcher.checkpoint.layout.strategy import Strategy, match
 from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import seal
-from launcher.checkpoint.strategy import Strategy, match
+from launcher.checkpoint.tensorfile.safetensors import CHUNK
+from launcher.checkpoint.tensorfile.write_behind import Behind
 from launcher.checkpoint.write import RankRecord, write_pieces
 from launcher.plan.settings.saving import ANYONE, Trust
 

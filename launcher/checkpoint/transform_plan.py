@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from launcher.checkpoint.layout.overlaps import overlaps
+from launcher.checkpoint.layout.shards import parts
+from launcher.checkpoint.layout.strategy import Strategy, match
 from launcher.checkpoint.manifest import FILE_OF, rank_file
-from launcher.checkpoint.overlaps import overlaps
-from launcher.checkpoint.pieces import parts
 from launcher.checkpoint.read import Checkpoint, Reader, file_header, open_checkpoint
-from launcher.checkpoint.strategy import Strategy, match
-from launcher.checkpoint.table import table
+from launcher.checkpoint.text_table import table
 from launcher.checkpoint.transform import PEAK
 from launcher.checkpoint.write import shares
 from launcher.plan.cost.memory import bytes_text

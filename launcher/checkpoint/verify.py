@@ -7,12 +7,12 @@ from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.header import Header
+from launcher.checkpoint.layout.shards import pieces
+from launcher.checkpoint.layout.tiling import untiled
 from launcher.checkpoint.manifest import NAME, rank_file
-from launcher.checkpoint.pieces import pieces
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
-from launcher.checkpoint.tiling import untiled
-from launcher.checkpoint.window import Window
+from launcher.checkpoint.tensorfile.header import Header
+from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.plan.settings.saving import ANYONE, Trust
 
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from launcher.checkpoint import strategy_file
-from launcher.checkpoint.behind import Behind, now
-from launcher.checkpoint.blob import Blob, described
-from launcher.checkpoint.durable import sync
-from launcher.checkpoint.files import Written, sliced, write_stream
-from launcher.checkpoint.json_file import read_bytes
-from launcher.checkpoint.keys import load_key
+from launcher.checkpoint.layout import strategy_file
+from launcher.checkpoint.layout.shards import saved_at_home
+from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.manifest import EXTRA, FILE_OF, FileRecord, rank_file, stamp
-from launcher.checkpoint.pieces import saved_at_home
-from launcher.checkpoint.strategy import Strategy
+from launcher.checkpoint.tensorfile.blob import Blob, described
+from launcher.checkpoint.tensorfile.durable import sync
+from launcher.checkpoint.tensorfile.json_file import read_bytes
+from launcher.checkpoint.tensorfile.keys import load_key
+from launcher.checkpoint.tensorfile.safetensors import Written, sliced, write_stream
+from launcher.checkpoint.tensorfile.write_behind import Behind, now
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 

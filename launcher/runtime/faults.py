@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 
-from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.space import unwritten
+from launcher.checkpoint.tensorfile.disk_space import unwritten
+from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import RunError
 
 _log = logging.getLogger(__name__)

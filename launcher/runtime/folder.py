@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.json_file import parsed, read_bytes
-from launcher.checkpoint.space import FULL, Unwritten, told
+from launcher.checkpoint.tensorfile.disk_space import FULL, Unwritten, told
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.errors import Problem, RequestError, RunError
 from launcher.untrusted_file import TEXT, RefusedFile
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from launcher.checkpoint.space import told
+from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.errors import Problem, RequestError
 
 NAME = ".lock"

@@ -10,7 +10,7 @@ from logging.handlers import QueueHandler
 from pathlib import Path
 from typing import TextIO
 
-from launcher.checkpoint.space import BROKEN, FULL
+from launcher.checkpoint.tensorfile.disk_space import BROKEN, FULL
 from launcher.runtime.faults import log_file
 from launcher.runtime.stdio import lossy
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.checkpoint.durable import write_text
-from launcher.checkpoint.space import BLOCK, Unwritten, told
+from launcher.checkpoint.tensorfile.disk_space import BLOCK, Unwritten, told
+from launcher.checkpoint.tensorfile.durable import write_text
 
 _log = logging.getLogger(__name__)
 

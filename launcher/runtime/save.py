@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.checkpoint import store
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.strategy import Strategy
+from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.write import check_pieces, shares, write_share
 from launcher.errors import RunError, said
 from launcher.parallel.trace.model_facts import spec

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
-from launcher.checkpoint.strategy import Entry, Strategy
+from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.optim.packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local

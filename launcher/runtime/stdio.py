@@ -13,7 +13,7 @@ class _Lossy(io.FileIO):
     """A file that loses what the disk has no room for."""
 
     def write(self, data: Any) -> int:
-        from launcher.checkpoint.space import BROKEN, FULL
+        from launcher.checkpoint.tensorfile.disk_space import BROKEN, FULL
 
         try:
             return super().write(data)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.checkpoint.authentic import unvouched
+from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.data.resolve import with_data_read
 from launcher.errors import RunError, said

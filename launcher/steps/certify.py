@@ -13,7 +13,7 @@ import torch.distributed as dist
 import xxhash
 from torch import Tensor, nn
 
-from launcher.checkpoint.durable import write_text
+from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RunError

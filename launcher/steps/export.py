@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.checkpoint.authentic import unvouched
+from launcher.checkpoint.atomic_folder import check_apart
 from launcher.checkpoint.export import check_file, export
-from launcher.checkpoint.fresh import check_apart
-from launcher.checkpoint.hf_write import check_folder, to_theirs, write_hf
-from launcher.checkpoint.names import renamed
+from launcher.checkpoint.foreign.hf_write import check_folder, to_theirs, write_hf
+from launcher.checkpoint.foreign.rename import renamed
+from launcher.checkpoint.foreign.rename_tables import from_ours
+from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
-from launcher.checkpoint.strategy import Strategy
-from launcher.checkpoint.tables import from_ours
 from launcher.checkpoint.transform import Report
 from launcher.errors import RunError
 from launcher.job.schema import Job

@@ -8,15 +8,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from launcher.checkpoint.cast import Cast, differing, exact
-from launcher.checkpoint.import_full import import_whole
-from launcher.checkpoint.incoming import outline, read_incoming
-from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint.foreign.cast import Cast, differing, exact
+from launcher.checkpoint.foreign.import_tensors import import_whole
+from launcher.checkpoint.foreign.mismatches import strange
+from launcher.checkpoint.foreign.read import outline, read_incoming
+from launcher.checkpoint.foreign.rename_tables import to_ours
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
-from launcher.checkpoint.strange import strange
-from launcher.checkpoint.strategy import Strategy
-from launcher.checkpoint.tables import to_ours
-from launcher.checkpoint.whole import Chosen, Whole
+from launcher.checkpoint.whole_tensors import Chosen, Whole
 from launcher.errors import Problem, RequestError, said
 from launcher.job.steps import Import
 from launcher.plan.cost.memory import bytes_text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.checkpoint.authentic import opened
 from launcher.checkpoint.inspect import inspect
 from launcher.checkpoint.manifest import read_manifest
+from launcher.checkpoint.manifest_mac import opened
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.checkpoint import strategy_file
-from launcher.checkpoint.fresh import check_outside
-from launcher.checkpoint.given import is_ours
-from launcher.checkpoint.merge_files import SUFFIX, merging
-from launcher.checkpoint.mindspore import form_of, merged_file, read_stages, write_strategy
+from launcher.checkpoint.atomic_folder import check_outside
+from launcher.checkpoint.layout import strategy_file
+from launcher.checkpoint.mindspore.formats import form_of, merged_file, read_stages, write_strategy
+from launcher.checkpoint.mindspore.merge_files import SUFFIX, merging
+from launcher.checkpoint.mindspore.strategy_input import is_ours
 from launcher.job.steps import MergeStrategies
 
 

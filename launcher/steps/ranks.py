@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.authentic import unvouched
+from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.store import latest
 from launcher.job.schema import Job
 from launcher.job.steps import Broadcast, Evaluate, Load

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from launcher.checkpoint.keys import load_key
+from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
 from launcher.data.resolve import with_data_read

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.checkpoint.conversion import (
+from launcher.checkpoint.atomic_folder import check_destination
+from launcher.checkpoint.layout.of_optimizer import followed
+from launcher.checkpoint.layout.of_target import target_strategy
+from launcher.checkpoint.layout.strategy import Strategy, match
+from launcher.checkpoint.mindspore.api import Layouts
+from launcher.checkpoint.mindspore.strategy_input import Given, given, of_whole, whole_specs
+from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.transform import Report, check_places, is_checkpoint, transform
+from launcher.checkpoint.transform_foreign import (
     RankFormat,
     aimed,
     check_free_for_ranks,
@@ -14,14 +22,6 @@ from launcher.checkpoint.conversion import (
     to_rank_files,
     writer,
 )
-from launcher.checkpoint.follow import followed
-from launcher.checkpoint.fresh import check_destination
-from launcher.checkpoint.given import Given, given, of_whole, whole_specs
-from launcher.checkpoint.peer import Layouts
-from launcher.checkpoint.read import Reader, open_checkpoint
-from launcher.checkpoint.strategy import Strategy, match
-from launcher.checkpoint.target import target_strategy
-from launcher.checkpoint.transform import Report, check_places, is_checkpoint, transform
 from launcher.checkpoint.transform_plan import plan_transform
 from launcher.job.steps import Transform
 from launcher.plan.cost.memory import bytes_text

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
-from launcher.checkpoint.strategy import single
 from launcher.decide import builder
 from launcher.job.schema import Job
 from launcher.parallel.deferred_init.fill import tensors

@@ -13,8 +13,8 @@ from launcher.checkpoint import (
     Strategy,
     transform_checkpoints,
 )
-from launcher.checkpoint.files import write_file
-from launcher.checkpoint.mindspore import Form, merged_file, write_ckpt, write_strategy
+from launcher.checkpoint.mindspore.formats import Form, merged_file, write_ckpt, write_strategy
+from launcher.checkpoint.tensorfile.safetensors import write_file
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.truth import blobs

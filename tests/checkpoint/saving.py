@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from launcher.checkpoint import Blob, Entry, RankRecord, Strategy, commit, partial, write_rank
-from launcher.checkpoint.blob import words
+from launcher.checkpoint.tensorfile.blob import words
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint import open_checkpoint, partial, read_extra, read_rank, single, transform, verify, write_rank
-from launcher.checkpoint.blob import Blob
 from launcher.checkpoint.export import export
-from launcher.checkpoint.header import read_header
-from launcher.checkpoint.import_full import import_full
-from launcher.checkpoint.keys import ANOTHER, FORMS, load_key
-from launcher.checkpoint.sealed import BLOCK, HEAD, TAG, Sealed, Sealer, key_id, sealed_size
+from launcher.checkpoint.foreign.import_tensors import import_full
+from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.store import commit
-from launcher.checkpoint.strategy import Entry, Strategy
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.encryption import BLOCK, HEAD, TAG, Sealed, Sealer, key_id, sealed_size
+from launcher.checkpoint.tensorfile.header import read_header
+from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS, load_key
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import Full, filled, held, save

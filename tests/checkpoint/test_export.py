@@ -9,8 +9,8 @@ import safetensors.numpy
 from safetensors import safe_open
 
 from launcher.checkpoint import export, read_full
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.files import write_file
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small
 

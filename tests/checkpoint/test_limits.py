@@ -8,10 +8,10 @@ import pytest
 import xxhash
 
 from launcher.checkpoint import Entry, Strategy, commit, partial
-from launcher.checkpoint.files import CHUNK
-from launcher.checkpoint.header import arrange
+from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.manifest import FileRecord, stamp
-from launcher.checkpoint.strategy_file import dump
+from launcher.checkpoint.tensorfile.header import arrange
+from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.checkpoint.write import RankRecord, text_record
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

@@ -22,11 +22,11 @@ from launcher.checkpoint import (
     transform_checkpoint_by_rank,
     transform_checkpoints,
 )
-from launcher.checkpoint.given import given, of_whole
-from launcher.checkpoint.header import read_header
-from launcher.checkpoint.mindspore import open_ckpt, text_bytes, write_ckpt
-from launcher.checkpoint.mindspore.dtypes import TEXT
-from launcher.checkpoint.space import Unwritten
+from launcher.checkpoint.mindspore.formats import open_ckpt, text_bytes, write_ckpt
+from launcher.checkpoint.mindspore.formats.dtypes import TEXT
+from launcher.checkpoint.mindspore.strategy_input import given, of_whole
+from launcher.checkpoint.tensorfile.disk_space import Unwritten
+from launcher.checkpoint.tensorfile.header import read_header
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.checkpoint.refusal import refusal

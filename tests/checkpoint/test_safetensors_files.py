@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from launcher.checkpoint.blob import CODES, Blob
-from launcher.checkpoint.files import FileWriter, blob_at, mapped, write_file
-from launcher.checkpoint.header import read_header
+from launcher.checkpoint.tensorfile.blob import CODES, Blob
+from launcher.checkpoint.tensorfile.header import read_header
+from launcher.checkpoint.tensorfile.safetensors import FileWriter, blob_at, mapped, write_file
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from launcher.checkpoint import Blob, commit, latest, open_checkpoint, partial, read_extra, step_folder, write_rank
-from launcher.checkpoint.json_file import LONGEST
+from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.manifest import parse_manifest
-from launcher.checkpoint.strategy import single
+from launcher.checkpoint.tensorfile.json_file import LONGEST
 from launcher.untrusted_file import RefusedFile
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, save, small

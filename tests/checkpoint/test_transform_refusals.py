@@ -107,7 +107,7 @@ def test_a_full_disk_leaves_nothing_behind(src: Path, tmp_path: Path, monkeypatc
         return write(fd, data, at)
 
     monkeypatch.setattr(os, "pwrite", full)
-    monkeypatch.setattr("launcher.checkpoint.space.free", lambda path: 100)
+    monkeypatch.setattr("launcher.checkpoint.tensorfile.disk_space.free", lambda path: 100)
     path = tmp_path / "b.partial" / "rank_0" / "model.safetensors"
     size = (src / "rank_0" / "model.safetensors").stat().st_size
     text = f"{path}: No space left on device: the file needs {size} bytes, 100 are free"

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launcher.checkpoint import build_searched_strategy, strategy_file
-from launcher.checkpoint.mindspore import merged_file, write_strategy
-from launcher.checkpoint.of_plan import of_plan
+from launcher.checkpoint import build_searched_strategy
+from launcher.checkpoint.layout import strategy_file
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
 from launcher.decide import builder, plan_job
 from launcher.errors import RunError
 from launcher.models.loss import cross_entropy

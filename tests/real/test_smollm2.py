@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from launcher.__main__ import main
-from launcher.checkpoint.hf_write import write_hf
-from launcher.checkpoint.tables import TO_LLAMA
+from launcher.checkpoint.foreign.hf_write import write_hf
+from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
 from launcher.data import smollm2
 from launcher.data.open import open_data
 from launcher.decide import plan_job

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from launcher.checkpoint.names import renamed
-from launcher.checkpoint.tables import TO_LLAMA
+from launcher.checkpoint.foreign.rename import renamed
+from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
 from launcher.data import bpe
 from launcher.job.models import LanguageModel
 from launcher.models.build import build_model

@@ -11,10 +11,10 @@ import pytest
 from launcher import outputs
 from launcher.__main__ import main
 from launcher.checkpoint import merge_pipeline_strategies
-from launcher.checkpoint.meaning import meaning
-from launcher.checkpoint.mindspore import groups, read_strategy, to_strategy
-from launcher.checkpoint.of_plan import of_plan
-from launcher.checkpoint.strategy_file import load
+from launcher.checkpoint.layout.canonical import meaning
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy_file import load
+from launcher.checkpoint.mindspore.formats import group_file, read_strategy, to_strategy
 from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
@@ -112,7 +112,7 @@ def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
     back = to_strategy(read_strategy(tmp_path / "merged.ckpt"), specs)
     assert {n: meaning(e.layout) for n, e in back.entries.items()} == {p.name: meaning(p.layout) for p in plan.params}
     for rank in range(4):
-        found = groups.read(tmp_path / f"comm_group_{rank}.ckpt")
+        found = group_file.read(tmp_path / f"comm_group_{rank}.ckpt")
         want = {ranks for group in rank_groups.groups(plan) for ranks in group.ranks if rank in ranks}
         assert set(found.groups.values()) == want
         assert found.restore == (rank,)  # hsdp() has cut something on each rank
@@ -121,7 +121,7 @@ def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
 def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
     save = [f"parallel.param_strategy.save={tmp_path}/p.ckpt", f"parallel.group_file={tmp_path}/g.ckpt"]
     _, plan = written(tmp_path, *save)
-    assert set(groups.read(tmp_path / "g.ckpt").groups.values()) == {
+    assert set(group_file.read(tmp_path / "g.ckpt").groups.values()) == {
         r for g in rank_groups.groups(plan) for r in g.ranks
     }
     load_it = f"parallel.param_strategy.load={tmp_path}/p.ckpt"

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.checkpoint import latest, verify
-from launcher.checkpoint.space import Unwritten
+from launcher.checkpoint.tensorfile.disk_space import Unwritten
 from launcher.runtime import folder, log, save
 from launcher.runtime.metrics import Metrics, read
 from tests.drills.disk_full import disk, leave

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.checkpoint import strategy_file
-from launcher.checkpoint.files import write_stream
+from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.read import open_checkpoint
+from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.plan.values.facts import TensorSpec
 from tests.run.launching import BATCH, TINY, checkpoints, last, run, shape, status
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.of_plan import of_plan
-from launcher.checkpoint.strategy_file import load
+from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.strategy_file import load
 from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from launcher.__main__ import main
+from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
-from launcher.checkpoint.strategy import single
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, shape, status, steps, tensors
 
 TOLERANCE = {"fp32": 1e-6, "fp64": 1e-10}

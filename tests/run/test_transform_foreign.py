@@ -15,11 +15,11 @@ import torch.distributed.checkpoint as dcp
 
 from launcher.__main__ import main
 from launcher.checkpoint import Blob, open_checkpoint, read_full, verify
-from launcher.checkpoint import strategy_file as ours
-from launcher.checkpoint.blob import words
-from launcher.checkpoint.files import write_file
-from launcher.checkpoint.gather import slices
+from launcher.checkpoint.chunked import slices
+from launcher.checkpoint.layout import strategy_file as ours
 from launcher.checkpoint.read import read_rank
+from launcher.checkpoint.tensorfile.blob import words
+from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.checkpoint.rows import net
 from tests.checkpoint.saving import filled, held

@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from launcher.__main__ import main
-from launcher.checkpoint import read_full, read_hf, strategy_file, transform_checkpoints
-from launcher.checkpoint.mindspore import form_of, merged_file, read_strategy, write_ckpt, write_strategy
-from launcher.checkpoint.names import renamed
+from launcher.checkpoint import read_full, read_hf, transform_checkpoints
+from launcher.checkpoint.foreign.rename import renamed
+from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
+from launcher.checkpoint.layout import strategy_file
+from launcher.checkpoint.mindspore.formats import form_of, merged_file, read_strategy, write_ckpt, write_strategy
 from launcher.checkpoint.read import open_checkpoint
-from launcher.checkpoint.tables import TO_LLAMA
 from tests.checkpoint.saving import held
 from tests.run import llama
 from tests.run.launching import BATCH, TINY, checkpoints, last, losses, run, say, shape, status, tensors

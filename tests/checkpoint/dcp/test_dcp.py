@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from launcher.checkpoint.blob import Blob
-from launcher.checkpoint.dcp import read_dcp
-from launcher.checkpoint.dcp.metadata import KNOWN
-from launcher.checkpoint.dcp.pickled import Record, Refused, read
+from launcher.checkpoint.foreign.dcp import read_dcp
+from launcher.checkpoint.foreign.dcp.metadata import KNOWN
+from launcher.checkpoint.foreign.dcp.plain_pickle import Record, Refused, read
+from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.runtime.state import blob
 from launcher.runtime.world import World
 from tests.checkpoint.refusal import refusal

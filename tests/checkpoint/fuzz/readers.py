@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint import strategy_file
-from launcher.checkpoint.dcp import read_dcp
-from launcher.checkpoint.files import write_stream
-from launcher.checkpoint.given import given, listed, of_slices, on_paper
-from launcher.checkpoint.hf import INDEX, read_hf
-from launcher.checkpoint.hf_write import index
-from launcher.checkpoint.mindspore import MODES, Mode, groups, write_ckpt
-from launcher.checkpoint.mindspore.crypt import KEYS
-from launcher.checkpoint.rank_source import RankSource, open_source
+from launcher.checkpoint.foreign.dcp import read_dcp
+from launcher.checkpoint.foreign.hf_read import INDEX, read_hf
+from launcher.checkpoint.foreign.hf_write import index
+from launcher.checkpoint.layout import strategy_file
+from launcher.checkpoint.mindspore.formats import MODES, Mode, group_file, write_ckpt
+from launcher.checkpoint.mindspore.formats.encryption import KEYS
+from launcher.checkpoint.mindspore.rank_source import RankSource, open_source
+from launcher.checkpoint.mindspore.strategy_input import given, listed, of_slices, on_paper
 from launcher.checkpoint.read import Reader as Boxes
 from launcher.checkpoint.read import open_checkpoint
-from launcher.checkpoint.sealed import BLOCK, Sealed
+from launcher.checkpoint.tensorfile.encryption import BLOCK, Sealed
+from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.verify import verify
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES
@@ -94,7 +94,7 @@ def _safetensors(folder: Path) -> list[bytes]:
 
 def _sealed(folder: Path, plain: bytes) -> bytes:
     """The file that our own writer of blocks makes of ``plain``."""
-    from launcher.checkpoint.sealed import Sealer
+    from launcher.checkpoint.tensorfile.encryption import Sealer
 
     path = folder / "made.sealed"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -108,7 +108,7 @@ def _sealed(folder: Path, plain: bytes) -> bytes:
 
 
 def _read_sealed(folder: Path) -> None:
-    from launcher.checkpoint.header import read_header
+    from launcher.checkpoint.tensorfile.header import read_header
 
     header = read_header(folder / "f", KEY)
     sealed = Sealed(folder / "f", KEY)
@@ -127,7 +127,7 @@ def _crypt(mode: Mode) -> Reader:
     key = KEY[: KEYS[mode][-1]]
 
     def seal(folder: Path, plain: bytes) -> bytes:
-        from launcher.checkpoint.mindspore.crypt import Sealer as Blocks
+        from launcher.checkpoint.mindspore.formats.encryption import Sealer as Blocks
 
         path = folder / "made.sealed"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -217,7 +217,7 @@ READERS = {
     "strategy": Reader("f", _read_strategy, _strategies),
     "groups": Reader(
         "f",
-        lambda f: groups.parse((f / "f").read_bytes(), str(f / "f")),
+        lambda f: group_file.parse((f / "f").read_bytes(), str(f / "f")),
         lambda f: [p.read_bytes() for p in sorted((FIXTURES / "real_strategy").glob("*group*"))],
     ),
     "dcp_metadata": Reader(".metadata", _read_dcp, _metadata, _dcp),

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from launcher.checkpoint import Strategy, read_full
-from launcher.checkpoint.mindspore import full_specs, read_strategy, stage_files, to_strategy
-from launcher.checkpoint.mindspore.files import parse, text
-from launcher.checkpoint.mindspore.produce import merged_file
+from launcher.checkpoint.mindspore.formats import full_specs, read_strategy, stage_files, to_strategy
+from launcher.checkpoint.mindspore.formats.from_ours import merged_file
+from launcher.checkpoint.mindspore.formats.strategy_files import parse, text
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import CASES, FIXTURES, Array, array, blobs, case, index, rank_files
 

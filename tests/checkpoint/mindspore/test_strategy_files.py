@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.mindspore import (
+from launcher.checkpoint.mindspore.formats import (
     Form,
     Operator,
     Slicing,
     StrategyFile,
-    groups,
+    group_file,
     merge,
     read_stages,
     read_strategy,
     write_strategy,
 )
-from launcher.checkpoint.mindspore import files as strategies
+from launcher.checkpoint.mindspore.formats import strategy_files as strategies
 from tests.checkpoint.mindspore.truth import FIXTURES, case, exactly
 
 REAL = FIXTURES / "real_strategy"
@@ -40,11 +40,11 @@ def test_a_file_that_mindspore_wrote_comes_out_byte_for_byte(path: Path, tmp_pat
 
 @pytest.mark.parametrize("path", sorted(REAL.glob("*group*")), ids=lambda p: p.name)
 def test_a_group_file_comes_out_byte_for_byte(path: Path) -> None:
-    assert groups.text(groups.read(path)) == path.read_bytes()
+    assert group_file.text(group_file.read(path)) == path.read_bytes()
 
 
 def test_a_group_file_says_which_ranks_hold_the_same() -> None:
-    found = groups.read(REAL / "dp4tp2_opt2_group_rank0.ckpt")
+    found = group_file.read(REAL / "dp4tp2_opt2_group_rank0.ckpt")
     assert found.restore == (0, 4)
     assert found.groups["4-5226697808808137312"] == (0, 2, 4, 6)
 
@@ -227,7 +227,7 @@ def test_a_checkpoint_a_group_file_and_a_strategy_are_not_mistaken_for_each_othe
         read_strategy(FIXTURES / "formats" / "dtypes.ckpt")
     path = REAL / "tp8_strategy_rank0.ckpt"
     with pytest.raises(ValueError, match=exactly(f"{path}: not a MindSpore group file: field 1 is of another kind")):
-        groups.read(path)
+        group_file.read(path)
 
 
 def test_operators_of_several_stages_need_names_with_stages() -> None:

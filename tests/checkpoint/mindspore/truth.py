@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint import read_full
-from launcher.checkpoint.blob import Blob, words
-from launcher.checkpoint.mindspore import open_ckpt
+from launcher.checkpoint.mindspore.formats import open_ckpt
+from launcher.checkpoint.tensorfile.blob import Blob, words
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CASES = sorted(path for path in (FIXTURES / "cases").iterdir())

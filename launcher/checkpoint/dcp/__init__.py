@@ -1,5 +1,0 @@
-"""Folders of torch's distributed checkpoint (DCP), read without torch and without running what is pickled in them."""
-
-from launcher.checkpoint.dcp.folder import DcpFolder, read_dcp
-
-__all__ = ["DcpFolder", "read_dcp"]

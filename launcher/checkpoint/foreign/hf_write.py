@@ -1,0 +1,144 @@
+"""Hugging Face folders, written from a checkpoint of any layout."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
+from launcher.checkpoint.foreign.hf_read import INDEX, ONE
+from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
+from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.read import Reader, open_checkpoint
+from launcher.checkpoint.tensorfile.durable import copy, sync, write_text
+from launcher.checkpoint.tensorfile.safetensors import write_stream
+from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.transform import PEAK, Report
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.facts import TensorSpec
+
+UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
+         "TIB": 1 << 40}  # fmt: skip
+METADATA = {"format": "pt"}  # what transformers asks for
+_MODEL = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+
+
+def write_hf(
+    src: Path,
+    folder: Path,
+    *,
+    names: Table | None = None,
+    max_shard_size: int | str = "5GB",
+    strict: bool = True,
+    overwrite: bool = False,
+    beside: Sequence[Path] = (),
+    trust: Trust = ANYONE,
+) -> Report:
+    """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
+
+    ``names`` turns our names into theirs, as ``renamed`` does; with ``strict`` each must be matched, else ``Report``
+    lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is in bytes, or text
+    (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config, tokenizer) are copied
+    along. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
+    """
+    limit = size_in_bytes(max_shard_size)
+    check_apart(src, folder)
+    check_beside(beside)
+    check_folder(folder, beside, overwrite)
+    reader = Reader(open_checkpoint(src, trust))
+    entries = reader.checkpoint.strategy.only("param", "buffer").entries
+    table = to_theirs(src, entries, names, strict=strict)
+    ours = {theirs: name for name, theirs in table.names.items()}
+    reader.check_headers()
+    parts = shards({name: entries[ours[name]].spec for name in ours}, limit)
+    n = len(parts)
+    files = [ONE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+
+    def chunks(name: str) -> Iterator[memoryview]:
+        return reader.chunks(ours[name], whole(entries[ours[name]].layout.shape))
+
+    with fresh(folder) as new, Behind() as behind:
+        written = 0
+        for file, part in zip(files, parts, strict=True):
+            written += write_stream(new / file, part, chunks, METADATA, digested=False, behind=behind).size
+        if n > 1:
+            write_text(new / INDEX, index(dict(zip(files, parts, strict=True))))
+        for path in beside:
+            copy(path, new / path.name)
+        behind.wait()
+        sync(new)
+    return Report(folder, len(files), reader.bytes_read, written, PEAK, table.unmatched)
+
+
+def check_folder(folder: Path, beside: Sequence[Path], overwrite: bool) -> None:
+    """Raises as ``write_hf`` does, whatever its source."""
+    along = {path.name for path in beside}
+    check_destination(
+        folder,
+        overwrite,
+        lambda at: all(_model_file(p) or p.name in along for p in at.iterdir()),
+        "folder of a model alone",
+    )
+
+
+def check_beside(beside: Sequence[Path]) -> None:
+    """Raises ``ValueError`` for a file that is not there, or cannot have its name beside the model."""
+    seen = set()
+    for path in beside:
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file to copy beside the model")
+        if path.name in seen or _model_file(path):
+            raise ValueError(f"{path}: the folder has a {path.name} already; it cannot be copied beside the model")
+        seen.add(path.name)
+
+
+def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: bool = True) -> Renamed:
+    """What ``names`` makes of our names in ``src``. Raises ``ValueError`` also when it leaves all of them out."""
+    new = renamed(ours, names, strict=strict)
+    if not new.names:
+        raise ValueError(f"names: no tensor of {src} is left to write; the table leaves all of them out")
+    return new
+
+
+def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, TensorSpec]]:
+    """In order: a new one where the next tensor would pass ``limit`` bytes. At least one, which may be empty."""
+    out: list[dict[str, TensorSpec]] = [{}]
+    size = 0
+    for name, spec in specs.items():
+        if out[-1] and size + spec.nbytes > limit:
+            out.append({})
+            size = 0
+        out[-1][name] = spec
+        size += spec.nbytes
+    return out
+
+
+def index(parts: Mapping[str, Mapping[str, TensorSpec]]) -> str:
+    """``model.safetensors.index.json``, as transformers writes it."""
+    total = sum(spec.nbytes for part in parts.values() for spec in part.values())
+    weights = {name: file for file, part in parts.items() for name in part}
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2, sort_keys=True) + "\n"
+
+
+def size_in_bytes(size: int | str) -> int:
+    """As transformers reads it: ``MB`` is a million bytes, ``MiB`` is 2**20.
+
+    >>> size_in_bytes("1.5KB"), size_in_bytes("1KiB"), size_in_bytes(7)
+    (1500, 1024, 7)
+    """
+    number, unit = (str(size), "") if isinstance(size, int) else (size, "")
+    if isinstance(size, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", size, re.IGNORECASE)):
+        number, unit = match[1], match[2].upper()
+    try:
+        found = int(float(number) * UNITS[unit]) if unit else int(number)
+    except ValueError:
+        found = 0
+    if found < 1:
+        raise ValueError(f"max_shard_size: {size!r} is no size; give bytes, or text as 500MB or 2GiB")
+    return found
+
+
+def _model_file(path: Path) -> bool:
+    return path.name == INDEX or _MODEL.fullmatch(path.name) is not None

@@ -1,0 +1,110 @@
+"""Full tensors, cut into a checkpoint of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from launcher.checkpoint.atomic_folder import check_destination, fresh
+from launcher.checkpoint.chunked import gathered
+from launcher.checkpoint.layout.strategy import Entry, Strategy, match
+from launcher.checkpoint.store import seal
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
+from launcher.checkpoint.whole_tensors import Blobs, Whole, chunks
+from launcher.checkpoint.write import RankRecord, write_pieces
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
+
+
+def import_full(
+    src: Mapping[str, Blob],
+    dst: Path,
+    target: Strategy,
+    state: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
+) -> Report:
+    """Write the tensors of ``src`` as the checkpoint ``dst``, laid out by ``target``.
+
+    ``state`` is what it says of itself, anything JSON can say. ``src`` is ``read_full`` or ``read_hf`` of a file, or
+    blobs in memory. A tied tensor may come under any of its names, under several if they are equal. ``key``
+    says where the key is to encrypt with. Everything is checked before the first byte is written. Raises as
+    ``transform`` does.
+    """
+    return import_whole(Blobs(src), dst, target, state, overwrite=overwrite, key=key)
+
+
+def import_whole(
+    src: Whole,
+    dst: Path,
+    target: Strategy,
+    state: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
+    beside: Sequence[Whole] = (),
+) -> Report:
+    """As ``import_full``, of tensors wherever they are: each rank's file is cut straight from them.
+
+    ``beside`` are the same for more threads: as many ranks more are written at a time.
+    """
+    check_destination(dst, overwrite, is_checkpoint, "checkpoint")
+    specs = src.specs
+    names = _names(src, specs, target)
+
+    def cut(source: Whole, name: str, box: Box) -> Iterator[memoryview]:
+        return gathered(box, specs[names[name]].dtype, partial(source.fill, names[name]))
+
+    free = SimpleQueue[Whole]()
+    for source in (src, *beside):
+        free.put(source)
+    with fresh(dst) as new, Behind() as behind:
+
+        def write(rank: int) -> RankRecord:
+            source = free.get()
+            try:
+                return write_pieces(new, rank, target, partial(cut, source), {}, key, behind)
+            finally:
+                free.put(source)
+
+        with ThreadPoolExecutor(1 + len(beside)) as pool:
+            records = list(pool.map(write, range(target.grid.size)))
+        behind.wait()
+        seal(new, records, state)
+    files = {path: record for r in records for path, record in r.files.items()}
+    read = sum(specs[theirs].nbytes for theirs in names.values())
+    return Report(dst, len(files), read, sum(f.size for f in files.values()), PEAK * (1 + len(beside)))
+
+
+def _names(src: Whole, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
+    """For each entry of ``target`` the name in ``src``."""
+    given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
+    _check_ties(src, specs, given)
+    twins = {n for names in given.values() for n in names[1:]}
+    grid = Grid(())
+    entries = {
+        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype) for n, s in specs.items() if n not in twins
+    }
+    return match(Strategy(grid, entries), target)
+
+
+def _check_ties(src: Whole, specs: Mapping[str, TensorSpec], given: Mapping[str, list[str]]) -> None:
+    found = []
+    for names in given.values():
+        for name in names[1:]:
+            if specs[names[0]] != specs[name] or not _same(src, names[0], name):
+                found.append(f"{name}: tied to {names[0]} in the destination, but the source has other values for it")
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def _same(src: Whole, a: str, b: str) -> bool:
+    return all(x == y for x, y in zip(chunks(src, a), chunks(src, b), strict=True))

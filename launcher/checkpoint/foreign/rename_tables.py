@@ -1,0 +1,39 @@
+"""Tables of names for models of our own as Hugging Face has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from launcher.checkpoint.foreign.rename import Table
+
+Given = Literal["llama"] | Mapping[str, str | None] | None
+
+FROM_LLAMA: Table = {
+    "model.embed_tokens": "embed",
+    r"^model\.layers\.(\d+)\.self_attn\.([qkvo])_proj\.(.+)": r"layers.\1.attn.\2.\3",
+    r"^model\.layers\.(\d+)\.mlp\.(gate|up|down)_proj\.(.+)": r"layers.\1.mlp.\2.\3",
+    r"^model\.layers\.(\d+)\.input_layernorm\.(.+)": r"layers.\1.attn_norm.\2",
+    r"^model\.layers\.(\d+)\.post_attention_layernorm\.(.+)": r"layers.\1.mlp_norm.\2",
+    r"^model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": None,  # of old folders; ours works it out
+    "model.norm": "norm",
+    "lm_head": "head",
+}
+TO_LLAMA: Table = {
+    "embed": "model.embed_tokens",
+    r"^layers\.(\d+)\.attn\.([qkvo])\.(.+)": r"model.layers.\1.self_attn.\2_proj.\3",
+    r"^layers\.(\d+)\.mlp\.(gate|up|down)\.(.+)": r"model.layers.\1.mlp.\2_proj.\3",
+    r"^layers\.(\d+)\.attn_norm\.(.+)": r"model.layers.\1.input_layernorm.\2",
+    r"^layers\.(\d+)\.mlp_norm\.(.+)": r"model.layers.\1.post_attention_layernorm.\2",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+
+
+def to_ours(names: Given) -> Table | None:
+    """The table that ``names`` asks for, from another program's names to ours."""
+    return FROM_LLAMA if names == "llama" else names
+
+
+def from_ours(names: Given) -> Table | None:
+    return TO_LLAMA if names == "llama" else names

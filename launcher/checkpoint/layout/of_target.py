@@ -1,0 +1,59 @@
+"""The layout of a checkpoint asked for in a job's words: so many ranks, stages and shards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy, relaid, stages
+from launcher.errors import Problem, RequestError
+from launcher.plan.settings import mergeable
+from launcher.plan.values.grid import Grid
+
+LARGE = 64 * 1024  # bytes; as parallel.hsdp.threshold
+
+
+def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, tp: int = 1) -> Strategy:
+    """The tensors of ``src`` over ``stages`` pipeline stages, each with ``nproc // stages`` ranks.
+
+    Stages are merged, never cut (that takes the model): source stage ``s`` goes to ``s * stages // source stages``, a
+    tied tensor to each of its stages. Dim 0 is cut over ``shard_size`` ranks for the tensors that the source cut
+    anywhere; if it cut none, for parameters and optimizer states of at least 64 KB. Dims that the source cuts for
+    tensor parallelism are cut over ``tp`` ranks. Raises ``RequestError``.
+    """
+    found = [*mergeable.refused("steps.transform", src.stages, nproc, stages, shard_size, tp)]
+    if tp > 1 and all(_operator_dim(e) is None for e in src.entries.values()):
+        text = f"{tp}: the source cuts nothing over tp, so it does not say which dims to cut"
+        text += "; give steps.transform.strategy, which parallel.param_strategy.save writes"
+        found.append(Problem("steps.transform.tp", text))
+    if found:
+        raise RequestError(tuple(found))
+    replicas = nproc // (stages * shard_size * tp)
+    grid = Grid.of(pp=stages, dp_replicate=replicas, dp_shard=shard_size, tp=tp)
+    cut = any(e.layout.axes for e in src.entries.values())
+    return Strategy(grid, {n: _entry(e, grid, src.stages, cut) for n, e in src.entries.items()})
+
+
+def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
+    large = entry.kind != "buffer" and entry.spec.nbytes >= LARGE
+    shards = grid["dp_shard"] > 1 and (bool(entry.layout.axes) if cut else large)
+    at = tuple(sorted({s * grid[STAGE] // before for s in stages(entry.layout)}))
+    moved = relaid(entry, grid, ("dp_shard",) if shards else (), ((STAGE, at),))
+    dim = _operator_dim(entry) if grid["tp"] > 1 else None
+    if dim is None:
+        return moved
+    split = tuple(("tp", *axes) if d == dim else axes for d, axes in enumerate(moved.layout.split))
+    return replace(moved, layout=replace(moved.layout, split=split))
+
+
+REPLICAS = ("dp_replicate", "dp_shard")
+
+
+def _operator_dim(entry: Entry) -> int | None:
+    """The dim that is cut for an operator, not for data-parallel ranks to share: of several the last."""
+    cut = [d for d, axes in enumerate(entry.layout.split) if any(a not in (STAGE, *REPLICAS) for a in axes)]
+    return next((d for d in reversed(cut) if _ways(entry, d) > 1), None)
+
+
+def _ways(entry: Entry, dim: int) -> int:
+    return prod(entry.layout.grid[a] for a in entry.layout.split[dim] if a not in (STAGE, *REPLICAS))

@@ -1,0 +1,53 @@
+"""Which ranks' saved pieces of two layouts have elements in common, for all ranks at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from launcher.checkpoint.layout.bounds import Cuts, Ints, first, geometry
+from launcher.plan.values.layout import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Overlaps:
+    """One row a pair of ranks: ``elements`` of what ``dst`` saves are in what ``src`` saved."""
+
+    src: Ints
+    dst: Ints
+    elements: Ints
+
+
+@lru_cache(maxsize=1024)
+def overlaps(src: Layout, dst: Layout) -> Overlaps:
+    """The dims are cut independently of each other: pairs are found per dim, then multiplied out."""
+    assert src.shape == dst.shape, (src, dst)
+    a, b = geometry(src), geometry(dst)
+    if 0 in src.shape:  # saved once, as itself
+        ranks = [np.array([layout.grid.rank(**first(layout))]) for layout in (src, dst)]
+        return Overlaps(ranks[0], ranks[1], np.array([0]))
+    out = Overlaps(np.array([a.base]), np.array([b.base]), np.array([1]))
+    for one, other in zip(a.dims, b.dims, strict=True):
+        out = _times(out, _along(one, other))
+    return out
+
+
+def _along(src: Cuts, dst: Cuts) -> Overlaps:
+    """Of one dim: every stretch that no cut of either side divides."""
+    starts = np.union1d(src.lo, dst.lo)
+    stops = np.append(starts[1:], src.hi[-1])
+    return Overlaps(_holder(src, starts), _holder(dst, starts), stops - starts)
+
+
+def _holder(cuts: Cuts, starts: Ints) -> Ints:
+    return cuts.rank[np.searchsorted(cuts.lo, starts, "right") - 1]
+
+
+def _times(a: Overlaps, b: Overlaps) -> Overlaps:
+    return Overlaps(
+        np.add.outer(a.src, b.src).ravel(),
+        np.add.outer(a.dst, b.dst).ravel(),
+        np.multiply.outer(a.elements, b.elements).ravel(),
+    )

@@ -1,0 +1,89 @@
+"""Which piece of a tensor is saved by which rank, and which pieces a box is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from launcher.checkpoint.layout.bounds import first, geometry
+from launcher.plan.values.layout import Box, Layout
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box as ``rank`` saved it: the lowest of the ranks that hold it. Readers look nowhere else."""
+
+    rank: int
+    box: Box
+
+
+def whole(shape: tuple[int, ...]) -> Box:
+    return Box((0,) * len(shape), shape)
+
+
+def home(layout: Layout) -> tuple[tuple[str, int], ...]:
+    """Where a rank must be, on these axes, to save a piece: at the lowest coordinates, off the axes that cut.
+
+    A tensor without elements is saved once, by the lowest of all holders.
+    """
+    cutting = () if 0 in layout.shape else layout.axes
+    return tuple((axis, at) for axis, at in first(layout).items() if axis not in cutting)
+
+
+def saved(layout: Layout, rank: int) -> Box | None:
+    """What ``rank`` must save: ``None`` when it holds nothing, an empty piece, or a copy of a lower rank's."""
+    where = layout.grid.coords(rank)
+    return saved_at_home(layout, rank) if all(where[axis] == at for axis, at in home(layout)) else None
+
+
+def saved_at_home(layout: Layout, rank: int) -> Box | None:
+    """As ``saved``, for a rank that is where ``home`` says."""
+    box = layout.box(rank)
+    return box if box is not None and (0 in layout.shape or not box.empty) else None
+
+
+def pieces(layout: Layout) -> tuple[Piece, ...]:
+    """Every saved piece, by rank. They tile the tensor."""
+    if 0 not in layout.shape:
+        return tuple(piece for piece, _ in parts(layout, whole(layout.shape)))
+    lowest = layout.grid.rank(**first(layout))
+    box = layout.box(lowest)
+    assert box is not None
+    return (Piece(lowest, box),)
+
+
+def parts(layout: Layout, want: Box) -> tuple[tuple[Piece, Box], ...]:
+    """The saved pieces that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
+    at = geometry(layout)
+    dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
+    out = []
+    for chosen in product(*dims):
+        box = Box(tuple(lo for lo, _, _ in chosen), tuple(hi for _, hi, _ in chosen))
+        both = box & want
+        assert both is not None, (layout, want)
+        out.append((Piece(at.base + sum(rank for _, _, rank in chosen), box), both))
+    return tuple(sorted(out, key=lambda part: part[0].rank))
+
+
+def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
+    """``box`` cut into boxes of at most ``limit`` bytes, each one run of its bytes, in order.
+
+    >>> [b.shape for b in slabs(Box((0, 0), (5, 4)), 1, 8)]
+    [(2, 4), (2, 4), (1, 4)]
+    """
+    if box.empty:
+        return
+    shape = box.shape
+    if not shape:
+        yield box
+        return
+    assert itemsize <= limit, (itemsize, limit)
+    dim = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) * itemsize <= limit)
+    step = limit // (prod(shape[dim + 1 :]) * itemsize)
+    for outer in product(*(range(a, b) for a, b in zip(box.lo[:dim], box.hi[:dim], strict=True))):
+        for at in range(box.lo[dim], box.hi[dim], step):
+            lo = (*outer, at, *box.lo[dim + 1 :])
+            hi = (*(i + 1 for i in outer), min(at + step, box.hi[dim]), *box.hi[dim + 1 :])
+            yield Box(lo, hi)

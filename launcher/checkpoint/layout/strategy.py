@@ -1,0 +1,197 @@
+"""A strategy: the layout of every tensor of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import xxhash
+
+from launcher.checkpoint.layout.canonical import meaning
+from launcher.checkpoint.layout.shards import home
+from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
+
+Kind = Literal["param", "buffer", "optim"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+STAGE = "pp"  # the axis whose coordinates are pipeline stages
+RANKS = 1 << 20  # of the largest grid: a file that claims more would be worked on for ever
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor; ``aliases`` are the further names under which a tied one is known."""
+
+    layout: Layout
+    dtype: str
+    kind: Kind = "param"
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.layout.shape, self.dtype)
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """``entries`` are by first name, in definition order. Raises ``ValueError`` with every flaw found."""
+
+    grid: Grid
+    entries: Mapping[str, Entry]
+
+    def __post_init__(self) -> None:
+        if found := [*_flaws(self)]:
+            raise ValueError("\n".join(found))
+
+    @cached_property
+    def named(self) -> Mapping[str, str]:
+        """Every name, first or alias, with the first name of its tensor."""
+        return {n: first for first, entry in self.entries.items() for n in (first, *entry.aliases)}
+
+    @cached_property
+    def homes(self) -> Mapping[tuple[tuple[str, int], ...], list[str]]:
+        """First names by what ``home`` says of their layouts: far fewer than tensors, to look through for each rank."""
+        out: dict[tuple[tuple[str, int], ...], list[str]] = {}
+        for name, entry in self.entries.items():
+            at = home(entry.layout)
+            out.setdefault(at, []).append(name)
+        return out
+
+    @cached_property
+    def digest(self) -> str:
+        """The same for the same layouts, in whatever order they are listed."""
+        rows = {name: row(entry) for name, entry in self.entries.items()}
+        return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.axes, rows], sort_keys=True).encode())
+
+    @cached_property
+    def meaning(self) -> str:
+        """A digest that is the same for strategies that put the same parts of the same tensors on the same ranks.
+
+        It does not tell names of axes, further names of a tied tensor, or what a tensor is for: other forms of a
+        strategy do not say these.
+        """
+        rows = {n: [e.dtype, list(e.layout.shape), meaning(e.layout)] for n, e in self.entries.items()}
+        return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.size, rows], sort_keys=True).encode())
+
+    @property
+    def stages(self) -> int:
+        return self.grid.sizes.get(STAGE, 1)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those that any tensor is of."""
+        found = {entry.kind for entry in self.entries.values()}
+        return tuple(kind for kind in KINDS if kind in found)
+
+    def only(self, *kinds: Kind) -> Strategy:
+        """The entries of these kinds."""
+        return replace(self, entries={n: e for n, e in self.entries.items() if e.kind in kinds})
+
+    def held(self, rank: int) -> dict[str, Entry]:
+        """What ``rank`` has in memory, copies and empty pieces included."""
+        return {n: e for n, e in self.entries.items() if e.layout.holds(rank)}
+
+
+def row(entry: Entry) -> dict[str, Any]:
+    """The entry in JSON's types."""
+    return {
+        "dtype": entry.dtype,
+        "shape": list(entry.layout.shape),
+        "split": [list(axes) for axes in entry.layout.split],
+        "at": {axis: list(coords) for axis, coords in entry.layout.at},
+        "kind": entry.kind,
+        "aliases": list(entry.aliases),
+    }
+
+
+def stages(layout: Layout) -> tuple[int, ...]:
+    """The pipeline stages that hold the tensor: stage 0 where the grid has none."""
+    count = layout.grid.sizes.get(STAGE, 1)
+    return tuple(dict(layout.at).get(STAGE, range(count)))
+
+
+def single(strategy: Strategy) -> Strategy:
+    """The same tensors, whole, on one rank."""
+    grid = Grid(tuple((axis, 1) for axis, _ in strategy.grid.axes))
+    return Strategy(grid, {name: relaid(entry, grid, (), ()) for name, entry in strategy.entries.items()})
+
+
+def relaid(entry: Entry, grid: Grid, axes: tuple[str, ...], at: tuple[tuple[str, tuple[int, ...]], ...]) -> Entry:
+    """``entry`` on ``grid``, its dim 0 cut by ``axes``."""
+    shape = entry.layout.shape
+    split = (axes, *((),) * (len(shape) - 1)) if shape else ()
+    return replace(entry, layout=Layout(grid, shape, split, at))
+
+
+def match(src: Strategy, dst: Strategy) -> dict[str, str]:
+    """For each entry of ``dst`` the name of the entry of ``src`` that it is made from, through aliases where needed.
+
+    Raises ``ValueError`` with every name that only one side has, and every dtype or shape that differs.
+    """
+    out, found = {}, []
+    for name, entry in dst.entries.items():
+        firsts = sorted({src.named[n] for n in (name, *entry.aliases) if n in src.named})
+        if len(firsts) > 1:
+            found.append(
+                f"{name}: one tied tensor in the destination, {len(firsts)} in the source: {', '.join(firsts)}"
+            )
+        elif firsts:
+            out[name] = firsts[0]
+            found += _differences(name, src.entries[firsts[0]].spec, entry.spec)
+    if lost := sorted(src.entries.keys() - {src.named[n] for n in dst.named if n in src.named}):
+        found.append(f"only in the source: {', '.join(lost)}")
+    if absent := sorted(n for n, e in dst.entries.items() if not src.named.keys() & {n, *e.aliases}):
+        found.append(f"only in the destination: {', '.join(absent)}")
+    if found:
+        raise ValueError("the strategies do not fit:\n" + "\n".join(f"  {f}" for f in found))
+    return out
+
+
+def _differences(name: str, src: TensorSpec, dst: TensorSpec) -> list[str]:
+    out = []
+    if src.shape != dst.shape:
+        out.append(f"{name}: shape {list(src.shape)} in the source, {list(dst.shape)} in the destination")
+    if src.dtype != dst.dtype:
+        out.append(f"{name}: {src.dtype} in the source, {dst.dtype} in the destination; a dtype is never changed here")
+    return out
+
+
+def _flaws(strategy: Strategy) -> Iterable[str]:
+    sizes = strategy.grid.sizes
+    if len(sizes) != len(strategy.grid.axes) or any(n < 1 for n in sizes.values()):
+        yield f"grid {dict(strategy.grid.axes)}: axes need different names and sizes of at least 1"
+        return
+    if strategy.grid.size > RANKS:
+        yield f"grid {dict(strategy.grid.axes)}: {strategy.grid.size} ranks; at most {RANKS} are laid out"
+        return
+    seen: set[str] = set()
+    for name, entry in strategy.entries.items():
+        for n in (name, *entry.aliases):
+            if n in seen:
+                yield f"{n}: the name of two tensors"
+            seen.add(n)
+        yield from (f"{name}: {flaw}" for flaw in _entry_flaws(entry, strategy.grid))
+
+
+def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
+    layout, sizes, pinned = entry.layout, grid.sizes, dict(entry.layout.at)
+    if layout.grid != grid:
+        yield f"laid out over {dict(layout.grid.axes)}, the strategy over {dict(grid.axes)}"
+        return
+    if entry.dtype not in ITEMSIZE:
+        yield f"dtype {entry.dtype} is not known; known are {', '.join(ITEMSIZE)}"
+    if entry.kind not in KINDS:
+        yield f"kind {entry.kind} is none of {', '.join(KINDS)}"
+    if len(layout.split) != len(layout.shape):
+        yield f"split has {len(layout.split)} dims, shape {list(layout.shape)} has {len(layout.shape)}"
+    for axis in sorted({*layout.axes, *pinned} - sizes.keys()):
+        yield f"axis {axis} is not in the grid {dict(grid.axes)}"
+    for axis in sorted({a for a in layout.axes if layout.axes.count(a) > 1 or a in pinned}):
+        yield f"axis {axis} cuts it and is used a second time"
+    for axis, coords in pinned.items():
+        if axis in sizes and (not coords or list(coords) != sorted({n for n in coords if n < sizes[axis]})):
+            yield f"at {axis} {list(coords)}: coordinates are ascending, below {sizes[axis]}, and at least one"

@@ -1,0 +1,154 @@
+"""Strategies as JSON files, one a pipeline stage, one tensor a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.layout.strategy import Entry, Strategy, row, stages
+from launcher.checkpoint.tensorfile.durable import write_text
+from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
+from launcher.untrusted_file import brief
+
+FORMAT, VERSION = "launcher.strategy", 1
+TOLD = 20  # missing stages that a message lists
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one file says: the tensors that ``stages`` hold. ``origin`` is the file, for messages."""
+
+    origin: str
+    stages: tuple[int, ...]
+    strategy: Strategy
+
+
+def stage_file(stage: int) -> str:
+    """The file of one stage."""
+    return f"stage{stage}.json"
+
+
+def dump(strategy: Strategy, folder: Path) -> tuple[Path, ...]:
+    """Write ``stage<S>.json`` for every stage; a tied tensor is in the file of each stage that holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = tuple(folder / stage_file(s) for s in range(strategy.stages))
+    for stage, path in enumerate(files):
+        held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
+        write_text(path, text(Strategy(strategy.grid, held), (stage,)))
+    return files
+
+
+def load(path: Path) -> Strategy:
+    """A merged file, or a folder with one file a stage. Raises ``ValueError`` unless every stage is there."""
+    if not path.is_dir():
+        return merge([read(path)])
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise ValueError(f"{path}: no strategy files (*.json) in this folder")
+    return merge([read(file) for file in files])
+
+
+def merge(parts: Sequence[Part]) -> Strategy:
+    """One strategy out of the parts. Raises ``ValueError`` where two disagree, or a stage or a tied copy is missing."""
+    assert parts
+    first = parts[0]
+    entries: dict[str, Entry] = {}
+    origin: dict[str, str] = {}
+    for part in parts:
+        if part.strategy.grid != first.strategy.grid:
+            axes = [dict(p.strategy.grid.axes) for p in (first, part)]
+            raise ValueError(f"{first.origin} and {part.origin} disagree on the grid: {axes[0]} and {axes[1]}")
+        for name, entry in part.strategy.entries.items():
+            if entries.setdefault(name, entry) != entry:
+                rows = [json.dumps(row(e)) for e in (entries[name], entry)]
+                raise ValueError(f"{origin[name]} and {part.origin} disagree on {name}: {rows[0]} and {rows[1]}")
+            origin.setdefault(name, part.origin)
+    _check_stages(parts, first.strategy.stages)
+    strategy = Strategy(first.strategy.grid, entries)
+    for part in parts:
+        _check_home(part)
+    for part in parts:
+        _check_listed(part, strategy, origin)
+    return strategy
+
+
+def text(strategy: Strategy, of: tuple[int, ...]) -> str:
+    """The file, one tensor a line: a change of one layout is a change of one line."""
+    head = {"format": FORMAT, "version": VERSION, "stages": of, "grid": dict(strategy.grid.axes)}
+    lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
+    rows = ",\n".join(f"    {json.dumps(n)}: {json.dumps(row(e))}" for n, e in strategy.entries.items())
+    return "{\n" + "".join(lines) + '  "tensors": {' + (f"\n{rows}\n  " if rows else "") + "}\n}\n"
+
+
+def read(path: Path) -> Part:
+    """Raises ``ValueError`` naming the file when it is not one of ours."""
+    return _parse(str(path), parsed(path, read_bytes(path), "not a strategy file: "))
+
+
+def _parse(origin: str, data: Any) -> Part:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
+    if data.get("version") != VERSION:
+        raise ValueError(f"{origin}: version {brief(data.get('version'))}; this launcher reads version {VERSION}")
+    try:
+        grid = Grid(tuple((str(a), _whole(n)) for a, n in data["grid"].items()))
+        entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
+        return Part(origin, _wholes(data["stages"]), Strategy(grid, entries))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{origin}: a field is missing or of the wrong type: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from error
+
+
+def _entry(grid: Grid, fields: Any) -> Entry:
+    split = tuple(map(_texts, fields["split"]))
+    at = tuple((axis, _wholes(coords)) for axis, coords in fields["at"].items())
+    layout = Layout(grid, _wholes(fields["shape"]), split, at)
+    return Entry(layout, fields["dtype"], fields["kind"], _texts(fields["aliases"]))
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+        raise TypeError(f"{brief(values)} is no list of names")
+    return tuple(values)
+
+
+def _wholes(values: Any) -> tuple[int, ...]:
+    return tuple(_whole(n) for n in values)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{brief(value)} is no whole number")
+    return value
+
+
+def _check_stages(parts: Sequence[Part], count: int) -> None:
+    """First of all: from here on there are no more stages than the files list, whatever number they claim."""
+    given = {s for part in parts for s in part.stages}
+    if missing := [*islice((s for s in range(count) if s not in given), TOLD + 1)]:
+        where, more = ", ".join(p.origin for p in parts), " and more" if len(missing) > TOLD else ""
+        text = f"{where}: stage {', '.join(map(str, missing[:TOLD]))}{more} of {count} is missing"
+        raise ValueError(f"{text}; put the strategy file of every stage into one folder")
+
+
+def _check_home(part: Part) -> None:
+    for name, entry in part.strategy.entries.items():
+        if not {*part.stages} & {*stages(entry.layout)}:
+            raise ValueError(
+                f"{part.origin}: {name} belongs to stages {list(stages(entry.layout))}, not to this file's"
+            )
+
+
+def _check_listed(part: Part, strategy: Strategy, origin: dict[str, str]) -> None:
+    """A tensor at several stages must be in the file of each: otherwise one of them would come out without it."""
+    for name, entry in strategy.entries.items():
+        here = sorted({*part.stages} & {*stages(entry.layout)})
+        if here and name not in part.strategy.entries:
+            raise ValueError(f"{part.origin}: {name} is missing; {origin[name]} says that stage {here[0]} holds it too")

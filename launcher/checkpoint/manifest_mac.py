@@ -1,0 +1,92 @@
+"""Whether the manifest of an encrypted checkpoint is as somebody with the key wrote it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from launcher.checkpoint.manifest import NAME, Manifest, canonical, parse_manifest
+from launcher.checkpoint.tensorfile.encryption import check_key, derived
+from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS, load_key
+from launcher.plan.settings.saving import Trust
+
+INFO = b"launcher checkpoint manifest"
+_CURE = f"put back the {NAME} that was written with it, or use another checkpoint"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The key of a checkpoint and where it was found."""
+
+    place: str
+    key: bytes = field(repr=False)
+
+
+def authentic(manifest: Manifest, key: bytes) -> Manifest:
+    """With its MAC."""
+    return replace(manifest, mac=mac(manifest, key))
+
+
+def mac(manifest: Manifest, key: bytes) -> str:
+    """HMAC-SHA256 of everything else that it says, hexadecimal.
+
+    It covers every file: tensor files by their salt, the others by their SHA-256. It covers no more than the folder:
+    a whole older checkpoint in the place of a newer one is as authentic as it was, and says its own step.
+    """
+    return hmac.new(derived(key, b"", INFO, 32), canonical(replace(manifest, mac=None)), hashlib.sha256).hexdigest()
+
+
+def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
+    """The key, if the checkpoint is encrypted. Raises ``ValueError`` unless those whom ``trust`` names vouch for it."""
+    path = folder / NAME
+    if manifest.key is None:
+        if manifest.mac is not None:
+            raise ValueError(f"{path}: tampered with: it has a MAC, and does not say where the key is; {_CURE}")
+        if trust.key is not None and not trust.plain:
+            raise ValueError(
+                f"{folder}: it is not encrypted, and checkpoint.encrypt is set: nothing vouches for what it holds; "
+                "checkpoint.accept_plain=true reads it all the same"
+            )
+        return None
+    if manifest.mac is None:
+        raise ValueError(
+            f"{path}: it says that the checkpoint is encrypted, and has no MAC: nothing tells whether it is as it was "
+            f"written; {_CURE}"
+        )
+    found = _key(folder, manifest, places(manifest.key, trust))
+    if not hmac.compare_digest(mac(manifest, found.key), manifest.mac):
+        raise ValueError(f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}")
+    return found
+
+
+def unvouched(folder: Path, trust: Trust) -> str:
+    """What to say of a checkpoint that has been read, and that nobody vouches for although there is a key."""
+    if trust.key is None or parse_manifest(folder).key is not None:
+        return ""
+    return "; it is not encrypted, nothing vouches for what it holds"
+
+
+def places(named: str | None, trust: Trust) -> tuple[str, ...]:
+    """Where to look for the key; the place that the manifest names counts only where nobody else names one."""
+    given = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
+    return given or ((named,) if named is not None else ())
+
+
+def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
+    """The first that is not another key by what the files say, which nobody has vouched for yet."""
+    found = []
+    files = sorted(folder / name for name in manifest.files if name.startswith("rank_"))
+    for place in places:
+        try:
+            key = load_key(place)
+            for path in files[:1]:
+                if path.is_file():
+                    check_key(path, key)
+        except ValueError as error:
+            found.append(str(error))
+        else:
+            return Opened(place, key)
+    raise ValueError(f"{folder}: it is encrypted: {'; '.join(found)}; {ANOTHER}={FORMS} says where the key is now")

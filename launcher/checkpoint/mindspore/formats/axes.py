@@ -1,0 +1,96 @@
+"""Which stretches of rank numbers cut a parameter: device matrices as strides that no order of axes hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from launcher.checkpoint.mindspore.formats.strategy import Slicing
+
+Cuts = tuple[tuple["Span", ...], ...]
+"""For each dim the spans that cut it, outermost first."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """An axis by its strides: the coordinate of rank ``r`` of a stage is ``r % hi // lo``.
+
+    >>> [r % 4 // 2 for r in range(8)]  # Span(2, 4), the middle one of [2, 2, 2]
+    [0, 0, 1, 1, 0, 0, 1, 1]
+    """
+
+    lo: int
+    hi: int
+
+    @property
+    def size(self) -> int:
+        return self.hi // self.lo
+
+
+def cuts(s: Slicing) -> Cuts:
+    """Optimizer sharding included, as the last spans of dim 0. Raises ``ValueError`` where no spans can say it.
+
+    >>> cuts(Slicing((2, 2, 2), ((0,), (1,)), shard_size=-1, shard_step=4))
+    ((Span(lo=1, hi=2), Span(lo=4, hi=8)), (Span(lo=2, hi=4),))
+    """
+    spans, lo = [], 1
+    for size in reversed(s.devices):
+        spans.append(Span(lo, lo * size))
+        lo *= size
+    dims = [tuple(spans[axis] for axis in dim) for dim in s.dims]
+    if s.shards > 1:
+        used = {axis for dim in s.dims for axis in dim}
+        free = joined(span for axis, span in reversed([*enumerate(spans)]) if axis not in used)
+        dims[0] += _innermost(free, s.shards)
+    return tuple(map(joined, dims))
+
+
+def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Without those of size 1, and neighbours as one: the numbering is the same."""
+    out: list[Span] = []
+    for span in spans:
+        if out and out[-1].lo == span.hi:
+            out[-1] = Span(span.lo, out[-1].hi)
+        elif span.size > 1:
+            out.append(span)
+    return tuple(span for span in out if span.size > 1)
+
+
+def _innermost(free: Sequence[Span], size: int) -> tuple[Span, ...]:
+    """What counts the ranks modulo ``size`` when only these spans, outermost first, number them."""
+    out: list[Span] = []
+    left = size
+    for span in reversed(free):
+        if left == 1:
+            break
+        if left % span.size == 0:
+            out.append(span)
+            left //= span.size
+        elif span.size % left == 0:
+            out.append(Span(span.lo, span.lo * left))
+            left = 1
+        else:
+            told = f"optimizer shards of {size} ranks do not fit the repeats' axes {[s.size for s in free]}"
+            raise ValueError(f"{told}; one must be a part of the other")
+    return tuple(reversed(out))
+
+
+def common(found: Sequence[tuple[str, Cuts]], ranks: int) -> tuple[Span, ...]:
+    """The coarsest grid, outermost span first, on which each of the named parameters is cut along axes."""
+    strides: dict[int, str] = {1: "", ranks: ""}
+    for name, dims in found:
+        for span in (span for dim in dims for span in dim):
+            strides.setdefault(span.lo, name)
+            strides.setdefault(span.hi, name)
+    order = sorted(strides)
+    for a, b in pairwise(order):
+        if b % a:
+            told = f"{strides[a]} is cut every {a} ranks, {strides[b]} every {b}"
+            raise ValueError(f"{told}: no grid of the {ranks} ranks of a stage has axes for both")
+    return tuple(Span(a, b) for a, b in pairwise(order))[::-1]
+
+
+def within(span: Span, grid: Sequence[Span]) -> tuple[int, ...]:
+    """The positions in ``grid`` of what makes up ``span``, outermost first."""
+    return tuple(i for i, part in enumerate(grid) if span.lo <= part.lo and part.hi <= span.hi)

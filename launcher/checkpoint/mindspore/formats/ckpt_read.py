@@ -1,0 +1,261 @@
+"""MindSpore ``.ckpt`` files, read without loading them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from launcher.checkpoint.mindspore.formats.byte_source import Plain, Source
+from launcher.checkpoint.mindspore.formats.dtypes import DTYPES, SIZES, TEXT, nbytes
+from launcher.checkpoint.mindspore.formats.encryption import Mode, Sealed, mode_of
+from launcher.checkpoint.mindspore.formats.wire import BYTES, VARINT, Field, fields, shown, signed, text, varint
+from launcher.checkpoint.tensorfile.blob import Blob, described
+from launcher.checkpoint.tensorfile.header import Slot
+from launcher.checkpoint.tensorfile.safetensors import CHUNK
+from launcher.plan.values.facts import TensorSpec
+from launcher.untrusted_file import DIMS
+
+CRC, CRC_DIGITS = b"crc_num", 10  # what a file with a checksum ends with: this, then the CRC-32, big-endian
+NAME_LIMIT = 1 << 16  # bytes; longer names are damage
+ENTRIES = 1 << 19  # of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's
+FIELDS = 4 * DIMS  # of an entry; its dims may be one in each
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One entry. ``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in order.
+
+    A string is an entry of dtype ``str``, as long as it has characters.
+    """
+
+    spec: TensorSpec
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Ckpt:
+    """``entries`` are in file order, strings included. Tensors stay on disk."""
+
+    path: Path
+    entries: Mapping[str, Stored]
+    source: Source
+
+    def slot(self, name: str) -> Slot | None:
+        """Where in the file the tensor is, as in a safetensors file, not aligned; ``None`` if encrypted or in parts."""
+        stored = self.entries[name]
+        return (
+            Slot(stored.spec, *stored.parts[0]) if len(stored.parts) == 1 and isinstance(self.source, Plain) else None
+        )
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | memoryview:
+        """The tensor's own bytes from ``start`` up to ``stop``."""
+        stop = nbytes(self.entries[name].spec) if stop is None else stop
+        found, at = [], 0
+        for a, b in self.entries[name].parts:
+            first, last = max(start - at, 0), min(stop - at, b - a)
+            if first < last:
+                found.append(self.source.read(a + first, a + last))
+            at += b - a
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def chunks(self, name: str) -> Iterator[bytes | memoryview]:
+        """All of the tensor's bytes, in order, ``CHUNK`` at a time."""
+        size = nbytes(self.entries[name].spec)
+        return (self.read(name, at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
+
+    def blob(self, name: str) -> Blob:
+        """The whole tensor, in memory of its own. Raises ``ValueError`` for a dtype that tensors cannot have here."""
+        spec = self.entries[name].spec
+        try:
+            return Blob.of(spec.dtype, spec.shape, bytearray(self.read(name)))
+        except ValueError as error:
+            raise ValueError(f"{self.path}: tensor {name}: {error}") from error
+
+    def text(self, name: str) -> str:
+        """A string that was saved among the tensors."""
+        try:
+            return bytes(self.read(name)).decode("utf-32-le")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path}: string {name} is damaged: not UTF-32") from error
+
+
+def open_ckpt(path: Path, key: bytes | None = None, mode: Mode = "AES-GCM", *, verify: bool = True) -> Ckpt:
+    """Find every tensor; ``verify`` reads the whole file once if it has a checksum, otherwise only heads are read.
+
+    Raises ``ValueError``, naming the file and where possible the tensor, when it is no such file, cut short, damaged,
+    or does not open with ``key`` and ``mode``; ``ModuleNotFoundError`` when it is encrypted and ``cryptography`` is
+    not installed.
+    """
+    source = _source(path, key, mode)
+    try:
+        end = _body(source, verify)
+        return Ckpt(path, _entries(source, end), source)
+    except ValueError as error:
+        if isinstance(source, Sealed) and mode != "AES-GCM":
+            raise source.refusal() from error  # no other way to see that a key for CBC is wrong
+        if str(error).startswith(f"{path}: "):
+            raise
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _source(path: Path, key: bytes | None, mode: Mode) -> Source:
+    plain = Plain(path)
+    if not plain.size:
+        raise ValueError(f"{path}: not a MindSpore checkpoint: it is empty")
+    found = mode_of(plain.read(0, min(4, plain.size)))
+    if key is not None:
+        if found is None:
+            raise ValueError(f"{path}: a key was given, but the file is not encrypted; leave out dec_key")
+        return Sealed(path, key, mode)
+    if found is not None:
+        raise ValueError(
+            f'{path}: encrypted: load_segmented_checkpoints opens it, with dec_key and dec_mode="{found}"; '
+            "save what that gives in plain files for all else"
+        )
+    return plain
+
+
+def _body(source: Source, verify: bool) -> int:
+    """Where the tensors end."""
+    end = source.size - len(CRC) - CRC_DIGITS
+    if end < 0:
+        return source.size
+    trailer = bytes(source.read(end, source.size))
+    if not trailer.startswith(CRC):
+        return source.size
+    if verify:
+        crc = 0
+        for at in range(0, end, CHUNK):
+            crc = zlib.crc32(source.read(at, min(at + CHUNK, end)), crc)
+        wanted = int.from_bytes(trailer[len(CRC) :], "big")
+        if crc != wanted:
+            raise ValueError(f"damaged: its CRC-32 is {crc:08x}, it was written with {wanted:08x}")
+    return end
+
+
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    dims: tuple[int, ...]
+    type: str
+    start: int
+    stop: int
+
+
+def _entries(source: Source, end: int) -> dict[str, Stored]:
+    """A tensor in several parts is listed once a part, each time with the dims of the whole."""
+    out: dict[str, Stored] = {}
+    run: list[_Part] = []
+    for number, part in enumerate(_parts(source, end)):
+        if number >= ENTRIES:
+            raise ValueError(f"more than {ENTRIES} entries")
+        if run and run[0].name != part.name:
+            out[run[0].name] = _joined(run)
+            run = []
+        if part.name in out:
+            raise ValueError(f"tensor {shown(part.name)} is listed twice")
+        run.append(part)
+    if run:
+        out[run[0].name] = _joined(run)
+    return out
+
+
+def _joined(run: list[_Part]) -> Stored:
+    first = run[0]
+    if any((p.dims, p.type) != (first.dims, first.type) for p in run):
+        raise ValueError(f"tensor {shown(first.name)}: its parts differ in shape or dtype")
+    if first.type not in DTYPES:
+        raise ValueError(f"tensor {shown(first.name)} has dtype {shown(first.type)}; known are {', '.join(DTYPES)}")
+    if any(n < 0 for n in first.dims):
+        raise ValueError(f"tensor {shown(first.name)} has shape {list(first.dims[:8])}")
+    size = sum(p.stop - p.start for p in run)
+    spec = TensorSpec(_shape(first, size), DTYPES[first.type])
+    if nbytes(spec) != size:
+        told = f"it has {size} bytes, {described(spec)} needs {nbytes(spec)}"
+        raise ValueError(f"tensor {shown(first.name)} is truncated or damaged: {told}")
+    return Stored(spec, tuple((p.start, p.stop) for p in run))
+
+
+def _shape(part: _Part, size: int) -> tuple[int, ...]:
+    if part.dims != (0,):
+        return part.dims
+    width = SIZES[DTYPES[part.type]]
+    if part.type == TEXT:
+        return (size // width,)
+    return () if size == width else (0,)  # older versions wrote a scalar with one dim of 0
+
+
+def _parts(source: Source, end: int) -> Iterator[_Part]:
+    at = 0
+    while at < end:
+        begin, name = at, ""
+        try:
+            start, stop = _value(source, at, end)
+            name = _name(source, start, end)
+            if stop > end:
+                raise ValueError(f"truncated: its entry ends at byte {stop}, the tensors of the file at {end}")
+            yield _part(source, name, start, stop)
+            at = stop
+        except ValueError as error:
+            where = f"tensor {shown(name)}: " if name else f"not a MindSpore checkpoint, or damaged, at byte {begin}: "
+            raise ValueError(f"{where}{error}") from error
+
+
+def _value(source: Source, at: int, end: int) -> tuple[int, int]:
+    """From where to where the entry at byte ``at`` goes, which may be past the end."""
+    key, at = varint(source.read, at, end)
+    if key != 1 << 3 | BYTES:
+        raise ValueError("no entry of a tensor starts here")
+    size, at = varint(source.read, at, end)
+    return at, at + size
+
+
+def _name(source: Source, start: int, end: int) -> str:
+    """The entry's name comes first, so it is there even when the rest is cut off."""
+    key, at = varint(source.read, start, end)
+    size, at = varint(source.read, at, end)
+    if key != 1 << 3 | BYTES or size > min(NAME_LIMIT, end - at):
+        raise ValueError("the entry does not start with a name")
+    return text(bytes(source.read(at, at + size)))
+
+
+def _part(source: Source, name: str, start: int, stop: int) -> _Part:
+    found = {field.number: field for field in _few(fields(source.read, start, stop))}
+    if 3 in found:
+        raise ValueError("a map tensor, which is not supported")
+    if found.keys() != {1, 2} or found[2].kind != BYTES:
+        raise ValueError("the entry is not a name with a tensor")
+    dims: list[int] = []
+    rest: dict[int, Field] = {}
+    for field in _few(fields(source.read, found[2].start, found[2].stop)):
+        if field.number == 1:
+            dims += islice(_dims(source, field), DIMS + 1)
+        else:
+            rest[field.number] = field
+    if rest.keys() != {2, 3} or any(f.kind != BYTES for f in rest.values()):
+        raise ValueError("its dtype or its content is missing")
+    if len(dims) > DIMS:
+        raise ValueError(f"it has more than {DIMS} dims")
+    kind, content = rest[2], rest[3]
+    if kind.stop - kind.start > NAME_LIMIT:
+        raise ValueError("its dtype is no name")
+    return _Part(name, tuple(dims), text(bytes(source.read(kind.start, kind.stop))), content.start, content.stop)
+
+
+def _few(found: Iterator[Field]) -> Iterator[Field]:
+    for number, field in enumerate(found):
+        if number >= FIELDS:
+            raise ValueError(f"more than {FIELDS} fields in one entry")
+        yield field
+
+
+def _dims(source: Source, field: Field) -> Iterator[int]:
+    if field.kind == VARINT:
+        yield signed(field.value)
+    at = field.start
+    while at < field.stop:
+        value, at = varint(source.read, at, field.stop)
+        yield signed(value)

@@ -1,0 +1,110 @@
+"""MindSpore ``.ckpt`` files, written as a stream."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import xxhash
+
+from launcher.checkpoint.mindspore.formats.ckpt_read import CRC, CRC_DIGITS
+from launcher.checkpoint.mindspore.formats.dtypes import NAMES, TEXT, nbytes
+from launcher.checkpoint.mindspore.formats.encryption import Mode, Sealer, put
+from launcher.checkpoint.mindspore.formats.wire import head, numbers, packet
+from launcher.checkpoint.tensorfile.disk_space import told
+from launcher.plan.values.facts import TensorSpec
+
+PART = 512 << 20  # bytes of a tensor in one entry
+
+
+def write_ckpt(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    chunks: Callable[[str], Iterable[bytes | memoryview]],
+    *,
+    crc: bool = False,
+    key: bytes | None = None,
+    mode: Mode = "AES-GCM",
+    part: int = PART,
+) -> dict[str, str]:
+    """Write and sync the tensors in the order of ``specs``; returns the digest of each (xxh3, 128 bits).
+
+    ``chunks`` gives a tensor's bytes, in order; a chunk may be reused after. A string is a tensor of dtype ``str``
+    and of its length, its bytes are ``text_bytes``. ``crc`` adds a checksum, which MindSpore cannot read together
+    with encryption.
+    """
+    _check(specs, crc, key)
+    with told(path, sum(map(nbytes, specs.values()))):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            sink: _File | Sealer = _File(fd) if key is None else Sealer(fd, key, mode)
+            digests = {name: _tensor(sink, name, spec, chunks(name), part) for name, spec in specs.items()}
+            if crc:
+                assert isinstance(sink, _File)
+                sink.write(CRC + sink.crc.to_bytes(CRC_DIGITS, "big"))
+            sink.close()
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    return digests
+
+
+def text_bytes(text: str) -> bytes:
+    return text.encode("utf-32-le")
+
+
+def _check(specs: Mapping[str, TensorSpec], crc: bool, key: bytes | None) -> None:
+    if crc and key is not None:
+        raise ValueError("a checksum (crc) and encryption: MindSpore cannot read a file with both; ask for one")
+    for name, spec in specs.items():
+        if spec.dtype not in NAMES:
+            raise ValueError(f"{name}: a .ckpt file has no dtype {spec.dtype}; it has {', '.join(NAMES)}")
+
+
+class _File:
+    def __init__(self, fd: int) -> None:
+        self._fd, self._at, self.crc = fd, 0, 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        put(self._fd, data, self._at)
+        self._at += memoryview(data).nbytes
+        self.crc = zlib.crc32(data, self.crc)
+
+    def close(self) -> None:
+        pass
+
+
+def _tensor(sink: _File | Sealer, name: str, spec: TensorSpec, chunks: Iterable[bytes | memoryview], part: int) -> str:
+    dims = (0,) if spec.dtype == TEXT else spec.shape
+    what = numbers(1, dims) + packet(2, NAMES[spec.dtype].encode())
+    digest = xxhash.xxh3_128()
+    left, sizes = 0, _sizes(nbytes(spec), part)
+    left = _entry(sink, name, what, next(sizes))
+    for chunk in chunks:
+        view = memoryview(chunk)
+        digest.update(view)
+        while view:
+            left = left or _entry(sink, name, what, next(sizes))
+            piece, view = view[:left], view[left:]
+            sink.write(piece)
+            left -= piece.nbytes
+    assert left == sum(sizes) == 0, (name, left)
+    return digest.hexdigest()
+
+
+def _sizes(size: int, part: int) -> Iterator[int]:
+    """A tensor without bytes has an entry all the same."""
+    yield min(size, part)
+    for at in range(part, size, part):
+        yield min(part, size - at)
+
+
+def _entry(sink: _File | Sealer, name: str, what: bytes, size: int) -> int:
+    """The start of an entry, up to its ``size`` bytes of content."""
+    content = head(3, size)
+    tensor = head(2, len(what) + len(content) + size) + what + content
+    tag = packet(1, name.encode())
+    sink.write(head(1, len(tag) + len(tensor) + size) + tag + tensor)
+    return size

@@ -1,0 +1,218 @@
+"""MindSpore's encrypted checkpoint files: blocks that are each sealed on their own."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from launcher.checkpoint.mindspore.formats.byte_source import Plain
+from launcher.checkpoint.tensorfile.safetensors import CHUNK
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers import Cipher
+
+Mode = Literal["AES-GCM", "AES-CBC", "SM4-CBC"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+MAGIC: dict[int, Mode] = {0x7F3A5ED8: "AES-GCM", 0x7F3A5ED9: "AES-CBC", 0x7F3A5EDA: "SM4-CBC"}
+BLOCK = 64 << 20  # bytes of plain text in each block but the last
+BLOCKS = 1 << 16  # of a file: 4 TB
+KEYS = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}  # bytes
+WORD, IV, TAG, STEP = 4, 16, 16, 16
+NONCE = 12  # bytes of the IV that GCM really uses, whatever its length
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where one block's cipher text lies in the file."""
+
+    mode: Mode
+    tag: bytes
+    iv: bytes
+    start: int
+    stop: int
+
+
+def mode_of(head: bytes | memoryview) -> Mode | None:
+    """What a file that starts with ``head`` is encrypted with."""
+    return MAGIC.get(int.from_bytes(head[:WORD], "little"))
+
+
+def check_key(key: bytes, mode: str) -> None:
+    """Raises ``ValueError``, which does not show the key."""
+    if mode not in MODES:
+        raise ValueError(f"dec_mode: {mode} is none of {', '.join(MODES)}")
+    if not isinstance(key, bytes) or len(key) not in KEYS[mode]:
+        told = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+        sizes = ", ".join(map(str, KEYS[mode]))
+        raise ValueError(f"dec_key: {told}; the key of {mode} is {sizes} bytes")
+
+
+class Sealed:
+    """An encrypted file as its plain text. One decrypted block is kept; GCM's are authenticated before any is used."""
+
+    def __init__(self, path: Path, key: bytes, mode: Mode) -> None:
+        check_key(key, mode)
+        self.path, self._key, self._mode = path, key, mode
+        self._file = Plain(path)
+        self._blocks = tuple(self._scan())
+        self._kept: tuple[int, bytearray] = (-1, bytearray())
+        ends = [0]
+        for block in self._blocks:
+            ends.append(ends[-1] + self._length(block))
+        self._ends = tuple(ends)
+        self.size = ends[-1]
+
+    def read(self, start: int, stop: int) -> bytes:
+        out = b""
+        first = bisect_right(self._ends, start) - 1
+        for i in range(first, bisect_left(self._ends, stop, first)):
+            at = self._ends[i]
+            out += self._block(i)[max(start - at, 0) : stop - at]
+        return out
+
+    def _block(self, index: int) -> bytearray:
+        if self._kept[0] != index:
+            self._kept = (-1, bytearray())  # not two blocks at once
+            self._kept = (index, self._open(self._blocks[index]))
+        return self._kept[1]
+
+    def _open(self, block: Block) -> bytearray:
+        decryptor = cipher(self._mode, self._key, block.iv, block.tag).decryptor()
+        out = bytearray()
+        for at in range(block.start, block.stop, CHUNK):
+            out += decryptor.update(self._file.read(at, min(at + CHUNK, block.stop)))
+        try:
+            out += decryptor.finalize()
+        except _invalid() as error:
+            raise self.refusal() from error
+        if self._mode != "AES-GCM":
+            del out[-self._padding(out[-STEP:]) :]
+        return out
+
+    def _length(self, block: Block) -> int:
+        size = block.stop - block.start
+        if self._mode == "AES-GCM":
+            return size
+        last = block.stop - STEP  # a block of CBC needs only the one before it
+        iv = self._file.read(last - STEP, last) if size > STEP else block.iv
+        decryptor = cipher(self._mode, self._key, bytes(iv), b"").decryptor()
+        return size - self._padding(decryptor.update(self._file.read(last, block.stop)) + decryptor.finalize())
+
+    def _padding(self, last: bytes | bytearray) -> int:
+        n = last[-1]
+        if not 1 <= n <= STEP or last[-n:] != bytes([n]) * n:
+            raise self.refusal()
+        return n
+
+    def refusal(self) -> ValueError:
+        return ValueError(
+            f"{self.path}: {self._mode} with this dec_key does not open it: a wrong key, or a damaged file"
+        )
+
+    def _scan(self) -> Iterator[Block]:
+        at = count = 0
+        while at < self._file.size:
+            block = _parse(self._file, at)
+            if block.mode != self._mode:
+                raise ValueError(f"{self.path}: encrypted with {block.mode}, not with dec_mode {self._mode}")
+            yield block
+            at = block.stop
+            count += 1
+            if count > BLOCKS:
+                raise ValueError(f"{self.path}: damaged: more than {BLOCKS} encrypted blocks")
+
+
+def _parse(file: Plain, at: int) -> Block:
+    """A block is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that."""
+    mode = mode_of(file.read(at, min(at + WORD, file.size)))
+    if mode is None:
+        raise ValueError(f"{file.path}: byte {at} does not start an encrypted block: damaged, or not encrypted")
+    tagged = TAG if mode == "AES-GCM" else 0
+    start = at + WORD + tagged + WORD + WORD + IV + WORD
+    if start > file.size:
+        raise ValueError(f"{file.path}: truncated: it ends within the head of the encrypted block at byte {at}")
+    head = bytes(file.read(at + WORD, start))
+    tag, rest = head[:tagged], head[tagged:]
+    length, iv_length, size = (int.from_bytes(rest[i : i + WORD], "little") for i in (0, WORD, 2 * WORD + IV))
+    if iv_length != IV or length != 2 * WORD + IV + size or (not tagged and (size % STEP or not size)):
+        raise ValueError(f"{file.path}: damaged: the lengths in the encrypted block at byte {at} contradict each other")
+    if start + size > file.size:
+        raise ValueError(f"{file.path}: truncated: a block ends at byte {start + size}, the file has {file.size}")
+    return Block(mode, tag, rest[2 * WORD : 2 * WORD + IV], start, start + size)
+
+
+class Sealer:
+    """Writes plain text as sealed blocks to a file descriptor, from where it stands; ``close`` ends the last one."""
+
+    def __init__(self, fd: int, key: bytes, mode: Mode) -> None:
+        check_key(key, mode)
+        self._fd, self._key, self._mode = fd, key, mode
+        self._left = 0
+        self._at = 0
+        self._start()
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            if not self._left:
+                self._end()
+                self._start()
+            piece, view = view[: self._left], view[self._left :]
+            self._left -= piece.nbytes
+            self._put(self._encryptor.update(piece))
+
+    def close(self) -> None:
+        self._end()
+
+    def _start(self) -> None:
+        self._head, self._size, self._iv = self._at, 0, os.urandom(IV)
+        self._encryptor: Any = cipher(self._mode, self._key, self._iv, b"").encryptor()
+        self._at += WORD + (TAG if self._mode == "AES-GCM" else 0) + WORD + WORD + IV + WORD
+        self._plain, self._left = 0, BLOCK
+
+    def _end(self) -> None:
+        if self._mode != "AES-GCM":
+            n = STEP - (BLOCK - self._left) % STEP
+            self._put(self._encryptor.update(bytes([n]) * n))
+        self._put(self._encryptor.finalize())
+        magic = next(number for number, mode in MAGIC.items() if mode == self._mode)
+        tag = self._encryptor.tag if self._mode == "AES-GCM" else b""
+        words = (2 * WORD + IV + self._size, IV)
+        lengths = b"".join(n.to_bytes(WORD, "little") for n in words)
+        head = magic.to_bytes(WORD, "little") + tag + lengths + self._iv + self._size.to_bytes(WORD, "little")
+        put(self._fd, head, self._head)
+
+    def _put(self, data: bytes) -> None:
+        put(self._fd, data, self._at)
+        self._at += len(data)
+        self._size += len(data)
+
+
+def _invalid() -> type[Exception]:
+    from cryptography.exceptions import InvalidTag
+
+    return InvalidTag
+
+
+def put(fd: int, data: bytes | memoryview, at: int) -> None:
+    """Write all of ``data`` at byte ``at``."""
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, at)
+        at, view = at + done, view[done:]
+
+
+def cipher(mode: Mode, key: bytes, iv: bytes, tag: bytes) -> Cipher[Any]:
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    except ImportError as error:
+        text = f"{mode} needs the package cryptography, which is not installed: pip install 'cryptography>=42'"
+        raise ModuleNotFoundError(text, name="cryptography") from error
+    if mode == "AES-GCM":
+        return Cipher(algorithms.AES(key), modes.GCM(iv[:NONCE], tag or None))
+    algorithm = algorithms.AES(key) if mode == "AES-CBC" else algorithms.SM4(key)
+    return Cipher(algorithm, modes.CBC(iv))

@@ -1,0 +1,114 @@
+"""Our strategies as MindSpore strategy files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from launcher.checkpoint.layout.strategy import STAGE, Strategy, stages
+from launcher.checkpoint.mindspore.formats.strategy import SAVED, Operator, Slicing, StrategyFile, merge
+from launcher.plan.values.layout import Layout
+
+
+def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
+    """One file for each stage; a tensor of several stages is in each of theirs, under its first name only.
+
+    Axes that cut dim 0 further, and are the last ones that would repeat the slice, are written as optimizer sharding.
+    Raises ``ValueError`` with every tensor that MindSpore has no layout for: ragged, or held by some ranks of a stage
+    only.
+    """
+    axes = _axes(strategy)
+    found: list[str] = []
+    slicings: dict[str, Slicing] = {}
+    for name, entry in strategy.entries.items():
+        try:
+            slicings[name] = _slicing(entry.layout, axes)
+        except ValueError as error:
+            found.append(f"{name}: {error}")
+    if found:
+        raise ValueError("MindSpore has no such layout:\n" + "\n".join(f"  {f}" for f in found))
+    return tuple(_file(strategy, slicings, stage) for stage in range(strategy.stages))
+
+
+def merged_file(strategy: Strategy) -> StrategyFile:
+    """One file for all: names carry their stage where there are several."""
+    files = stage_files(strategy)
+    return files[0] if len(files) == 1 else merge([(f"stage {i}", file) for i, file in enumerate(files)])
+
+
+def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> StrategyFile:
+    here = {n: slicings[n] for n, e in strategy.entries.items() if stage in stages(e.layout)}
+    # readers learn the stage from the operators; one that was given layouts has no slices to list
+    operators = tuple(Operator(f"Parameter_{name}", stage) for name in here) or (Operator("Stage", stage),)
+    return StrategyFile(SAVED, operators, here)
+
+
+def _axes(strategy: Strategy) -> tuple[str, ...]:
+    """Those of a stage's ranks, outermost first."""
+    axes = [axis for axis, size in strategy.grid.axes if axis != STAGE or size > 1]
+    if STAGE in axes[1:]:
+        raise ValueError(f"grid {dict(strategy.grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})")
+    return tuple(axis for axis in axes if axis != STAGE)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """``dims`` by axis names, then ``shards`` ranks of the repeats."""
+
+    dims: tuple[tuple[str, ...], ...]
+    shards: int
+
+
+def _slicing(layout: Layout, axes: Sequence[str]) -> Slicing:
+    _check(layout)
+    cut = _cut(layout, axes)
+    number = {axis: i for i, axis in enumerate(reversed(axes))}
+    dims = tuple(tuple(number[axis] for axis in dim) for dim in cut.dims)
+    sizes = [layout.grid[axis] for axis in axes] or [1]
+    step = _step(layout, axes, cut) if cut.shards > 1 else 0
+    return Slicing(
+        tuple(sizes),
+        dims,
+        any(len(dim) > 1 for dim in dims),
+        cut.shards if cut.shards > 1 else 0,
+        step,
+        shape=layout.shape,
+    )
+
+
+def _check(layout: Layout) -> None:
+    for axis, _ in layout.at:
+        if axis != STAGE:
+            raise ValueError(f"it is at some coordinates of axis {axis} only")
+    if STAGE in layout.axes:
+        raise ValueError(f"its slices are of several stages (axis {STAGE})")
+    for dim, (n, names) in enumerate(zip(layout.shape, layout.split, strict=True)):
+        parts = prod(layout.grid[axis] for axis in names)
+        if n % parts:
+            raise ValueError(f"ragged: dim {dim} of {list(layout.shape)} does not divide into {parts} parts")
+
+
+def _cut(layout: Layout, axes: Sequence[str]) -> _Cut:
+    """With optimizer sharding where that leaves one axis on dim 0; else several axes stay on it."""
+    split = tuple(tuple(axis for axis in dim if axis in axes and layout.grid[axis] > 1) for dim in layout.split)
+    for keep in (1, 0):
+        if not split or len(split[0]) < 2:
+            break
+        dims, rest = (split[0][:keep], *split[1:]), split[0][keep:]
+        free = [axis for axis in axes if layout.grid[axis] > 1 and not any(axis in dim for dim in dims)]
+        if tuple(free[-len(rest) :]) == rest:
+            return _Cut(dims, prod(layout.grid[axis] for axis in rest))
+    return _Cut(split, 1)
+
+
+def _step(layout: Layout, axes: Sequence[str], cut: _Cut) -> int:
+    """The distance of the ranks with one slice; their mean distance where it differs, as MindSpore has it."""
+    stride, last, count = 1, 0, 1
+    for axis in reversed(axes):
+        size = layout.grid[axis]
+        if not any(axis in dim for dim in cut.dims):
+            last += (size - 1) * stride
+            count *= size
+        stride *= size
+    return last // (count - 1)

@@ -1,0 +1,62 @@
+"""MindSpore strategy files on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher.checkpoint.mindspore.formats import json_form, protobuf
+from launcher.checkpoint.mindspore.formats.strategy import Form, StrategyFile, merge
+from launcher.checkpoint.tensorfile.disk_space import told
+from launcher.checkpoint.tensorfile.durable import sync
+from launcher.untrusted_file import read_bytes
+
+
+def form_of(data: bytes) -> Form:
+    """Told by content: no protobuf message of ours starts with a brace."""
+    return "json" if data.lstrip()[:1] == b"{" else "protobuf"
+
+
+def parse(data: bytes, origin: str) -> StrategyFile:
+    """Raises ``ValueError``, naming ``origin``, for what is no strategy file of either form."""
+    form = form_of(data)
+    try:
+        return json_form.parse(data) if form == "json" else protobuf.parse(data)
+    except ValueError as error:
+        raise ValueError(f"{origin}: not a MindSpore strategy file ({form}): {error}") from error
+
+
+def read_strategy(path: Path) -> StrategyFile:
+    return parse(read_bytes(path), str(path))
+
+
+def text(file: StrategyFile, form: Form) -> bytes:
+    return json_form.text(file) if form == "json" else protobuf.text(file)
+
+
+def write_strategy(path: Path, file: StrategyFile, form: Form) -> None:
+    """Replace the file; it is on disk when this returns."""
+    new, data = path.with_name(f".{path.name}.{os.getpid()}"), text(file, form)
+    try:
+        with told(path, len(data)), new.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, Form]:
+    """The files of all stages as one merged file. Raises ``ValueError`` for two forms in one merge."""
+    data = {path: read_bytes(path) for path in paths}
+    if not data:
+        raise ValueError("no strategy file to merge")
+    forms = {path: form_of(text) for path, text in data.items()}
+    if len({*forms.values()}) > 1:
+        told = ", ".join(f"{path} is {form}" for path, form in forms.items())
+        raise ValueError(f"two forms in one merge: {told}; merge files of one form")
+    return merge([(str(path), parse(text, str(path))) for path, text in data.items()]), forms[paths[0]]

@@ -1,0 +1,151 @@
+"""MindSpore strategy files as our strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from launcher.checkpoint.layout.strategy import STAGE, Entry, Kind, Strategy
+from launcher.checkpoint.mindspore.formats.axes import Cuts, Span, common, cuts, within
+from launcher.checkpoint.mindspore.formats.multi_axis import collapsed
+from launcher.checkpoint.mindspore.formats.strategy import Slicing, StrategyFile
+from launcher.checkpoint.tensorfile.blob import described
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
+
+OPTIMIZER = (
+    "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear", "max_exp_avg_sq",
+    "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat", "vhat",
+)  # fmt: skip
+"""What MindSpore's optimizers put, with a dot, before the name of the parameter that a state belongs to."""
+
+
+def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    """The whole tensors, from the slices that the ranks' files have.
+
+    Raises ``ValueError`` with each parameter that has no slice, or whose slice contradicts the file.
+    """
+    out, found = {}, _absent(file, slices)
+    for name, slicing in _flat(file).items():
+        if name in slices:
+            try:
+                out[name] = _full(slicing, slices[name])
+            except ValueError as error:
+                found.append(f"{name}: {error}")
+    _raise(found)
+    return out
+
+
+def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
+    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that any parameter needs.
+
+    ``full`` are whole tensors; names in it that the file does not list are left out. ``stages`` is that of the whole
+    pipeline where the file is of a single stage; a file of stage 2 alone takes ranks as the third of three. Raises
+    ``ValueError`` with everything that does not fit.
+    """
+    found = _absent(file, full)
+    parts = {name: s for name, s in _flat(file).items() if name in full}
+    count = max(file.stages()) + 1 if stages is None else stages
+    if count <= max(file.stages()):
+        found.append(f"the strategy has a stage {max(file.stages())}, the pipeline {count} stages")
+    sliced: dict[str, Cuts] = {}
+    for name, slicing in parts.items():
+        try:
+            sliced[name] = _cuts(slicing, full[name])
+        except ValueError as error:
+            found.append(f"{name}: {error}")
+    _raise(found)
+    return _strategy(file, full, sliced, count)
+
+
+def kind_of(name: str, names: Mapping[str, object]) -> Kind:
+    """``optim`` for a state of a parameter that is listed too.
+
+    >>> kind_of("adam_m.net.w", {"net.w": 0}), kind_of("moments.w", {"net.w": 0})
+    ('optim', 'param')
+    """
+    prefix, _, rest = name.partition(".")
+    return "optim" if prefix in OPTIMIZER and rest in names else "param"
+
+
+def _strategy(file: StrategyFile, full: Mapping[str, TensorSpec], sliced: Mapping[str, Cuts], count: int) -> Strategy:
+    grid = common([*sliced.items()], _ranks(file))
+    whole = Grid(((STAGE, count), *((f"d{i}", span.size) for i, span in enumerate(grid))))
+    homes = _homes(file)
+    entries = {}
+    for name, dims in sliced.items():
+        split = tuple(tuple(f"d{i}" for span in dim for i in within(span, grid)) for dim in dims)
+        at = ((STAGE, homes[name]),) if len(homes[name]) < count else ()
+        entries[name] = Entry(Layout(whole, full[name].shape, split, at), full[name].dtype, kind_of(name, homes))
+    return Strategy(whole, entries)
+
+
+def _homes(file: StrategyFile) -> dict[str, tuple[int, ...]]:
+    out: dict[str, tuple[int, ...]] = {}
+    for stage, layouts in file.stages().items():
+        for name in layouts:
+            out[name] = (*out.get(name, ()), stage)
+    return out
+
+
+def _flat(file: StrategyFile) -> dict[str, Slicing]:
+    """By own names. A tied parameter is listed by several stages, and must lie the same way on each."""
+    out: dict[str, Slicing] = {}
+    found = []
+    for stage, layouts in file.stages().items():
+        for name, slicing in layouts.items():
+            first = out.setdefault(name, slicing)
+            if first != slicing and _where(first) != _where(slicing):
+                found.append(f"{name}: stage {stage} cuts it otherwise than an earlier stage; one tensor, one layout")
+    _raise(found)
+    return out
+
+
+def _where(s: Slicing) -> tuple[object, ...]:
+    return s.devices, s.dims, s.shards, s.field, s.split_shape, s.shape
+
+
+def _ranks(file: StrategyFile) -> int:
+    sizes = {s.ranks: name for name, s in file.layouts.items()}
+    if len(sizes) > 1:
+        told = ", ".join(f"{n} for {name}" for n, name in sorted(sizes.items()))
+        raise ValueError(f"device matrices of different sizes: {told}; every stage has as many ranks")
+    return next(iter(sizes), 1)
+
+
+def _absent(file: StrategyFile, specs: Mapping[str, TensorSpec]) -> list[str]:
+    odd = sorted(n for layouts in file.stages().values() for n in layouts if n not in specs)
+    return [f"{', '.join(dict.fromkeys(odd))}: in the strategy, but not in the checkpoint"] if odd else []
+
+
+def _raise(found: list[str]) -> None:
+    if found:
+        raise ValueError("the strategy file does not fit:\n" + "\n".join(f"  {f}" for f in found))
+
+
+def _full(s: Slicing, piece: TensorSpec) -> TensorSpec:
+    grown = (piece.shape[0] * s.shards, *piece.shape[1:]) if piece.shape else ()
+    s = collapsed(s, grown, sliced=True)
+    shape = tuple(n * s.count(dim) for dim, n in enumerate(grown))
+    if s.shape is not None and s.shape != shape:
+        told = f"a slice of {described(piece)} makes {list(shape)}, the strategy says {list(s.shape)}"
+        raise ValueError(f"{told}; are these the files that it was saved with?")
+    return TensorSpec(shape, piece.dtype)
+
+
+def _cuts(s: Slicing, full: TensorSpec) -> Cuts:
+    if s.field or s.split_shape:
+        raise ValueError("it is split by hand (field or param_split_shape), which is not supported")
+    s = collapsed(s, full.shape, sliced=False)
+    if s.shape is not None and s.shape != full.shape:
+        raise ValueError(f"the tensor is {described(full)}, the strategy says {list(s.shape)}")
+    dims = cuts(s)
+    for dim, (size, spans) in enumerate(zip(full.shape, dims, strict=True)):
+        if size % prod(map(_size, spans)):
+            raise ValueError(f"dim {dim} of {described(full)} does not divide into {prod(map(_size, spans))} parts")
+    return dims
+
+
+def _size(span: Span) -> int:
+    return span.size

@@ -1,0 +1,91 @@
+"""Tensors of files as torch's parameters, put into a live ``torch.nn.Module``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
+
+from launcher.checkpoint.mindspore.formats.to_ours import kind_of
+from launcher.checkpoint.tensorfile.blob import described
+from launcher.plan.values.facts import TensorSpec
+
+
+def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
+    """A ``torch.nn.Parameter`` of its own memory; one that is not floating takes no gradient."""
+    torch = import_module("torch")  # here alone: all else in this folder works where there is none
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+    dtype = getattr(torch, spec.dtype)
+    flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return torch.nn.Parameter(flat.reshape(spec.shape), requires_grad=dtype.is_floating_point or dtype.is_complex)
+
+
+def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
+    """Copy ``found`` into the tensors of ``net`` that have their names.
+
+    Unless ``strict``, a tensor of the net also takes one whose name ends in its own, behind a dot, and numbers of
+    another width are cast, floating to floating and whole to whole. ``strict`` wants the same names on both sides.
+    Everything is checked first: raises ``ValueError`` with all that does not fit.
+    """
+    state = net.state_dict()
+    wrong = [f"only in the files: {n}" for n in found if strict and n not in state]
+    wrong += [f"only in the net: {n}" for n in state if strict and n not in found]
+    names = {n: n for n in state if n in found}
+    if not strict:
+        taken, doubtful = _by_suffix([n for n in state if n not in names], [n for n in found if n not in names])
+        names |= taken
+        wrong += doubtful
+    if not names and not wrong:
+        wrong.append("no tensor of the files is in the net")
+    wrong += [text for n, theirs in names.items() if (text := _misfit(theirs, found[theirs], state[n], strict))]
+    if wrong:
+        raise ValueError("the checkpoint does not fit the net:\n" + "\n".join(f"  {text}" for text in wrong))
+    net.load_state_dict({n: found[theirs].detach() for n, theirs in names.items()}, strict=False)
+
+
+def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Names of the net that are ``missing`` in the files, with those of ``others`` that end in them.
+
+    Where several do, those with the one prefix that all can have are meant; states of optimizers never are.
+    """
+    weights = [n for n in others if kind_of(n, dict.fromkeys(others)) == "param"]
+    found = {n: [w.removesuffix(n) for w in weights if w.endswith(f".{n}")] for n in missing}
+    found = {n: prefixes for n, prefixes in found.items() if prefixes}
+    counts = Counter(prefix for prefixes in found.values() for prefix in prefixes)
+    common = [prefix for prefix, count in counts.items() if count == len(found)]
+    if len(common) == 1:
+        return {n: common[0] + n for n in found}, []
+    doubtful = [f"{n}: {' and '.join(p + n for p in ps)} end in it" for n, ps in found.items() if len(ps) > 1]
+    return {n: ps[0] + n for n, ps in found.items() if len(ps) == 1}, doubtful
+
+
+def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
+    spec, have = _spec(new), _spec(old)
+    if hasattr(old, "placements"):
+        return f"{name}: the net has been cut, and holds a part of it; load before that"
+    if spec == have:
+        return ""
+    if spec.shape == have.shape and not strict and _kind(new) == _kind(old) != "":
+        return "" if _fits(new.detach(), old.dtype) else f"{name}: it has numbers that {have.dtype} cannot hold"
+    return f"{name}: the files have {described(spec)}, the net {described(have)}"
+
+
+def _fits(new: Any, dtype: Any) -> bool:
+    """Whole numbers stay what they are, and none that is finite becomes infinite."""
+    cast = new.to(dtype)
+    if _kind(new) == "int":
+        return bool((cast.to(new.dtype) == new).all())
+    return bool((cast.double().isfinite() | ~new.double().isfinite()).all())
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _kind(tensor: Any) -> str:
+    """What may be cast into each other; bool and complex numbers may not."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return next((kind for kind in ("float", "int") if dtype.removeprefix("u").removeprefix("b").startswith(kind)), "")

@@ -1,0 +1,110 @@
+"""One network's tensors, found in the several files of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.mindspore.formats.encryption import MODES, Mode, check_key
+from launcher.checkpoint.mindspore.load_module import load_into, parameter
+from launcher.checkpoint.mindspore.rank_source import SUFFIXES, RankSource, open_source
+
+Prefixes = str | list[str] | tuple[str, ...] | None
+
+
+def load_segmented_checkpoints(
+    ckpt_file_dir: str,
+    net: Any = None,
+    strict_load: bool = False,
+    filter_prefix: Prefixes = None,
+    dec_key: bytes | None = None,
+    dec_mode: str = "AES-GCM",
+    specify_prefix: Prefixes = None,
+    choice_func: Callable[[str], bool] | None = None,
+) -> dict[str, Any]:
+    """The tensors of every ``*.safetensors``, or every ``*.ckpt``, in the folder, by name.
+
+    They are ``torch.nn.Parameter``; strings that were saved among them are ``str``. Left out are names that start with
+    one of ``filter_prefix`` or with none of ``specify_prefix``; where neither is given, those that ``choice_func`` says
+    False to. ``net``, a ``torch.nn.Module``, takes what it has a place for, by its name or by the end of it, in the
+    width that the net has; with ``strict_load`` names and dtypes must be those in the files. ``dec_key`` opens
+    ``.ckpt`` files encrypted in ``dec_mode``.
+    Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder that is missing, empty, of two
+    formats, of files that cannot be read, or with one name for two tensors.
+    """
+    if not isinstance(ckpt_file_dir, str):
+        raise TypeError(f"ckpt_file_dir: expected str, got {type(ckpt_file_dir).__name__}")
+    if net is not None and not (hasattr(net, "state_dict") and hasattr(net, "load_state_dict")):
+        raise TypeError(f"net: expected a torch.nn.Module, got {type(net).__name__}")
+    mode = _mode(dec_key, dec_mode)
+    drop, keep = _prefixes("filter_prefix", filter_prefix), _prefixes("specify_prefix", specify_prefix)
+    where: dict[str, RankSource] = {}
+    texts: dict[str, str] = {}
+    for source in (open_source(path, dec_key, mode) for path in _files(Path(ckpt_file_dir), dec_key)):
+        for name in source.specs:
+            if not _same(where.setdefault(name, source), source, name):
+                told = f"{name} is in {where[name].path.name} too; one file of each tensor can count"
+                raise ValueError(f"{source.path}: {told}")
+        for name, text in source.texts.items():
+            if texts.setdefault(name, text) != text:
+                raise ValueError(f"{source.path}: the string {name} differs from that of another file")
+    chosen = {n: s for n, s in where.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
+    texts = {n: text for n, text in texts.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
+    if choice_func is not None and not drop and not keep:
+        chosen = {n: s for n, s in chosen.items() if _choice(choice_func, n)}
+        texts = {n: text for n, text in texts.items() if _choice(choice_func, n)}
+    if not chosen:
+        raise ValueError(
+            f"{ckpt_file_dir}: no tensor of {len(where)} is left by filter_prefix, specify_prefix and choice_func"
+        )
+    found = {name: parameter(source.specs[name], source.chunks(name)) for name, source in chosen.items()}
+    if net is not None:
+        load_into(net, found, strict=strict_load)
+    return found | texts
+
+
+def _same(first: RankSource, other: RankSource, name: str) -> bool:
+    """Segments repeat what belongs to all of them: counters of steps."""
+    if first is other:
+        return True
+    return first.specs[name] == other.specs[name] and b"".join(first.chunks(name)) == b"".join(other.chunks(name))
+
+
+def _files(folder: Path, key: bytes | None) -> list[Path]:
+    if not folder.is_dir():
+        raise ValueError(f"ckpt_file_dir: {folder} is not a folder")
+    files = sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES and path.is_file())
+    if not files:
+        raise ValueError(f"ckpt_file_dir: {folder} has no .safetensors or .ckpt file")
+    if other := [path for path in files if path.suffix != files[0].suffix]:
+        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
+    if key is not None and files[0].suffix != ".ckpt":
+        raise ValueError(f"dec_key: {files[0]} is no .ckpt file; leave out dec_key")
+    return files
+
+
+def _mode(key: bytes | None, mode: str) -> Mode:
+    if mode not in MODES:
+        raise ValueError(f"dec_mode: {mode!r} is not known; give {', '.join(MODES)}")
+    if key is not None and not isinstance(key, bytes):
+        raise TypeError(f"dec_key: expected bytes, got {type(key).__name__}")
+    if key is not None:
+        check_key(key, mode)
+    return mode
+
+
+def _prefixes(key: str, value: Prefixes) -> tuple[str, ...]:
+    given = (value,) if isinstance(value, str) else value or ()
+    if not isinstance(given, list | tuple) or not all(isinstance(prefix, str) for prefix in given):
+        raise TypeError(f"{key}: expected str, or a list or tuple of str, got {value!r}")
+    if "" in given:
+        raise ValueError(f"{key}: an empty prefix is that of every name")
+    return tuple(given)
+
+
+def _choice(choice: Callable[[str], bool], name: str) -> bool:
+    answer = choice(name)
+    if not isinstance(answer, bool):
+        raise TypeError(f"choice_func: it said {answer!r} to {name}; True or False is expected")
+    return answer

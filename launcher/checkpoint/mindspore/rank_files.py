@@ -1,0 +1,181 @@
+"""Plain files, one a rank, each with all that the rank holds: no manifest, no digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from launcher.checkpoint.chunked import Fill, gathered, slices
+from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.layout.strategy import Entry, Strategy
+from launcher.checkpoint.manifest import stamp
+from launcher.checkpoint.mindspore.formats import text_bytes, write_ckpt
+from launcher.checkpoint.mindspore.formats.dtypes import TEXT
+from launcher.checkpoint.mindspore.rank_source import RankSource
+from launcher.checkpoint.mindspore.source_ranks import Take, takes
+from launcher.checkpoint.tensorfile.blob import described
+from launcher.checkpoint.tensorfile.mmap_window import Window
+from launcher.checkpoint.tensorfile.safetensors import write_stream
+from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Box, Layout
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors of one rank, put together from the files of several. Regions count in indices of the full tensors."""
+
+    specs: Mapping[str, TensorSpec]
+    fills: Mapping[str, Fill]
+
+    def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+        self.fills[name](part, out)
+
+
+class RankFiles:
+    """The files of some ranks or of all, which fit the strategy that they were saved with.
+
+    ``loose`` are tensors of a single element that no strategy lists, equal wherever they are: step counters, say.
+    """
+
+    def __init__(
+        self, files: Mapping[int, RankSource], strategy: Strategy, known: Collection[str], *, own: bool
+    ) -> None:
+        """Names in ``known`` are never loose; ``own`` is False for a strategy made of the files themselves.
+
+        Raises ``ValueError`` with every flaw of every file.
+        """
+        self.files, self.strategy, self._own = files, strategy, own
+        self.loose = loose({rank: file.specs for rank, file in files.items()}, {*strategy.named, *known})
+        self.texts = {name: text for file in files.values() for name, text in file.texts.items()}
+        if found := [f"{files[r].path}: {flaw}" for r in files for flaw in self._flaws(r)] or [*self._changing()]:
+            raise ValueError("\n".join(found))
+
+    def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> Held:
+        """What ``write`` writes, a region at a time."""
+        chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
+        for take in takes(self.strategy, dst, names, rank, self.files):
+            chosen[take.name].append(take)
+        specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
+        specs |= {name: self.files[source].specs[name] for name, source in self.loose.items()}
+        window = Window()
+        fills = {name: self._fill(window, names[name], found) for name, found in chosen.items()}
+        fills |= {name: partial(self.files[source].fill, window, name) for name, source in self.loose.items()}
+        return Held(specs, fills)
+
+    def write(
+        self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: Behind | None = None
+    ) -> None:
+        """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
+        held, boxes = self.held(dst, names, rank), held_boxes(dst, rank)
+
+        def chunks(name: str) -> Iterator[memoryview]:
+            spec = held.specs[name]
+            return gathered(boxes.get(name, whole(spec.shape)), spec.dtype, partial(held.fill, name))
+
+        specs = {name: held.specs[name] for name in self.loose}
+        write_held(path, dst, rank, specs, chunks, self.texts, behind)
+
+    def _fill(self, window: Window, name: str, chosen: list[Take]) -> Fill:
+        def fill(part: Box, out: npt.NDArray[Any]) -> None:
+            for take in chosen:
+                if (both := take.box & part) is not None:
+                    at = out[slices(both.within(part))]
+                    self.files[take.rank].fill(window, name, both.within(take.piece), at)
+
+        return fill
+
+    def _flaws(self, rank: int) -> Iterator[str]:
+        file, boxes = self.files[rank], held_boxes(self.strategy, rank)
+        mark = stamp(rank, self.strategy.grid.size, self.strategy.meaning)
+        for key in ("rank", "world", "strategy") if self._own else ("rank", "world"):
+            found, want = file.metadata.get(f"launcher.{key}"), mark[f"launcher.{key}"]
+            if found not in (None, want, self.strategy.digest if key == "strategy" else want):
+                yield f"a file from another place: it says {key} {found}, not {want}"
+        if absent := [name for name in boxes if name not in file.specs]:
+            yield f"the strategy has it on rank {rank}, the file does not: {', '.join(absent)}"
+        if unknown := [name for name in file.specs if name not in boxes and name not in self.loose]:
+            yield f"in the file, but the strategy does not have it on rank {rank}: {', '.join(unknown)}"
+        for name, box in boxes.items():
+            spec = TensorSpec(box.shape, self.strategy.entries[name].dtype)
+            if name in file.specs and (given := file.specs[name]) != spec:
+                yield f"tensor {name} is {described(given)}, the strategy says {described(spec)}"
+
+    def _changing(self) -> Iterator[str]:
+        for name, source in self.loose.items():
+            first = b"".join(self.files[source].chunks(name))
+            for file in self.files.values():
+                if name in file.specs and b"".join(file.chunks(name)) != first:
+                    yield f"{file.path}: {name} is in no strategy, and differs from that of rank {source}"
+        for file in self.files.values():
+            for name, text in file.texts.items():
+                if text != self.texts[name]:
+                    yield f"{file.path}: the string {name} differs from that of another rank"
+
+
+def write_held(
+    path: Path,
+    dst: Strategy,
+    rank: int,
+    more: Mapping[str, TensorSpec],
+    chunks: Callable[[str], Iterable[bytes | memoryview]],
+    texts: Mapping[str, str],
+    behind: Behind | None = None,
+) -> None:
+    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its suffix says which format.
+
+    Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return, a
+    safetensors file when ``behind`` is done.
+    """
+    specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
+    if path.suffix == ".ckpt":
+        strings = {name: TensorSpec((len(text),), TEXT) for name, text in texts.items()}
+        write_ckpt(
+            path,
+            {**specs, **more, **strings},
+            lambda name: [text_bytes(texts[name])] if name in texts else chunks(name),
+        )
+    else:
+        mark = stamp(rank, dst.grid.size, dst.meaning)  # in whatever form the strategy is given next time
+        write_stream(path, {**specs, **more}, _views(chunks), {**texts, **mark}, digested=False, behind=behind)
+
+
+def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[str], Iterable[memoryview]]:
+    return lambda name: (memoryview(chunk) for chunk in chunks(name))
+
+
+def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
+    """Of one full checkpoint: every tensor whole, those that are loose beside a strategy with ``listed`` left out."""
+    grid, apart = Grid(()), loose({0: file.specs}, listed)
+    entries = {
+        name: Entry(Layout(grid, spec.shape, ((),) * len(spec.shape)), spec.dtype)
+        for name, spec in file.specs.items()
+        if name not in apart
+    }
+    return Strategy(grid, entries)
+
+
+def loose(files: Mapping[int, Mapping[str, TensorSpec]], listed: Collection[str]) -> dict[str, int]:
+    """By name, the first rank that has it."""
+    out: dict[str, int] = {}
+    for rank, specs in files.items():
+        for name, spec in specs.items():
+            if name not in listed and prod(spec.shape) == 1:
+                out.setdefault(name, rank)
+    return out
+
+
+def held_boxes(strategy: Strategy, rank: int) -> dict[str, Box]:
+    out = {}
+    for name, entry in strategy.held(rank).items():
+        box = entry.layout.box(rank)
+        assert box is not None
+        out[name] = box
+    return out

@@ -1,0 +1,54 @@
+"""Folders with one file a rank: which file counts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from launcher.checkpoint.mindspore.rank_source import SUFFIXES
+
+_RANK = re.compile(r"rank_(0|[1-9]\d*)")
+_STEP = re.compile(r"(?:(\d+)_)?(\d+)$")
+
+
+def rank_paths(folder: Path) -> dict[int, Path]:
+    """The file of each ``rank_<k>`` below ``folder``, by rank: of several, that of the highest step.
+
+    All are safetensors files, or all ``.ckpt``. Raises ``NotADirectoryError``, and ``ValueError`` for two formats, a
+    rank without a file or with files that cannot be ordered.
+    """
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: not a folder")
+    homes = {int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) and path.is_dir()}
+    if not homes:
+        raise ValueError(f"{folder}: no rank_<k> folders in it")
+    found = {rank: newest(homes[rank]) for rank in sorted(homes)}
+    first = next(iter(found.values()))
+    if other := [path for path in found.values() if path.suffix != first.suffix]:
+        raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one")
+    return found
+
+
+def newest(home: Path) -> Path:
+    """``net-10_5`` before ``net-9_7``: the numbers that the name ends in are epoch and step, or the step alone."""
+    files = sorted(
+        path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file()
+    )  # no pipe, which waits
+    if not files:
+        raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
+    if other := [path for path in files if path.suffix != files[0].suffix]:
+        raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
+    if len(files) == 1:
+        return files[0]
+    steps = {path: _step(path) for path in files}
+    best = max(steps.values(), default=())
+    found = [path for path, step in steps.items() if step == best]
+    if len({*map(len, steps.values())}) > 1 or not best or len(found) > 1:
+        names = ", ".join(path.name for path in files)
+        raise ValueError(f"{home}: which file counts? {names} do not end in different steps; leave one")
+    return found[0]
+
+
+def _step(path: Path) -> tuple[int, ...]:
+    match = _STEP.search(path.stem)
+    return () if match is None else tuple(int(n) for n in match.groups() if n is not None)

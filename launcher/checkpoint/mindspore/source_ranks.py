@@ -1,0 +1,62 @@
+"""Which ranks of one layout a rank of another reads from, where every rank has a file of all that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from launcher.checkpoint.layout.shards import Piece, parts
+from launcher.checkpoint.layout.strategy import Strategy
+from launcher.plan.values.layout import Box, Layout
+
+
+@dataclass(frozen=True)
+class Take:
+    """``box`` of the destination's tensor ``name`` is read from ``rank``, which has ``piece`` of it."""
+
+    name: str
+    rank: int
+    piece: Box
+    box: Box
+
+
+def takes(
+    src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int, among: Collection[int] | None = None
+) -> tuple[Take, ...]:
+    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as ``match`` has them.
+
+    From few ranks: a copy is taken from a rank that is read anyway, else from the lowest. Only ranks ``among`` are
+    there, if given; raises ``ValueError`` when a piece is on none of them.
+    """
+    wanted = _wanted(src, dst, names, rank)
+    holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in wanted]
+    lost = sorted({piece.rank for (_, piece, _), ranks in zip(wanted, holders, strict=True) if not ranks})
+    if lost:
+        raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} is made from it")
+    chosen: set[int] = set()
+    out: dict[int, Take] = {}
+    for i in sorted(range(len(wanted)), key=lambda i: len(holders[i])):
+        name, piece, both = wanted[i]
+        source = next((r for r in holders[i] if r in chosen), holders[i][0])
+        chosen.add(source)
+        out[i] = Take(name, source, piece.box, both)
+    return tuple(out[i] for i in sorted(out))
+
+
+def _wanted(src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int) -> list[tuple[str, Piece, Box]]:
+    out = []
+    for name, entry in dst.held(rank).items():
+        box = entry.layout.box(rank)
+        assert box is not None
+        out += [(name, piece, both) for piece, both in parts(src.entries[names[name]].layout, box)]
+    return out
+
+
+def _holders(layout: Layout, lowest: int, among: Collection[int] | None) -> tuple[int, ...]:
+    """The ranks that hold the piece that the rank ``lowest`` of them saves, ascending."""
+    where, pinned = layout.grid.coords(lowest), dict(layout.at)
+    free = {axis: pinned.get(axis, range(n)) for axis, n in layout.grid.axes if axis not in layout.axes}
+    places = (dict(zip(free, at, strict=True)) for at in product(*free.values()))
+    ranks = sorted(layout.grid.rank(**where | place) for place in places)
+    return tuple(ranks) if among is None else tuple(r for r in ranks if r in among)

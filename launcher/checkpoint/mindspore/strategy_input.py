@@ -1,0 +1,128 @@
+"""A strategy as it is given to a function: ours, or a file of MindSpore's, which leaves shapes to the checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from math import lcm
+from pathlib import Path
+from typing import TypeVar
+
+from launcher.checkpoint.layout import strategy_file
+from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.mindspore.formats import Slicing, StrategyFile, full_specs, read_strategy, to_strategy
+from launcher.checkpoint.mindspore.formats.strategy_files import form_of
+from launcher.plan.values.facts import TensorSpec
+from launcher.untrusted_file import parsed, read_bytes
+
+Path_ = str | os.PathLike[str] | None
+Given = Strategy | StrategyFile
+
+
+def given(key: str, value: Path_) -> Given | None:
+    """Told apart by content. Raises ``TypeError`` and ``ValueError`` naming ``key`` or the file."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{key}: expected a path or None, got {type(value).__name__}")
+    path = Path(value)
+    if not path.exists():
+        raise ValueError(f"{key}: {path}: no such file")
+    return strategy_file.load(path) if is_ours(path) else read_strategy(path)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether this is a strategy file of ours, or a folder, which only we have."""
+    if path.is_dir():
+        return True
+    data = read_bytes(path)
+    if form_of(data) == "protobuf":
+        return False
+    try:
+        found = parsed(data)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and "format" in found
+
+
+def listed(strategy: Given | None) -> set[str]:
+    """Every name in it."""
+    if strategy is None:
+        return set()
+    if isinstance(strategy, Strategy):
+        return {*strategy.named}
+    return {name for layouts in strategy.stages().values() for name in layouts}
+
+
+def by_stage(src: Given | None, dst: Given | None) -> int | None:
+    """The stage, when the source is MindSpore's file of one and the destination lists more than it."""
+    if not isinstance(src, StrategyFile) or not isinstance(dst, StrategyFile) or src.merged:
+        return None
+    return src.stage if listed(src) < listed(dst) else None
+
+
+def of_slices(strategy: Given, slices: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
+    """With the shapes that the ranks' ``slices`` make; ``stages`` is that of the whole pipeline, where known."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    return to_strategy(strategy, full_specs(strategy, slices), stages)
+
+
+def of_whole(strategy: Given, full: Mapping[str, TensorSpec]) -> Strategy:
+    """With the shapes of whole tensors, by every name they go by."""
+    return strategy if isinstance(strategy, Strategy) else to_strategy(strategy, full)
+
+
+Some = TypeVar("Some", Strategy | StrategyFile, Strategy | StrategyFile | None)
+
+
+def part(strategy: Some, names: Collection[str]) -> Some:
+    """MindSpore's with these names alone; ours has shapes of its own and stays."""
+    if not isinstance(strategy, StrategyFile):
+        return strategy
+    prefix = len(strategy.stages()) > 1 or strategy.merged
+    kept = {n: s for n, s in strategy.layouts.items() if (n.partition("-")[2] if prefix else n) in names}
+    return StrategyFile(strategy.counter, strategy.operators, kept)
+
+
+def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
+    return {name: strategy.entries[first].spec for name, first in strategy.named.items()}
+
+
+def on_paper(src: Given, dst: Given | None) -> tuple[Strategy, Strategy | None]:
+    """Both, without a checkpoint: where no file says it, the shapes are the smallest that both sides can cut."""
+    specs: dict[str, TensorSpec] = {}
+    for side in (src, dst):
+        if isinstance(side, Strategy):
+            specs = {**whole_specs(side), **specs}
+    for side in (src, dst):
+        if isinstance(side, StrategyFile):
+            specs = {**_paper(side, specs), **specs}
+    sized = specs | {n: _both(src, dst, n) for n in specs if _unsized(src, dst, n)}
+    return of_whole(src, sized), None if dst is None else of_whole(dst, sized)
+
+
+def _paper(file: StrategyFile, known: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
+    rows = ((n, s) for layouts in file.stages().values() for n, s in layouts.items() if n not in known)
+    return {n: TensorSpec(s.shape or tuple(s.count(d) for d in range(len(s.dims))), "float32") for n, s in rows}
+
+
+def _unsized(src: Given, dst: Given | None, name: str) -> bool:
+    """No side has a shape for it."""
+    return all(
+        side is None or (isinstance(side, StrategyFile) and all(s.shape is None for s in _slicings(side, name)))
+        for side in (src, dst)
+    )
+
+
+def _slicings(file: StrategyFile, name: str) -> list[Slicing]:
+    return [layouts[name] for layouts in file.stages().values() if name in layouts]
+
+
+def _both(src: Given, dst: Given | None, name: str) -> TensorSpec:
+    found = [s for side in (src, dst) if isinstance(side, StrategyFile) for s in _slicings(side, name)]
+    dims = len(found[0].dims)
+    if any(len(s.dims) != dims for s in found):
+        raise ValueError(f"{name}: {dims} dims in one strategy, {len(found[-1].dims)} in the other")
+    parts = (lcm(*(s.count(d) * (s.shards if d == 0 else 1) for s in found)) for d in range(dims))
+    return TensorSpec(tuple(parts), "float32")

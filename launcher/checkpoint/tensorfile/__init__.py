@@ -1,0 +1,1 @@
+"""One file on a disk: safetensors, encrypted or not, written durably, read through a bounded window."""

@@ -1,0 +1,91 @@
+"""Changes to folders that a crash leaves either undone or done."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+from launcher.checkpoint.tensorfile.disk_space import told
+from launcher.untrusted_file import opened
+
+COPIED = 1 << 30  # bytes of a file that goes along with a model: a tokenizer, a description
+_AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the file, on disk when this returns; a reader sees the old text or the new one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """As ``write_text``."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with told(path, len(data)), new.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def copy(src: Path, dst: Path) -> None:
+    """On disk when this returns. Raises ``OSError`` for what is no regular file, or larger than ``COPIED``."""
+    with opened(src, COPIED) as old, told(dst, src.stat().st_size), dst.open("wb") as new:
+        shutil.copyfileobj(old, new)
+        new.flush()
+        os.fsync(new.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Names in ``folder`` are on disk when this returns."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def publish(new: Path, final: Path) -> None:
+    """Give the folder ``new`` its final name, in the place of what is there: one step where the kernel can swap.
+
+    Elsewhere a kill between two renames leaves the old folder, whole, as ``.trash``.
+    """
+    trash = _trash(final)
+    swapped = os.path.lexists(final) and _swapped(new, final)
+    if not swapped:
+        if os.path.lexists(final):
+            _clear(trash)
+            final.rename(trash)
+        new.rename(final)
+    sync(final.parent)
+    _clear(trash)
+    if swapped:
+        _clear(new)  # what was there before
+
+
+def remove(folder: Path) -> None:
+    """Delete a folder; what a crash leaves of it is called ``.trash`` and is never mistaken for the whole."""
+    _clear(_trash(folder))
+    _clear(folder.rename(_trash(folder)))
+
+
+def _trash(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.trash")
+
+
+def _clear(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()  # what it leads to is somebody's
+    elif folder.exists():
+        shutil.rmtree(folder)
+
+
+def _swapped(a: Path, b: Path) -> bool:
+    swap = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28; not every file system can
+    return swap is not None and swap(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _EXCHANGE) == 0

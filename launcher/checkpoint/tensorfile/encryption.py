@@ -1,0 +1,169 @@
+"""Files encrypted in blocks that are each sealed on their own: AES-256-GCM.
+
+The head is magic, key id, salt, size of the plain text and a tag over these; the blocks follow, ``BLOCK`` bytes of
+plain text and a tag each. Each file has a key of its own, made of the user's and the salt by HKDF, so the number of a
+block is its nonce: one in another's place does not open. The head is authenticated with every block: nor does one of
+another file.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.checkpoint.tensorfile.disk_space import told
+from launcher.untrusted_file import opened
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+MAGIC = b"launchr\x01"
+BLOCK, TAG, ID, SALT, WORD = 1 << 20, 16, 8, 32, 8
+HEAD = len(MAGIC) + ID + SALT + WORD
+_HEAD_NONCE = b"\xff" * 12  # no block has this number
+
+
+class Sealer:
+    """An encrypted file, written in order; synced to disk by ``close``."""
+
+    def __init__(self, path: Path, fd: int, size: int, key: bytes) -> None:
+        """``size`` is that of the plain text; ``fd`` stays the caller's."""
+        self._path, self._fd, self._size = path, fd, size
+        salt = os.urandom(SALT)
+        self.salt = salt.hex()
+        self._head = MAGIC + key_id(key) + salt + size.to_bytes(WORD, "little")
+        self._aead = _aead(key, salt)
+        self._plain, self._number = bytearray(), 0
+        self._at = 0
+        self._put(self._head + self._aead.encrypt(_HEAD_NONCE, b"", self._head))
+
+    def write(self, at: int, data: memoryview) -> None:
+        """The next bytes of the plain text, which begin at its byte ``at``."""
+        assert at == self._number * BLOCK + len(self._plain), (at, self._number, len(self._plain))
+        while data:
+            room = BLOCK - len(self._plain)
+            part, data = data[:room], data[room:]
+            if len(part) == BLOCK:
+                self._block(part)
+                continue
+            self._plain += part
+            if len(self._plain) == BLOCK:
+                self._flush()
+
+    def finish(self) -> None:
+        if self._plain:
+            self._flush()
+        assert self._at == sealed_size(self._size), (self._at, self._size)
+
+    def _flush(self) -> None:
+        self._block(bytes(self._plain))
+        self._plain.clear()
+
+    def _block(self, plain: bytes | memoryview) -> None:
+        self._put(self._aead.encrypt(_nonce(self._number), plain, self._head))
+        self._number += 1
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        with told(self._path, sealed_size(self._size)):
+            while view:
+                done = os.pwrite(self._fd, view, self._at)
+                self._at, view = self._at + done, view[done:]
+
+
+class Sealed:
+    """An encrypted file as its plain text; a few blocks are kept. Raises ``ValueError`` that names the file."""
+
+    def __init__(self, path: Path, key: bytes) -> None:
+        self.path = path
+        with opened(path) as file:
+            head, size = file.read(HEAD + TAG), os.fstat(file.fileno()).st_size
+        if not is_sealed(head):
+            raise ValueError(f"{path}: it is not encrypted, and the manifest says that it is")
+        if len(head) < HEAD + TAG:
+            raise ValueError(f"{path}: truncated: an encrypted file has at least {HEAD + TAG} bytes, this one {size}")
+        _check_key(path, head, key)
+        self._head, tag = head[:HEAD], head[HEAD:]
+        self._aead = _aead(key, self._head[len(MAGIC) + ID : -WORD])
+        self._open(_HEAD_NONCE, tag, "its head")
+        self.size = int.from_bytes(self._head[-WORD:], "little")
+        if (wanted := sealed_size(self.size)) != size:
+            cut = "truncated" if size < wanted else "bytes were added"
+            raise ValueError(f"{path}: {cut}: it is {wanted} bytes by its head, it has {size}")
+        self._block = lru_cache(maxsize=4)(self._read)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Bytes ``start`` to ``stop`` of the plain text."""
+        assert 0 <= start <= stop <= self.size, (start, stop, self.size)
+        parts = []
+        while start < stop:
+            number, within = divmod(start, BLOCK)
+            parts.append(self._block(number)[within : within + stop - start])
+            start += len(parts[-1])
+        return b"".join(parts)
+
+    def _read(self, number: int) -> bytes:
+        with opened(self.path) as file:
+            file.seek(HEAD + TAG + number * (BLOCK + TAG))
+            return self._open(_nonce(number), file.read(BLOCK + TAG), f"block {number}")
+
+    def _open(self, nonce: bytes, data: bytes, what: str) -> bytes:
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return self._aead.decrypt(nonce, data, self._head)
+        except InvalidTag as error:
+            raise ValueError(f"{self.path}: damaged or tampered with: {what} does not open with the key") from error
+
+
+def check_key(path: Path, key: bytes) -> None:
+    """Raises ``ValueError`` if the file is encrypted with another key; looks at nothing else."""
+    with opened(path) as file:
+        _check_key(path, file.read(HEAD), key)
+
+
+def _check_key(path: Path, head: bytes, key: bytes) -> None:
+    used, mine = head[len(MAGIC) : len(MAGIC) + ID], key_id(key)
+    if is_sealed(head) and used != mine:
+        raise ValueError(f"{path}: wrong key: it is encrypted with key {used.hex()}, this is {mine.hex()}")
+
+
+def is_sealed(head: bytes) -> bool:
+    """Whether a file that starts with ``head`` is one of these."""
+    return head.startswith(MAGIC)
+
+
+def sealed_size(plain: int) -> int:
+    """Bytes of the file for ``plain`` bytes."""
+    return HEAD + TAG + plain + -(-plain // BLOCK) * TAG
+
+
+def salt_of(path: Path) -> str:
+    """What makes its key another than that of every other file: 32 random bytes, hexadecimal."""
+    with opened(path) as file:
+        return file.read(HEAD)[len(MAGIC) + ID : -WORD].hex()
+
+
+def key_id(key: bytes) -> bytes:
+    """Tells one key from another, and nothing else about it."""
+    return derived(key, b"", b"launcher checkpoint key id", ID)
+
+
+def _aead(key: bytes, salt: bytes) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return AESGCM(derived(key, salt, b"launcher checkpoint file", 32))
+
+
+def derived(key: bytes, salt: bytes, what: bytes, size: int) -> bytes:
+    """A key of ``size`` bytes for one use: HKDF-SHA256 with ``what`` as its info."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), size, salt or None, what).derive(key)
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")

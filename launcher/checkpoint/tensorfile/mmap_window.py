@@ -1,0 +1,112 @@
+"""Files mapped into memory, with a bound on how much of them is resident."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from launcher.checkpoint.tensorfile.blob import Blob, words
+from launcher.checkpoint.tensorfile.encryption import Sealed
+from launcher.checkpoint.tensorfile.header import Slot
+from launcher.checkpoint.tensorfile.safetensors import CHUNK, mapped
+
+OPEN = 128  # files mapped at once
+OPEN_SEALED = 4  # encrypted ones, of each of which a few blocks are kept
+
+
+class Window:
+    """Reads many files, however large, while about ``2 * CHUNK`` bytes of them are in this process's memory."""
+
+    def __init__(self, key: bytes | None = None) -> None:
+        """With a ``key`` the files are encrypted; what is read of them is in memory until it is copied."""
+        self._sealed = None if key is None else lru_cache(maxsize=OPEN_SEALED)(partial(_sealed, key))
+        self._map = lru_cache(maxsize=OPEN)(mapped)
+        self._touched: dict[int, mmap.mmap] = {}
+        self._resident = 0
+
+    def copy(self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+        """``out[...] = tensor[where]``; ``out`` is as ``words`` makes it."""
+        if self._sealed is not None:
+            _opened(self._sealed(path), slot, where, out)
+            return
+        data = self._map(path)
+        self._paced(data, words(data, slot.spec, slot.start)[where], out)
+
+    def take(self, blob: Blob, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+        """As ``copy``, of a tensor in memory, or in a file that is mapped for reading."""
+        owner = blob.data.obj
+        file = owner if isinstance(owner, mmap.mmap) and blob.data.readonly else None  # else pages may be changed ones
+        self._paced(file, words(blob.data, blob.spec)[where], out)
+
+    def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
+        """The bytes of a tensor, in order. A chunk is good until the next."""
+        if self._sealed is not None:
+            for at in range(slot.start, slot.stop, CHUNK):
+                yield memoryview(self._sealed(path).read(at, min(at + CHUNK, slot.stop)))
+            return
+        data = self._map(path)
+        view = memoryview(data)
+        for at in range(slot.start, slot.stop, CHUNK):
+            chunk = view[at : min(at + CHUNK, slot.stop)]
+            yield chunk
+            self._used(data, chunk.nbytes)
+
+    def _paced(self, data: mmap.mmap | None, src: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Halve the copy until the stretch of file it walks over, gaps included, is short enough."""
+        if not src.size:
+            return
+        span = sum((n - 1) * stride for n, stride in zip(src.shape, src.strides, strict=True)) + src.itemsize
+        if span <= CHUNK:
+            out[...] = src
+            self._used(data, span)
+            return
+        dim = next(d for d, n in enumerate(src.shape) if n > 1)
+        half = src.shape[dim] // 2
+        for piece in (slice(None, half), slice(half, None)):
+            at = (*(slice(None) for _ in range(dim)), piece)
+            self._paced(data, src[at], out[at])
+
+    def _used(self, data: mmap.mmap | None, nbytes: int) -> None:
+        if data is None:
+            return
+        self._touched[id(data)] = data
+        self._resident += nbytes
+        if self._resident >= CHUNK:
+            for file in self._touched.values():
+                file.madvise(mmap.MADV_DONTNEED)  # the pages stay in the kernel's cache, not in ours
+            self._touched.clear()
+            self._resident = 0
+
+
+def _sealed(key: bytes, path: Path) -> Sealed:
+    return Sealed(path, key)
+
+
+def _opened(file: Sealed, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+    """As ``Window.copy``: the stretch of plain text around the part, in halves while it is long."""
+    strides = np.cumprod([out.itemsize, *reversed(slot.spec.shape[1:])])[::-1] if slot.spec.shape else np.array([], int)
+    steps = tuple(int(stride) for stride in strides)
+    cuts = [cut for cut in where if isinstance(cut, slice)]
+    first = sum(cut.start * step for cut, step in zip(cuts, steps, strict=True))
+    _stretch(file, slot.start + first, steps, out)
+
+
+def _stretch(file: Sealed, at: int, steps: tuple[int, ...], out: npt.NDArray[Any]) -> None:
+    if not out.size:
+        return
+    span = sum((n - 1) * step for n, step in zip(out.shape, steps, strict=True)) + out.itemsize
+    if span <= CHUNK:
+        out[...] = np.ndarray(out.shape, out.dtype, file.read(at, at + span), strides=steps)
+        return
+    dim = next(d for d, n in enumerate(out.shape) if n > 1)
+    half = out.shape[dim] // 2
+    parts = [(slice(None),) * dim + (piece,) for piece in (slice(None, half), slice(half, None))]
+    _stretch(file, at, steps, out[parts[0]])
+    _stretch(file, at + half * steps[dim], steps, out[parts[1]])

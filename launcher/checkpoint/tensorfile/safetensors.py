@@ -1,0 +1,166 @@
+"""Safetensors files, written and read as bytes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import xxhash
+
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.disk_space import reserve, told
+from launcher.checkpoint.tensorfile.encryption import Sealer, sealed_size
+from launcher.checkpoint.tensorfile.header import Header, arrange
+from launcher.checkpoint.tensorfile.write_behind import Behind, now, start
+from launcher.plan.values.facts import TensorSpec
+from launcher.untrusted_file import opened
+
+CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file keeps in memory
+STRETCH = 32 << 20  # bytes of a file that the disk is given at once
+
+
+@dataclass(frozen=True)
+class Written:
+    """``size`` is that of the file, ``digest`` that of the header, ``tensors`` those of the tensors.
+
+    Digests are xxh3, 128 bits, hexadecimal. ``salt``: as ``salt_of`` says it of an encrypted file.
+    """
+
+    size: int
+    digest: str
+    tensors: Mapping[str, str]
+    salt: str | None = None
+
+
+class FileWriter:
+    """A file at its full size whose tensors are filled in any order.
+
+    It is synced to disk when the block ends well, or ``behind`` it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        specs: Mapping[str, TensorSpec],
+        metadata: Mapping[str, str],
+        key: bytes | None = None,
+        behind: Behind | None = None,
+    ) -> None:
+        """With a ``key`` the file is encrypted, and its tensors must come in order."""
+        self._do = now if behind is None else behind.do
+        self._given = 0  # bytes up to here the disk has been given
+        self.path = path
+        head, self.header = arrange(specs, metadata)
+        self.size = self.header.size if key is None else sealed_size(self.header.size)
+        self._sealer: Sealer | None = None
+        with told(path, self.size):
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            with told(path, self.size):
+                reserve(self._fd, self.size)
+            if key is not None:
+                self._sealer = Sealer(path, self._fd, self.header.size, key)
+            self._write(0, memoryview(head))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    @property
+    def salt(self) -> str | None:
+        return None if self._sealer is None else self._sealer.salt
+
+    def write(self, name: str, offset: int, data: memoryview) -> None:
+        """Put ``data`` at byte ``offset`` of tensor ``name``."""
+        slot = self.header.entries[name]
+        assert slot.start + offset + data.nbytes <= slot.stop, (name, offset, data.nbytes)
+        self._write(slot.start + offset, data)
+
+    def __enter__(self) -> FileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        try:
+            if kind is None and self._sealer is not None:
+                self._sealer.finish()
+        except BaseException:
+            self._do(partial(os.close, self._fd))
+            raise
+        self._do(partial(os.close, self._fd) if kind is not None else self._sync)
+
+    def _sync(self) -> None:
+        try:
+            with told(self.path, self.size):
+                os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+    def _write(self, at: int, data: memoryview) -> None:
+        end = at + data.nbytes
+        if self._sealer is not None:
+            self._sealer.write(at, data)
+        else:
+            with told(self.path, self.size):
+                while data:
+                    done = os.pwrite(self._fd, data, at)
+                    at, data = at + done, data[done:]
+        if end - self._given >= STRETCH:
+            self._do(partial(start, self._fd, self._given, end - self._given))
+            self._given = end
+
+
+def write_stream(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    chunks: Callable[[str], Iterable[memoryview]],
+    metadata: Mapping[str, str],
+    key: bytes | None = None,
+    *,
+    digested: bool = True,
+    behind: Behind | None = None,
+) -> Written:
+    """A file whose tensors come piece by piece, each in order, digested on the way. A chunk may be reused after.
+
+    With a ``key`` the file is encrypted; the digests are those of the plain text. ``digested``: False where nothing
+    keeps them. The file is on the disk on return, or when ``behind`` is done.
+    """
+    digests = {}
+    with FileWriter(path, specs, metadata, key, behind) as file:
+        for name, slot in file.header.entries.items():
+            at, digest = 0, xxhash.xxh3_128()
+            for chunk in chunks(name):
+                file.write(name, at, chunk)
+                if digested:
+                    digest.update(chunk)
+                at += chunk.nbytes
+            assert at == slot.spec.nbytes, (name, at)
+            if digested:
+                digests[name] = digest.hexdigest()
+    return Written(file.size, file.header.digest, digests, file.salt)
+
+
+def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:
+    """Write and sync; returns the digest of each tensor."""
+    specs = {name: blob.spec for name, blob in tensors.items()}
+    return dict(write_stream(path, specs, lambda name: sliced(tensors[name].data), metadata).tensors)
+
+
+def sliced(data: memoryview) -> Iterator[memoryview]:
+    """``data`` in order, ``CHUNK`` bytes at a time."""
+    return (data[at : at + CHUNK] for at in range(0, data.nbytes, CHUNK))
+
+
+def mapped(path: Path, access: int = mmap.ACCESS_READ) -> mmap.mmap:
+    """The whole file in memory, as the kernel pages it in; closed when nothing refers to it any more."""
+    with opened(path) as file:
+        return mmap.mmap(file.fileno(), 0, access=access)
+
+
+def blob_at(data: mmap.mmap, header: Header, name: str) -> Blob:
+    """Tensor ``name`` of a mapped file, no copy."""
+    slot = header.entries[name]
+    return Blob(slot.spec.dtype, slot.spec.shape, memoryview(data)[slot.start : slot.stop])

@@ -1,0 +1,150 @@
+"""Checkpoints of any program, rewritten in another layout: as one of ours, or as one file a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from launcher.checkpoint.atomic_folder import check_apart, check_destination
+from launcher.checkpoint.chunked import gathered
+from launcher.checkpoint.foreign.import_tensors import import_whole
+from launcher.checkpoint.foreign.read import Foreign, foreign, form_of
+from launcher.checkpoint.layout.strategy import Entry, Strategy, match
+from launcher.checkpoint.layout.strategy_file import text
+from launcher.checkpoint.mindspore.api import Layouts, RankWriter, of_checkpoint, of_rank_folders, write_ranks
+from launcher.checkpoint.mindspore.rank_files import held_boxes, write_held
+from launcher.checkpoint.mindspore.strategy_input import Given, by_stage, given, of_whole, whole_specs
+from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
+from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.layout import Layout
+
+STRATEGY = "strategy.json"
+"""How the rank files beside it are laid out."""
+
+
+@dataclass(frozen=True)
+class RankFormat:
+    """One file a rank, ``rank_<k>/<prefix><k>.<suffix>``; with ``_part<stage>`` of a source of one stage."""
+
+    suffix: Literal["safetensors", "ckpt"]
+    prefix: str
+
+
+def is_foreign(path: Path, strategy: str | None) -> bool:
+    """Whether ``path`` is what ``foreign`` reads. A checkpoint of ours that was never finished is not."""
+    if is_checkpoint(path) or not path.exists():
+        return False
+    if strategy is None and any(path.glob("rank_*/model.safetensors")):
+        return False
+    try:
+        form_of(path)
+    except ValueError:
+        return False
+    return True
+
+
+def to_checkpoint(
+    src: Path,
+    dst: Path,
+    to: Given | Layouts,
+    strategy: str | None,
+    *,
+    overwrite: bool = False,
+    key: str | None = None,
+    workers: int = 1,
+) -> Report:
+    """What ``foreign`` reads of ``src`` as the checkpoint ``dst`` of step 0. Raises as ``transform`` does.
+
+    ``left`` of the report are the entries that are no tensors.
+    """
+    check_apart(src, dst)
+    found, target = aimed(src, to, strategy)
+    wholes = [found.whole() for _ in range(workers)]
+    done = import_whole(wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:])
+    return Report(done.path, done.files, done.bytes_read, done.bytes_written, done.peak, found.others)
+
+
+def aimed(src: Path, to: Given | Layouts, strategy: str | None, *, verify: bool = True) -> tuple[Foreign, Strategy]:
+    """What is at ``src``, and the layout asked for, with whole copies of what the strategies do not list."""
+    if not callable(to) and (stage := by_stage(_given(strategy), to)) is not None:
+        text = f"the source is stage {stage} of a pipeline alone, which is no whole checkpoint"
+        raise ValueError(f"{text}; rank files have place for it: give format ckpt or safetensors")
+    found = foreign(src, _path(strategy), verify=verify)
+    target = _laid_out(to, found.strategy)
+    match(found.strategy, target)
+    specs = found.whole().specs if found.loose else {}
+    loose = {
+        n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype) for n in found.loose
+    }
+    return found, Strategy(target.grid, {**target.entries, **loose})
+
+
+def to_rank_files(
+    src: Path,
+    dst: Path,
+    to: Given | Layouts,
+    form: RankFormat,
+    strategy: str | None = None,
+    *,
+    overwrite: bool = False,
+    workers: int = 1,
+    trust: Trust = ANYONE,
+) -> Report:
+    """As MindSpore's ``transform_checkpoints``, from ``src`` of any kind; the new layout is beside the files."""
+    check_rank_places(src, dst, overwrite)
+    made = writer(src, to, strategy, trust=trust)
+    layout = text(made.after, tuple(range(made.after.stages)))
+    written = write_ranks(made, dst, form.prefix, f".{form.suffix}", workers, {STRATEGY: layout})
+    return Report(dst, made.after.grid.size, written, written, workers * PEAK)
+
+
+def writer(
+    src: Path, to: Given | Layouts, strategy: str | None, *, trust: Trust = ANYONE, verify: bool = True
+) -> RankWriter:
+    """What makes the file of a rank; everything is checked, without ``verify`` no checksums of others' files."""
+    if not is_foreign(src, strategy):
+        if strategy is not None:
+            raise ValueError(f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out")
+        return of_checkpoint(src, None, to, trust)
+    if src.is_dir() and form_of(src) == "mindspore":
+        return of_rank_folders(src, _given(strategy), to, verify=verify)
+    found = foreign(src, _path(strategy), verify=verify)
+    after = _laid_out(to, found.strategy)
+    names = match(found.strategy, after)
+
+    def write(rank: int, path: Path, behind: Behind) -> None:
+        source, boxes = found.whole(), held_boxes(after, rank)
+
+        def chunks(name: str) -> Iterator[memoryview]:
+            return gathered(boxes[name], after.entries[name].dtype, partial(source.fill, names[name]))
+
+        write_held(path, after, rank, {}, chunks, {}, behind)
+
+    return RankWriter(after, write, ".safetensors")
+
+
+def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
+    """Raises ``ValueError`` and ``FileExistsError`` as ``to_rank_files`` does, whatever is in ``src``."""
+    check_apart(src, dst)
+    check_free_for_ranks(dst, overwrite)
+
+
+def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
+    """The same without knowing the source."""
+    check_destination(dst, overwrite, lambda path: any(path.glob("rank_*")), "folder of rank files")
+
+
+def _laid_out(to: Given | Layouts, src: Strategy) -> Strategy:
+    return to(src) if callable(to) else of_whole(to, whole_specs(src))
+
+
+def _given(strategy: str | None) -> Given | None:
+    return given("src_strategy", strategy)
+
+
+def _path(strategy: str | None) -> Path | None:
+    return None if strategy is None else Path(strategy)

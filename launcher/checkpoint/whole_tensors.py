@@ -1,0 +1,63 @@
+"""Whole tensors, wherever they are, a region at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from launcher.checkpoint.chunked import gathered, slices
+from launcher.checkpoint.layout.shards import whole
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.tensorfile.mmap_window import Window
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Box
+
+
+class Whole(Protocol):
+    """``specs`` has every tensor by name."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]: ...
+
+    def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+        """Put ``part`` of the tensor into ``out``, which is as ``words`` makes it."""
+
+
+def chunks(source: Whole, name: str) -> Iterator[memoryview]:
+    """All bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
+    spec = source.specs[name]
+    return gathered(whole(spec.shape), spec.dtype, partial(source.fill, name))
+
+
+@dataclass(frozen=True)
+class Blobs:
+    """Those of a mapping, in memory or in mapped files."""
+
+    blobs: Mapping[str, Blob]
+    window: Window = field(default_factory=Window)
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return {name: blob.spec for name, blob in self.blobs.items()}
+
+    def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+        self.window.take(self.blobs[name], slices(part), out)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some of ``source``: ``names`` are its names by the new ones."""
+
+    source: Whole
+    names: Mapping[str, str]
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return {name: self.source.specs[old] for name, old in self.names.items()}
+
+    def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
+        self.source.fill(self.names[name], part, out)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from launcher.checkpoint.foreign.cast import Cast, differing, exact
+from launcher.checkpoint.tensorfile.blob import Blob
+from launcher.checkpoint.whole_tensors import Blobs, Whole, chunks
+from launcher.plan.values.facts import TensorSpec
+from tests.checkpoint.refusal import refusal
+
+NAMES = ("bfloat16", "float16", "float32", "float64")
+
+
+def blob(t: torch.Tensor) -> Blob:
+    return Blob.of(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy())
+
+
+def whole(source: Whole, name: str) -> torch.Tensor:
+    spec, data = source.specs[name], bytearray(b"".join(map(bytes, chunks(source, name))))
+    return torch.frombuffer(data, dtype=getattr(torch, spec.dtype)).reshape(spec.shape)
+
+
+@pytest.mark.parametrize("new", ["float32", "float64"])
+@pytest.mark.parametrize("old", NAMES)
+def test_every_number_becomes_what_torch_makes_of_it(old: str, new: str) -> None:
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)  # every number of 16 bits, NaN and infinity too
+    t = bits.view(getattr(torch, old)) if old in NAMES[:2] else torch.randn(7, 11, dtype=getattr(torch, old))
+    made = Cast(Blobs({"w": blob(t), "other": blob(t)}), {"w": new})
+    torch.testing.assert_close(whole(made, "w"), t.to(getattr(torch, new)), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(whole(made, "other").view(torch.uint8), t.view(torch.uint8))
+    back = whole(made, "w").to(t.dtype)
+    assert exact(old, new) == torch.equal(back.nan_to_num(), t.nan_to_num())
+
+
+def test_only_numbers_of_another_width_are_cast() -> None:
+    there = {n: TensorSpec((2,), n) for n in (*NAMES, "float8_e4m3fn", "int64")}
+    wanted = {n: TensorSpec((2,), "float32") for n in [*there, "absent"]}
+    assert differing(there, wanted) == {n: "float32" for n in NAMES if n != "float32"}
+    assert differing(there, {"float32": TensorSpec((2,), "int64")}) == {}
+
+
+def test_a_number_too_large_for_its_new_dtype_is_refused() -> None:
+    t = torch.tensor([1.0, 1e39], dtype=torch.float64)
+    text = "w: float64[2] has numbers that are too large for float32"
+    assert refusal(lambda: whole(Cast(Blobs({"w": blob(t)}), {"w": "float32"}), "w")) == text

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher.checkpoint.foreign.mismatches import strange
+from launcher.checkpoint.foreign.rename_tables import Given
+from launcher.checkpoint.layout.strategy import Entry, Strategy
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
+
+WHOLE = Entry(Layout(Grid(()), (), ()), "float32")
+TABLE = Entry(Layout(Grid(()), (), ()), "float32", "param", ("head.weight",))
+MODEL = Strategy(Grid(()), {"embed.weight": TABLE, **{f"layers.{k}.attn_norm.weight": WHOLE for k in range(8)}})
+LLAMA = ["model.embed_tokens.weight", *(f"model.layers.{k}.input_layernorm.weight" for k in range(8))]
+NORMS = [f"layers.{k}.attn_norm.weight" for k in range(8)]
+PLACE = "steps.import.names: x: the model has no place for"
+
+
+def told(names: list[str], table: Given, *, strict: bool = True, spec: TensorSpec | None = None) -> list[str]:
+    specs = dict.fromkeys(names, spec or TensorSpec((), "float32"))
+    return [str(p) for p in strange("steps.import", "x", specs, table, MODEL, strict=strict)]
+
+
+@pytest.mark.parametrize(
+    ("names", "texts"),
+    [
+        (["head.weight", *NORMS], []),
+        (["head.weight", "embed.weight", *NORMS], []),
+        (
+            LLAMA,
+            [
+                f"{PLACE} model.embed_tokens.weight, model.layers.0.input_layernorm.weight, "
+                "model.layers.1.input_layernorm.weight, model.layers.2.input_layernorm.weight, "
+                "model.layers.3.input_layernorm.weight, model.layers.4.input_layernorm.weight and 3 more; "
+                "these are a Llama's names as transformers has them (try: steps.import.names=llama)",
+                "steps.import.names: x: nothing is there for the model's embed.weight, layers.0.attn_norm.weight, "
+                "layers.1.attn_norm.weight, layers.2.attn_norm.weight, layers.3.attn_norm.weight, "
+                "layers.4.attn_norm.weight and 3 more; "
+                "these are a Llama's names as transformers has them (try: steps.import.names=llama)",
+            ],
+        ),
+        (
+            ["wte.weight", *NORMS],
+            [
+                f"{PLACE} wte.weight; names is a table {{theirs: ours}} that brings them together",
+                "steps.import.names: x: nothing is there for the model's embed.weight; "
+                "names is a table {theirs: ours} that brings them together",
+            ],
+        ),
+        (
+            ["embed.weight", *NORMS[:-1]],
+            [
+                "steps.import.names: x: nothing is there for the model's layers.7.attn_norm.weight; "
+                "the sizes of the model must be those of the source"
+            ],
+        ),
+        (
+            ["embed.weight", *NORMS, "bias"],
+            [f"{PLACE} bias; null in a table of names leaves them out (try: steps.import.strict=false)"],
+        ),
+    ],
+    ids=["another name of a tie", "both names of a tie", "a Llama", "a name unlike ours", "too few", "too many"],
+)
+def test_names_that_do_not_fit_come_with_the_way_out(names: list[str], texts: list[str]) -> None:
+    assert told(names, None) == texts
+
+
+def test_everything_wrong_with_a_table_is_said_at_once_each_at_its_row() -> None:
+    table = {"wte": "embed", "w2": "embed", "n": "layers.0.attn_norm", "b": "bias", "gone": "layers.1", "h": None}
+    assert told(["wte.weight", "w2.weight", "n.weight", "b.weight", "h.weight", "odd"], table) == [
+        "steps.import.names.w2: wte.weight and w2.weight would both be embed.weight; null leaves one of them out",
+        "steps.import.names: no row of the table is about odd of x; add rows, with null to leave a tensor out "
+        "(try: steps.import.strict=false)",
+        "steps.import.names.b: x: the model has no place for bias.weight; "
+        "null in the place of this row's name leaves them out",
+        "steps.import.names: x: nothing is there for the model's layers.1.attn_norm.weight, layers.2.attn_norm.weight, "
+        "layers.3.attn_norm.weight, layers.4.attn_norm.weight, layers.5.attn_norm.weight, layers.6.attn_norm.weight "
+        "and 1 more; names is a table {theirs: ours} that brings them together",
+        "steps.import.names.gone: no tensor of x has a name that this row is about",
+    ]
+
+
+def test_names_that_are_ours_already_need_no_table() -> None:
+    own = "x: nothing is there for the model's embed.weight; these are the model's own names, which need no table"
+    assert told(["embed.weight", *NORMS], {"layers": "layers"}) == [
+        "steps.import.names: no row of the table is about embed.weight of x; add rows, with null to leave a tensor out "
+        "(try: steps.import.names=null)",
+        f"steps.import.names: {own} (try: steps.import.names=null)",
+    ]
+
+
+def test_a_row_for_another_model_does_no_harm() -> None:
+    assert told(["embed.weight", *NORMS], {"": "", "lm_head": "head"}) == []
+
+
+def test_without_strict_what_has_no_place_is_left_out() -> None:
+    assert told(["embed.weight", *NORMS, "bias"], None, strict=False) == []
+    assert told(["embed.weight", *NORMS, "bias"], {"embed": "embed", "layers": "layers"}, strict=False) == []
+
+
+def test_other_shapes_and_dtypes_that_cannot_be_cast_are_told() -> None:
+    few = ["embed.weight", *NORMS[:1]]
+    assert told(few, None, spec=TensorSpec((), "bfloat16"))[1:] == []
+    assert told(few, None, spec=TensorSpec((2,), "float32"))[1:] == [
+        "steps.import.src: x: embed.weight is float32[2], the model's embed.weight is float32[]; "
+        "layers.0.attn_norm.weight is float32[2], the model's layers.0.attn_norm.weight is float32[]"
+    ]
+    assert told(few[:1], None, spec=TensorSpec((), "int64"))[1:] == [
+        "steps.import.src: x: embed.weight is int64[], the model's embed.weight is float32[]"
+    ]
+
+
+def test_a_row_that_leaves_no_name_is_told() -> None:
+    assert told(["embed"], {"embed": ""}) == ["steps.import.names: embed: embed is left without a name"]

@@ -1,0 +1,96 @@
+"""What others have saved, read a region at a time: no full copy is made first."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from launcher.checkpoint import Blob, verify
+from launcher.checkpoint.chunked import slices
+from launcher.checkpoint.foreign import import_tensors
+from launcher.checkpoint.foreign.import_tensors import import_whole
+from launcher.checkpoint.foreign.read import read_incoming
+from launcher.checkpoint.mindspore.formats import merged_file, write_ckpt, write_strategy
+from launcher.checkpoint.tensorfile.blob import words
+from launcher.checkpoint.tensorfile.safetensors import write_file
+from launcher.checkpoint.whole_tensors import Whole, chunks
+from launcher.plan.values.layout import Box
+from tests.checkpoint.rows import net
+from tests.checkpoint.saving import files, filled, held
+
+TARGET = net(4, 2)
+FULL = filled(TARGET)
+BLOBS = {name: Blob.of("float32", entry.layout.shape, FULL[name]) for name, entry in TARGET.entries.items()}
+
+
+def hugging_face(home: Path) -> Whole:
+    write_file(home / "model.safetensors", BLOBS, {})
+    return read_incoming(home).tensors
+
+
+def torch_dcp(home: Path) -> Whole:
+    state = {n: torch.frombuffer(bytearray(b.data), dtype=torch.float32).reshape(b.shape) for n, b in BLOBS.items()}
+    state["emb.w"] = state["emb.w"].t().contiguous().t()  # its numbers are apart
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of one process: that it is one process
+        dcp.save(state, checkpoint_id=home / "dcp", no_dist=True)
+    return read_incoming(home / "dcp").tensors
+
+
+def mindspore_file(home: Path) -> Whole:
+    write_ckpt(home / "a.ckpt", {n: b.spec for n, b in BLOBS.items()}, lambda n: [BLOBS[n].data], part=96)
+    return read_incoming(home / "a.ckpt").tensors
+
+
+def mindspore_ranks(home: Path) -> Whole:
+    cut = net(2, 2)
+    for rank in range(cut.grid.size):
+        pieces = held(cut, rank, FULL)
+        (home / f"rank_{rank}").mkdir()
+        path = home / f"rank_{rank}" / "net-1_1.ckpt"
+        write_ckpt(path, {n: b.spec for n, b in pieces.items()}, lambda n, of=pieces: [of[n].data])  # type: ignore[misc]
+    write_strategy(home / "merged.ckpt", merged_file(cut), "protobuf")
+    return read_incoming(home, strategy=home / "merged.ckpt").tensors
+
+
+FORMS = [hugging_face, torch_dcp, mindspore_file, mindspore_ranks]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_any_region_is_that_of_the_full_tensor(form: Any, tmp_path: Path) -> None:
+    source = form(tmp_path)
+    assert source.specs == {name: blob.spec for name, blob in BLOBS.items()}
+    for name, blob in BLOBS.items():
+        assert b"".join(map(bytes, chunks(source, name))) == blob.data
+        part = Box(tuple(n // 3 for n in blob.shape), tuple(n - n // 4 for n in blob.shape))
+        out = np.zeros(part.shape, "u4")
+        source.fill(name, part, out)
+        assert np.array_equal(out, words(blob.data, blob.spec)[slices(part)])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_ranks_are_cut_straight_from_it_and_nothing_else_is_written(form: Any, tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    opened: list[str] = []
+    watch = [True]
+    source = form(tmp_path / "src")
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if watch and written(event, args) else None)
+    import_whole(source, tmp_path / "a", TARGET, {"step": 0})
+    watch.clear()  # a hook stays
+    assert verify(tmp_path / "a") == []
+    assert opened
+    assert all(path.startswith(f"{tmp_path}/a.partial/") for path in opened)
+    import_tensors(BLOBS, tmp_path / "b", TARGET, {"step": 0})
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+def written(event: str, args: Any) -> bool:
+    return event == "open" and bool(args[2] & (os.O_WRONLY | os.O_RDWR))
