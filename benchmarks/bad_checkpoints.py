@@ -28,7 +28,7 @@ from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.write import shares
-from launcher.runtime.start import run_ranks
+from launcher.runtime.processes.start import run_ranks
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "bad_checkpoints.md"

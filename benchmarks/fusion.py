@@ -23,8 +23,8 @@ from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 
 LAYOUT = (
     "recipe=lm_single", "data=random_tokens", "launch.nproc=4", "train.batch_size=16", "train.precision=fp32",
@@ -49,8 +49,8 @@ class Found:
 
 
 def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
-    """One optimizer step as ``runtime.loop`` does it."""
-    from launcher.runtime.loop import step
+    """One optimizer step as ``runtime.training.loop`` does it."""
+    from launcher.runtime.training.loop import step
     from launcher.steps import session
 
     live = session.build(world, job, plan, Path())

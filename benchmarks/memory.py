@@ -20,8 +20,8 @@ from launcher.job.compose import compose
 from launcher.job.schema import Job
 from launcher.plan.cost.memory import Memory
 from launcher.plan.plan import Plan
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 
 MODEL = (
     "recipe=lm_single", "data=random_tokens", "data.vocab_size=512", "data.seq_len=64", "model.vocab_size=512",
@@ -67,7 +67,7 @@ CASES = tuple(Case(p, n) for p in PIPELINES for n in LEVELS if not (p in SPLIT a
 def measure(world: World, job: Job, plan: Plan) -> int:
     """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
     from launcher.parallel.cost.memory_meter import Held
-    from launcher.runtime.loop import step
+    from launcher.runtime.training.loop import step
     from launcher.steps import session
 
     live = session.build(world, job, plan, Path())

@@ -19,14 +19,14 @@ from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 
 
 def ours(world: World, job: Job, plan: Plan) -> Any:
-    """One optimizer step as ``runtime.loop`` does it."""
+    """One optimizer step as ``runtime.training.loop`` does it."""
     from launcher.optim.build import scale_lr
-    from launcher.runtime.loop import step
+    from launcher.runtime.training.loop import step
     from launcher.steps import session
 
     live = session.build(world, job, plan, Path())

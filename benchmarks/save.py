@@ -24,8 +24,8 @@ from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 
 MODES = ("no checkpoint", "waited for", "by a thread")
 
@@ -46,8 +46,8 @@ class Block:
 def work(world: World, job: Job, plan: Plan, folder: Path, blocks: int, steps: int) -> dict[str, list[Block]]:
     """After one block of each that warms up."""
     from launcher.optim.build import scale_lr
-    from launcher.runtime import save
-    from launcher.runtime.loop import step
+    from launcher.runtime.training import save
+    from launcher.runtime.training.loop import step
     from launcher.steps import session
 
     live = session.build(world, job, plan, folder)

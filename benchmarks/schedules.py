@@ -20,8 +20,8 @@ from typing import Any
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 
 FORWARD, INPUT, WEIGHT = 1.0, 1.0, 1.0
 """Times of a micro batch on one rank, in units: forward, and the two halves of backward."""
@@ -91,19 +91,19 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
     import torch
     import torch.distributed as dist
 
-    from launcher.runtime import torch_pipeline
+    from launcher.runtime.torch_private import pipelining
 
     places, part, count = case.places(world.size), unit / case.chunks / case.pieces, micros * case.pieces
     one = (torch.empty(1, 4, device="meta", requires_grad=True),)
     assert dist.group.WORLD is not None
     stages = [
-        torch_pipeline.stage(
+        pipelining.stage(
             _sleeper(part), s, len(places), torch.device("cpu"), dist.group.WORLD,
             takes=[one], sends=[one], each=False, again=False, carry=None, collect=lambda: None, order=Unordered(),
         )
         for s, rank in enumerate(places) if rank == world.rank
     ]  # fmt: skip
-    run = torch_pipeline.runtime(stages, case.schedule(world.size, micros), count, lambda out, _: out[0].sum())
+    run = pipelining.runtime(stages, case.schedule(world.size, micros), count, lambda out, _: out[0].sum())
     for part_of in stages:
         if part_of.deferral is not None:
             part_of.submod.later = part_of.deferral.later
@@ -114,7 +114,7 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
         targets = [torch.zeros(1) for _ in range(count)] if last else None
         dist.barrier()
         began = time.perf_counter()
-        torch_pipeline.run(run, inputs, targets)
+        pipelining.run(run, inputs, targets)
         took = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
         dist.all_reduce(took, dist.ReduceOp.MAX)
         best = min(best, took.item())

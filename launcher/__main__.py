@@ -13,7 +13,8 @@ from launcher.console import say, tell
 from launcher.errors import RequestError, RunError, printable
 from launcher.job.args import Args, parse
 from launcher.job.redact import hide, typed
-from launcher.runtime import garbage, outer
+from launcher.runtime import gc_thresholds
+from launcher.runtime.cluster import launch_env
 from launcher.runtime.stdio import spare_streams
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 done; 2 the request is wrong and nothing was started; 1 it failed while running."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        rank = outer.rank()
+        rank = launch_env.rank()
     except RequestError as error:
         return _refuse(error, words, None)
     code = _main(words, rank)
@@ -187,7 +188,7 @@ def script() -> NoReturn:
     """
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher
-    garbage.seldom()
+    gc_thresholds.seldom()
     spare_streams()
     codes = [FAILED]
     atexit.register(_leave, codes)  # the first to come is the last to run

@@ -21,13 +21,13 @@ from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr
 
 from launcher.console import tell
 from launcher.errors import Problem, RequestError, RunError, printable
-from launcher.runtime import garbage, log
-from launcher.runtime.blame import failed
+from launcher.runtime import gc_thresholds, log
+from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
+from launcher.runtime.cluster.outer_rendezvous import Seconds, await_ranks, open_store, ranks_text
+from launcher.runtime.cluster.world import World, among, connect, never
 from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
-from launcher.runtime.outer import DAMAGED, Place, place
 from launcher.runtime.preemption import STOPS, heard
-from launcher.runtime.rendezvous import Seconds, await_ranks, open_store, ranks_text
-from launcher.runtime.world import World, among, connect, never
+from launcher.runtime.processes.blame import failed
 
 DONE, FAILED, REFUSED = 0, 1, 2
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
@@ -222,7 +222,7 @@ def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
 
 
 def _obey(order: Order, at: Place, whole: Store) -> int:
-    garbage.as_usual()
+    gc_thresholds.as_usual()
     console = os.dup(2)  # what this rank says goes to its log from now on
     try:
         carry_out(order, among(at), at, whole)

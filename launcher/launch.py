@@ -9,7 +9,7 @@ from typing import Literal
 
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
-from launcher.runtime.outer import place
+from launcher.runtime.cluster.launch_env import place
 
 Mode = Literal["spawn", "external", "inproc"]
 THEY = "torchrun or srun"
@@ -123,7 +123,7 @@ def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[s
 def port_is_free(job: Job, start: Start) -> None:
     """Raises ``RequestError`` when ours is taken, which is better known before a folder is made."""
     if start.mode == "spawn" and job.launch.port is not None:
-        from launcher.runtime.meet import meeting
+        from launcher.runtime.processes.rendezvous import meeting
 
         with meeting(job.launch.port):
             return

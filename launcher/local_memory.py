@@ -16,7 +16,7 @@ from launcher.plan.cost.memory import copies
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.runtime import free_memory
-from launcher.runtime.outer import place
+from launcher.runtime.cluster.launch_env import place
 
 
 def checked(job: Job, plan: Plan, start: Start) -> Start:

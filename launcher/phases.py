@@ -17,14 +17,14 @@ from launcher.plan.certify_copy import Copy, copies
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
 from launcher.plan.verbs import Phase
-from launcher.runtime import garbage
+from launcher.runtime import gc_thresholds
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
 from launcher.steps import alone, importing
 
 if TYPE_CHECKING:
     from launcher.external import Others
-    from launcher.runtime.world import World
+    from launcher.runtime.cluster.world import World
     from launcher.steps.drawings import Drawings
 
 Hear = Callable[[int, object], None]
@@ -64,7 +64,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
         before=latest(run.folder / "checkpoints", trust(run.job)), copies=copies, drawn=_drawn(run, phase, copies),
     )  # fmt: skip
-    garbage.as_usual()
+    gc_thresholds.as_usual()
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, work, hear)
 
@@ -100,7 +100,7 @@ def _from(run: Run) -> Path | None:
 
 
 def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
-    from launcher.runtime.start import run_ranks
+    from launcher.runtime.processes.start import run_ranks
 
     launch = run.job.launch
     done = run_ranks(
@@ -134,8 +134,8 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+    from launcher.runtime.cluster.world import World, backend_of, connect, never, place
     from launcher.runtime.preemption import heard
-    from launcher.runtime.world import World, backend_of, connect, never, place
 
     launch, start = run.job.launch, run.start
     backend = start.backend or backend_of(start.device)
@@ -164,7 +164,7 @@ def _logged(path: Path) -> Iterator[None]:
 
 def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
     """A process of its own: this one must stay fit for forking, so it runs no torch operation."""
-    from launcher.runtime.start import run_ranks
+    from launcher.runtime.processes.start import run_ranks
     from launcher.steps import sample, whole  # noqa: F401  imported here once
 
     work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))

@@ -18,7 +18,8 @@ from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import chrome, svg
 from launcher.plan.show import text
 from launcher.plan.to_json import as_json
-from launcher.runtime import folder, outer
+from launcher.runtime import folder
+from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.untrusted_file import read_text
 
@@ -43,7 +44,7 @@ class Record:
         """On disk; while it runs, with room for the next one."""
         folder.write_status(
             self.run, status=status, **more, metrics=self.results, seconds=self.seconds, steps=self.steps,
-            overrides=self.overrides, plan="plan.json", **({"job": job} if (job := outer.job()) else {}),
+            overrides=self.overrides, plan="plan.json", **({"job": job} if (job := launch_env.job()) else {}),
         )  # fmt: skip
         if status == "running":
             folder.reserve_status(self.run)
@@ -82,8 +83,8 @@ def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> Reco
 
 def begun(home: Path, config: str) -> Path | None:
     """The run below ``home`` that this very job has begun, if its outer launcher starts it again."""
-    job = outer.job()
-    if job is None or not outer.again() or not home.is_dir():
+    job = launch_env.job()
+    if job is None or not launch_env.again() or not home.is_dir():
         return None
     for run in sorted((p for p in home.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name), reverse=True):
         if _reads(run / "config.yaml") == config and (folder.read_status(run) or {}).get("job") == job:

@@ -23,14 +23,14 @@ from launcher.plan.values.text import many
 from launcher.plan.verbs import Phase, alone
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
+from launcher.runtime.interrupts import check, stoppable
 from launcher.runtime.lock import locked
-from launcher.runtime.stops import check, stoppable
 
 if TYPE_CHECKING:
     from launcher.external import Others
     from launcher.job.compose import Request
-    from launcher.runtime.metrics import Metrics
-    from launcher.runtime.progress import Off
+    from launcher.runtime.training.metrics import Metrics
+    from launcher.runtime.training.progress import Off
 
 DONE = 0
 
@@ -239,8 +239,8 @@ def _reads(job: Job) -> bool:
 
 def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> None:
     """Those that are ``left``, each recorded when it is done."""
-    from launcher.runtime.metrics import Metrics
-    from launcher.runtime.progress import progress
+    from launcher.runtime.training.metrics import Metrics
+    from launcher.runtime.training.progress import progress
 
     trains = any(p.where == "ranks" for p in left)
     first = 0 if this.resume is None else resume.step(this.resume, this.job) + 1

@@ -27,7 +27,7 @@ from launcher.job.compose import BadRequest, Request, compose, late
 from launcher.job.origins import Origins
 from launcher.job.overrides import quoted, shell
 from launcher.job.shelf import Shelf
-from launcher.runtime import outer
+from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted, signal_name
 from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
@@ -63,7 +63,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     grid = [*requests]
     folder = args.sweep_dir or _begun(Path("runs/sweeps"), grid) or _new(Path("runs/sweeps"))
     named = _index(folder, grid)
-    if job := outer.job():
+    if job := launch_env.job():
         write_text(folder / JOB, job)
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
     refused = {c.overrides: redact.hide(_reason(e), redact.typed(args.overrides)) for c, e in impossible.items()}
@@ -91,7 +91,7 @@ def _outside(args: Args, rank: int | None) -> None:
 
 def check(args: Args, planned: bool) -> None:
     """Raises ``RequestError`` for what is wrong with every cell that has something wrong; plans only if ``planned``."""
-    _outside(args, outer.rank())
+    _outside(args, launch_env.rank())
     if impossible := _impossible(composed(args), planned):
         raise _together(impossible)
 
@@ -176,8 +176,8 @@ def composed(args: Args) -> dict[Cell, Request]:
 
 def _begun(above: Path, grid: Sequence[Cell]) -> Path | None:
     """The folder of this very sweep, if Slurm runs its job again."""
-    job, keys = outer.job(), {_hidden(cell.overrides) for cell in grid}
-    if job is None or not outer.again():
+    job, keys = launch_env.job(), {_hidden(cell.overrides) for cell in grid}
+    if job is None or not launch_env.again():
         return None
     for place in sorted(above.glob(f"*/{JOB}"), reverse=True):
         try:

@@ -15,7 +15,7 @@ from launcher.job.parallel import Scheduler
 from launcher.job.schema import Job
 from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from launcher.steps.pieces import gathered, pieces
 from tests.parity import LM, alone, build, error, job, step
 from tests.parity.reference import Outcome

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 from launcher.steps.drawings import Drawings
 
 T = TypeVar("T")

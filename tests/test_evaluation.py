@@ -15,8 +15,8 @@ from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.runtime import loop
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import loop
 from launcher.steps import session
 from tests.parallel.sources import Labelled
 from tests.parity import job

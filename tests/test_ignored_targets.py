@@ -18,9 +18,9 @@ from launcher.job.schema import Job
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
-from launcher.runtime import loop
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.world import World
+from launcher.runtime.training import loop
 from launcher.steps import evaluate, session
 from launcher.steps.pieces import pieces
 from tests.parallel.sources import Holed

@@ -15,9 +15,9 @@ from launcher.errors import RequestError
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import class_dims
-from launcher.runtime import loop
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.world import World
+from launcher.runtime.training import loop
 from launcher.steps import evaluate, session
 from tests.parallel.sources import Labelled
 from tests.parity import job

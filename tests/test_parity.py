@@ -11,7 +11,7 @@ import pytest
 
 from launcher.decide import plan_job
 from launcher.parallel import apply_plan, fuse, grad_norm, tie
-from launcher.runtime import pipeline
+from launcher.runtime.training import pipeline
 from tests.parity import (
     LM,
     TOKENS,

@@ -19,9 +19,9 @@ from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide
 from launcher.plan.plan import Plan
-from launcher.runtime import loop, save, state
-from launcher.runtime.scaling import Scaling
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import loop, save, state
+from launcher.runtime.training.loss_scaling import Scaling
 from launcher.steps.session import build as build_session
 from tests.parallel.counting import assert_as_planned
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole

@@ -18,7 +18,7 @@ from launcher.plan.plan import Plan
 
 
 class Net(nn.Module):
-    """This rank's stages in ``stages``; ``live`` is what ``launcher.runtime.pipeline.Pipeline`` trains."""
+    """This rank's stages in ``stages``; ``live`` is what ``launcher.runtime.training.pipeline.Pipeline`` trains."""
 
     def __init__(self, live: Parallel) -> None:
         super().__init__()
@@ -29,7 +29,9 @@ class Net(nn.Module):
         """The model itself when it is one stage. Raises ``RuntimeError`` for a pipeline."""
         if len(self.live.plan.stages) > 1:
             count = len(self.live.plan.stages)
-            raise RuntimeError(f"one of {count} stages: launcher.runtime.pipeline.Pipeline(net.live, ...) runs them")
+            raise RuntimeError(
+                f"one of {count} stages: launcher.runtime.training.pipeline.Pipeline(net.live, ...) runs them"
+            )
         return self.stages[0](*inputs)
 
     def copies(self) -> dict[str, tuple[Tensor, ...]]:

@@ -20,9 +20,9 @@ from launcher.errors import RunError
 from launcher.job.schema import Job
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.plan import Plan
-from launcher.runtime import loop, save, state
-from launcher.runtime.session import Session
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import loop, save, state
+from launcher.runtime.training.session import Session
 from launcher.steps import session, train
 from launcher.steps.certificate import Certificate, as_json, verdict
 from launcher.steps.drawings import Drawings

@@ -11,9 +11,9 @@ from launcher.models.loss import cross_entropy
 from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.values.facts import COMPUTE, IGNORED, class_dims
-from launcher.runtime import loop
-from launcher.runtime.classes import check
-from launcher.runtime.session import Session
+from launcher.runtime.training import loop
+from launcher.runtime.training.session import Session
+from launcher.runtime.training.target_classes import check
 
 
 def run(s: Session, step: Evaluate) -> None:

@@ -15,9 +15,9 @@ from launcher.plan.certify_copy import Copy
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import many
-from launcher.runtime import save, state
-from launcher.runtime.session import Session
-from launcher.runtime.world import World, deterministic
+from launcher.runtime.cluster.world import World, deterministic
+from launcher.runtime.training import save, state
+from launcher.runtime.training.session import Session
 from launcher.steps import certify, evaluate, session, train
 from launcher.steps.drawings import Drawings
 

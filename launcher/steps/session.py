@@ -1,4 +1,4 @@
-"""Builds the live model of one rank: everything that ``runtime.session`` holds."""
+"""Builds the live model of one rank: everything that ``runtime.training.session`` holds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import Trust, trust
-from launcher.runtime.feed import Feed
-from launcher.runtime.local_norm import LocalNorm
-from launcher.runtime.pipeline import Pipeline
-from launcher.runtime.saver import Saver
-from launcher.runtime.scaling import scaling
-from launcher.runtime.session import Session
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.grad_norm_log import LocalNorm
+from launcher.runtime.training.loss_scaling import scaling
+from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.save_thread import Saver
+from launcher.runtime.training.session import Session
 from launcher.steps.drawings import Drawings
 
 

@@ -11,8 +11,8 @@ from launcher.job.models import RandomTokens, Text
 from launcher.job.schema import Job
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
-from launcher.runtime import loop, save
-from launcher.runtime.session import Session
+from launcher.runtime.training import loop, save
+from launcher.runtime.training.session import Session
 
 
 def run(s: Session, job: Job) -> None:

@@ -15,7 +15,7 @@ from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.settings.saving import trust
 from launcher.plan.values.facts import DTYPE
-from launcher.runtime.state import unpacked
+from launcher.runtime.training.state import unpacked
 
 
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:

@@ -91,7 +91,7 @@ def imported() -> None:
     """Import all that a run needs, once: what is ``forked`` has it."""
     import launcher.__main__
     import launcher.external
-    import launcher.runtime.start
+    import launcher.runtime.processes.start
     import launcher.steps.ranks
     import launcher.steps.sample
     import launcher.steps.whole  # noqa: F401

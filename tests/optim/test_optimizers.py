@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from launcher.errors import RequestError
 from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
 from launcher.optim.build import build_optimizer, scale_lr
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from tests.ranks import on_ranks
 
 OPTIMIZERS: dict[str, Optim] = {

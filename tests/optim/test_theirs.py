@@ -19,9 +19,9 @@ from launcher.job.schema import Job
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
 from launcher.plan.plan import Plan
-from launcher.runtime import loop, save, state
-from launcher.runtime.session import Session
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import loop, save, state
+from launcher.runtime.training.session import Session
 from launcher.steps import session
 from launcher.steps.pieces import Piece, error, pieces
 from tests.optim import theirs

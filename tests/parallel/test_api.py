@@ -27,8 +27,8 @@ from launcher.parallel.local import local
 from launcher.plan.plan import Plan
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
-from launcher.runtime.pipeline import Pipeline
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps.pieces import gathered, pieces
 from tests.parity import alone, batch, error, job, place
 from tests.ranks import on_ranks

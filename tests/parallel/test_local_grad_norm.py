@@ -14,9 +14,9 @@ from launcher.job.schema import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.local_grad_norm import Own, watch
 from launcher.plan.plan import Plan
-from launcher.runtime.local_norm import LocalNorm
-from launcher.runtime.metrics import read
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.grad_norm_log import LocalNorm
+from launcher.runtime.training.metrics import read
 from launcher.steps.session import build as session
 from tests.parity import batch, build, job, plain, step
 from tests.ranks import DRAWN, on_ranks

@@ -13,7 +13,7 @@ from launcher.parallel.rank_agreement import alike
 from launcher.parallel.stages.split import Part
 from launcher.plan.partition.stages import Stage
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.start import run_ranks
+from launcher.runtime.processes.start import run_ranks
 
 WHY = "something goes by what differs between processes, as the order of a set of strings does; sort it there, or "
 WHY += "start all ranks with the same PYTHONHASHSEED"

@@ -12,7 +12,7 @@ from launcher.job.schema import Job
 from launcher.parallel.local import local
 from launcher.plan import show
 from launcher.plan.plan import Plan
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks
 

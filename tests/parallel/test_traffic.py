@@ -10,7 +10,7 @@ import pytest
 
 from launcher.decide import plan_job
 from launcher.plan.plan import Plan
-from launcher.runtime import loop
+from launcher.runtime.training import loop
 from launcher.steps import session
 from launcher.testing.collective_counter import Collectives
 from tests.parallel.counting import assert_as_planned, planned

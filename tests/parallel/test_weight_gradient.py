@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from launcher.errors import RunError
 from launcher.parallel.weight_gradient import Deferral
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from tests.parallel.weight_nets import LENGTH, OPS, WIDTH, WORDS, Net
 from tests.ranks import on_ranks
 

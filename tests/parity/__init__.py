@@ -20,8 +20,8 @@ from launcher.parallel.mesh import Meshes
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.stage_config import flatten
 from launcher.plan.plan import Plan
-from launcher.runtime.pipeline import Pipeline
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps.pieces import Piece, error, pieces
 from launcher.steps.pieces import whole as joined
 from tests.parity.reference import Outcome, accumulate, plain

@@ -11,7 +11,7 @@ from launcher.decide import plan_job
 from launcher.parallel import mesh
 from launcher.plan import rank_groups as peers
 from launcher.plan.plan import Plan
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from tests.parity import job
 from tests.ranks import on_ranks
 

@@ -36,7 +36,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Action, Row, Schedule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
-from launcher.runtime import torch_pipeline
+from launcher.runtime.torch_private import pipelining
 
 SINGLE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 SHAPES = [(1, 1), (1, 3), (2, 2), (2, 5), (3, 3), (3, 4), (4, 4), (4, 9)]
@@ -178,7 +178,7 @@ def test_torchs_runtime_takes_ours_and_finds_no_deadlock(scheduler: str, chunks:
                 ours = schedules.forward_only(places, micros)
             else:
                 ours = schedules.build(scheduler, ranks, chunks, micros)
-            run = torch_pipeline.runtime(parts, ours, micros, nn.functional.mse_loss)
+            run = pipelining.runtime(parts, ours, micros, nn.functional.mse_loss)
             order = run.pipeline_order_with_comms
             assert as_lowered(order, places, ranks) == ours
             for way in (SEND_F, SEND_B), (RECV_F, RECV_B):

@@ -19,7 +19,7 @@ from launcher.data.open import open_data
 from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.models.loss import cross_entropy
-from launcher.runtime import state
+from launcher.runtime.training import state
 from launcher.steps import session
 from tests.ranks import on_ranks
 

@@ -9,9 +9,9 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from launcher.runtime import rendezvous
-from launcher.runtime.blame import _silent
-from launcher.runtime.world import World
+from launcher.runtime.cluster import outer_rendezvous
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.blame import _silent
 from tests.run.launching import TINY, checkpoints, reached, status, until
 from tests.run.tasks import tasks
 
@@ -37,10 +37,10 @@ def test_a_rank_that_does_not_come_is_named(tmp_path):
 
 
 def test_who_is_waited_for_is_said_once_after_a_while(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SAY_S", 0.05)
+    monkeypatch.setattr(outer_rendezvous, "SAY_S", 0.05)
     store, said = HashStore(), []
     store.set("here2", "")
-    assert rendezvous.await_ranks(store, "here", [1, 2, 3], 0.3, said.append, "must come") == [1, 3]
+    assert outer_rendezvous.await_ranks(store, "here", [1, 2, 3], 0.3, said.append, "must come") == [1, 3]
     assert said == ["waiting for ranks 1, 3, which must come"]
 
 

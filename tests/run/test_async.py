@@ -10,7 +10,7 @@ from threading import Event, current_thread, main_thread
 import pytest
 
 from launcher.__main__ import main
-from launcher.runtime import loop, save
+from launcher.runtime.training import loop, save
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, status, tensors
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep=null")
@@ -88,7 +88,7 @@ def test_a_write_that_fails_at_the_end_fails_the_run_too(tmp_path, monkeypatch, 
     """The last write is under way when the last step is done."""
     folder = tmp_path / "run"
     in_step(monkeypatch, 2, lambda rank: full(folder / "x") if rank == 3 else None)
-    monkeypatch.setattr("launcher.runtime.saver.Saver.check", lambda _: None)
+    monkeypatch.setattr("launcher.runtime.training.save_thread.Saver.check", lambda _: None)
     assert main([*TINY, f"run_dir={folder}", *ASYNC, "train.steps=3", "steps=[train]"]) == 1
     assert f"checkpoint step-000002 was not written: rank 3: {folder}/x: No space left" in capsys.readouterr().err
     assert checkpoints(folder) == []

@@ -21,7 +21,7 @@ from launcher.job.compose import compose
 from launcher.job.schema import Job
 from launcher.plan import operator_file, rank_groups
 from launcher.plan.plan import Plan
-from launcher.runtime.metrics import read
+from launcher.runtime.training.metrics import read
 from tests.run.launching import losses, status
 
 WORDS = ("recipe=mlp_autoparallel", "steps=[train]", "train.steps=2", "checkpoint.every=2")

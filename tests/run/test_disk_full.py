@@ -19,8 +19,9 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint import latest, verify
 from launcher.checkpoint.tensorfile.disk_space import Unwritten
-from launcher.runtime import folder, log, save
-from launcher.runtime.metrics import Metrics, read
+from launcher.runtime import folder, log
+from launcher.runtime.training import save
+from launcher.runtime.training.metrics import Metrics, read
 from tests.drills.disk_full import disk, leave
 from tests.run.launching import ROOT, TINY, checkpoints, losses, metrics, run, status, steps, tensors
 

@@ -13,8 +13,8 @@ from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.checkpoint.store import complete
 from launcher.parallel.grad_norm import Norm
-from launcher.runtime import save
-from launcher.runtime.session import Session
+from launcher.runtime.training import save
+from launcher.runtime.training.session import Session
 from tests.run.launching import (
     TINY,
     checkpoints,

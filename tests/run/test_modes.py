@@ -15,8 +15,8 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.launch import start
-from launcher.runtime import loop
 from launcher.runtime.lock import locked
+from launcher.runtime.training import loop
 from tests.run.launching import ROOT, TINY, losses, metrics, run, shape, status, steps, tensors
 
 EVERYTHING = ("steps=[train,evaluate,save,transform,export]", "steps.evaluate.batches=1")

@@ -14,7 +14,7 @@ from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan
 from launcher.plan.rank_groups import as_json
-from launcher.runtime.metrics import read
+from launcher.runtime.training.metrics import read
 from tests.run.launching import TINY, run, status
 
 SAVE, LOAD = "parallel.param_strategy.save", "parallel.param_strategy.load"

@@ -13,7 +13,7 @@ import pytest
 from launcher import record
 from launcher.__main__ import main
 from launcher.parallel.grad_norm import Norm
-from launcher.runtime.pipeline import Pipeline
+from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps import ranks
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, status, tensors
 

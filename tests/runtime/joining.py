@@ -7,9 +7,9 @@ import os
 import torch
 import torch.distributed as dist
 
-from launcher.runtime.outer import place
-from launcher.runtime.rendezvous import open_store
-from launcher.runtime.world import among, connect
+from launcher.runtime.cluster.launch_env import place
+from launcher.runtime.cluster.outer_rendezvous import open_store
+from launcher.runtime.cluster.world import among, connect
 
 at = place()
 assert at is not None

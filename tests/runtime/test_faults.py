@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed, died, failed, raised, root, write
-from launcher.runtime.world import World
 from tests.ranks import on_ranks
 
 

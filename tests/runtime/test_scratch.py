@@ -14,8 +14,8 @@ import time
 import pytest
 import torch.distributed as dist
 
+from launcher.runtime.cluster.world import World
 from launcher.runtime.scratch import scratch, sweep
-from launcher.runtime.world import World
 from tests.ranks import on_ranks
 
 OWNER = """

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from launcher.runtime.faults import Interrupted
-from launcher.runtime.supervise import caught
+from launcher.runtime.processes.supervise import caught
 from tests.forked import python
 from tests.ranks import on_ranks
 

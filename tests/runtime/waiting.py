@@ -9,9 +9,9 @@ import sys
 import torch
 import torch.distributed as dist
 
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Interrupted
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.processes.start import run_ranks
 
 
 def work(world: World) -> None:

@@ -10,7 +10,7 @@ from launcher.data.open import open_data
 from launcher.decide import plan_job
 from launcher.job.steps import Certify
 from launcher.plan.certify_copy import reduced
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from launcher.steps.certificate import Certificate
 from launcher.steps.certify import BUILDS, examine
 from tests.parity import job

@@ -17,7 +17,8 @@ from launcher.job.steps import Certify
 from launcher.optim import build as optimizers
 from launcher.parallel import apply_plan, fuse, grad_norm, tie
 from launcher.parallel.deferred_init import fill
-from launcher.runtime import feed, pipeline, state
+from launcher.runtime.training import batches as feed
+from launcher.runtime.training import pipeline, state
 from launcher.steps import session, train
 from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
 

@@ -13,8 +13,8 @@ from launcher.job.schema import Job
 from launcher.parallel import mesh
 from launcher.parallel.apply_plan import parallelize
 from launcher.plan.plan import Plan
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.processes.start import run_ranks
 from launcher.steps import drawings
 from launcher.steps.drawings import Drawings
 from launcher.steps.pieces import pieces

@@ -12,9 +12,9 @@ from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.runtime import state
-from launcher.runtime.session import Session
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import state
+from launcher.runtime.training.session import Session
 from launcher.steps import session, train
 from tests.ranks import DRAWN, on_ranks
 from tests.run.launching import TINY

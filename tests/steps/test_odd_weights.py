@@ -16,8 +16,8 @@ from launcher.job.schema import Job
 from launcher.job.steps import Certify
 from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
-from launcher.runtime import state
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training import state
 from launcher.steps import session, train
 from launcher.steps.certify import examine
 from launcher.steps.pieces import Piece, error, pieces

@@ -19,8 +19,8 @@ from launcher.checkpoint.foreign.dcp import read_dcp
 from launcher.checkpoint.foreign.dcp.metadata import KNOWN
 from launcher.checkpoint.foreign.dcp.plain_pickle import Record, Refused, read
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.runtime.state import blob
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.state import blob
 from tests.checkpoint.refusal import refusal
 from tests.ranks import on_ranks
 

@@ -13,7 +13,7 @@ from launcher.job.schema import Job
 from launcher.optim.build import build_optimizer
 from launcher.parallel.cost.memory_meter import Held
 from launcher.plan.plan import Plan
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from tests.parity import build, job, step
 from tests.ranks import on_ranks
 

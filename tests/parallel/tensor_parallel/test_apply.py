@@ -16,7 +16,7 @@ from launcher.models.loss import cross_entropy
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from tests.parity import batch, build, job, plain, step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import MEGATRON, SEQUENCE

@@ -16,7 +16,7 @@ from launcher.optim.build import build_optimizer
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
 from launcher.steps.pieces import Piece, error, pieces
 from tests.parity import batch, build, own, step, whole
 from tests.parity.reference import plain

@@ -20,10 +20,10 @@ from launcher.decide import plan_job
 from launcher.errors import Problem, RequestError
 from launcher.job.schema import Job
 from launcher.plan.plan import Plan
-from launcher.runtime import loop
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.processes.start import run_ranks
+from launcher.runtime.training import loop
 from launcher.steps.pieces import Piece, pieces, whole
 from launcher.steps.session import build
 from tests.parity.zoo import cures, oracle, samples

@@ -12,8 +12,8 @@ import torch
 
 from launcher.decide import plan_job
 from launcher.plan.plan import Plan
-from launcher.runtime.feed import Feed, Indices
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.batches import Feed, Indices
 from tests.parity import job
 from tests.ranks import on_ranks
 

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RequestError
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.start import run_ranks
-from launcher.runtime.world import World
+from launcher.runtime.processes.start import run_ranks
 from tests.ranks import on_ranks
 
 

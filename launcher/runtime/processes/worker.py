@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from launcher.runtime import faults, hang, log
-from launcher.runtime.channel import Outbox
-from launcher.runtime.meet import Meeting
+from launcher.runtime import faults, log
+from launcher.runtime.cluster.world import World, connect, never, place
 from launcher.runtime.preemption import STOPS, polled
-from launcher.runtime.world import World, connect, never, place
+from launcher.runtime.processes import hang
+from launcher.runtime.processes.channel import Outbox
+from launcher.runtime.processes.rendezvous import Meeting
 
 _PR_SET_PDEATHSIG = 1
 _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from the terminal, to all at once

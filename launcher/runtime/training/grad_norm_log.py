@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.parallel.local_grad_norm import Own
-from launcher.runtime.metrics import Metrics
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.metrics import Metrics
 
 FEW = 4
 

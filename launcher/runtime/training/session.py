@@ -13,12 +13,12 @@ from launcher.parallel.apply_plan import Parallel
 from launcher.parallel.grad_norm import Norm
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import ANYONE, Trust
-from launcher.runtime.feed import Feed
-from launcher.runtime.local_norm import LocalNorm
-from launcher.runtime.pipeline import Pipeline
-from launcher.runtime.saver import Saver
-from launcher.runtime.scaling import Scaling
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.grad_norm_log import LocalNorm
+from launcher.runtime.training.loss_scaling import Scaling
+from launcher.runtime.training.pipeline import Pipeline
+from launcher.runtime.training.save_thread import Saver
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launcher.errors import RequestError
-from launcher.runtime.torch_parts import PARTS, verify
+from launcher.runtime.torch_private.selftest import PARTS, verify
 
 
 def test_the_torch_at_hand_has_all_parts():
@@ -37,7 +37,7 @@ def test_it_is_said_before_any_import_fails():
     code = (
         "import torch.distributed.pipelining.schedules as s\n"
         "del s._PipelineScheduleRuntime\n"
-        "import launcher.runtime.torch_pipeline\n"
+        "import launcher.runtime.torch_private.pipelining\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     schedules = "torch.distributed.pipelining.schedules._PipelineScheduleRuntime"

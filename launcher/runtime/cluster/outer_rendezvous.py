@@ -12,7 +12,7 @@ from functools import cache
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from launcher.errors import Problem, RequestError, RunError
-from launcher.runtime.outer import Place
+from launcher.runtime.cluster.launch_env import Place
 
 SAY_S = 10.0  # until it is said who is waited for
 _LOOK_S = 0.1

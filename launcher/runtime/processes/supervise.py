@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from launcher.runtime.children import Child
 from launcher.runtime.faults import Fault, died, hung, root, signal_name
 from launcher.runtime.folder import still_there
-from launcher.runtime.hang import ASK, culprits, stopped
 from launcher.runtime.preemption import STOPS, Flag
-from launcher.runtime.rank import Task
+from launcher.runtime.processes.hang import ASK, culprits, stopped
+from launcher.runtime.processes.rank_processes import Child
+from launcher.runtime.processes.worker import Task
 
 _log = logging.getLogger(__name__)
 GRACE_S = 1.5  # from the first failure, or from the signal, until what still runs is killed

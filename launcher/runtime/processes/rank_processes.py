@@ -11,8 +11,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
-from launcher.runtime.channel import Inbox
-from launcher.runtime.rank import Task, live
+from launcher.runtime.processes.channel import Inbox
+from launcher.runtime.processes.worker import Task, live
 
 
 @dataclass(frozen=True)

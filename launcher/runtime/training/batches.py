@@ -16,8 +16,8 @@ from launcher.errors import RunError
 from launcher.plan.plan import Plan
 from launcher.plan.sample_checks import classes
 from launcher.plan.settings.dataset_strategy import Hand
-from launcher.runtime.classes import check
-from launcher.runtime.hand import deal
+from launcher.runtime.training.batch_transfer import deal
+from launcher.runtime.training.target_classes import check
 
 Indices = npt.NDArray[np.int64]
 

@@ -18,9 +18,9 @@ from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.write import check_pieces, shares, write_share
 from launcher.errors import RunError, said
 from launcher.parallel.trace.model_facts import spec
-from launcher.runtime.session import Session
-from launcher.runtime.state import blob, extra, strategy, tensors
-from launcher.runtime.world import World
+from launcher.runtime.cluster.world import World
+from launcher.runtime.training.session import Session
+from launcher.runtime.training.state import blob, extra, strategy, tensors
 
 T = TypeVar("T")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Literal, TypeVar, cast
 
 from launcher.runtime import faults
-from launcher.runtime.children import Child, fork, spawn
-from launcher.runtime.meet import meeting
+from launcher.runtime.cluster.world import World, backend_of
+from launcher.runtime.interrupts import later
 from launcher.runtime.preemption import STOPS
-from launcher.runtime.rank import Task
-from launcher.runtime.stops import later
-from launcher.runtime.supervise import OnMessage, Outcome, caught, watch
-from launcher.runtime.world import World, backend_of
+from launcher.runtime.processes.rank_processes import Child, fork, spawn
+from launcher.runtime.processes.rendezvous import meeting
+from launcher.runtime.processes.supervise import OnMessage, Outcome, caught, watch
+from launcher.runtime.processes.worker import Task
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

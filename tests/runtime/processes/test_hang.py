@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from launcher.parallel import mesh
 from launcher.plan.values.grid import Grid
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.hang import stopped, waits
-from launcher.runtime.saver import Saver
-from launcher.runtime.world import World
+from launcher.runtime.processes.hang import stopped, waits
+from launcher.runtime.training.save_thread import Saver
 from tests.ranks import on_ranks
 
 

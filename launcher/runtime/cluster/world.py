@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from launcher.runtime.outer import Place
-from launcher.runtime.outer import place as place_among
+from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.cluster.launch_env import place as place_among
 
 _BARRIER = "TORCH_DIST_INIT_BARRIER"
 

@@ -22,7 +22,7 @@ from launcher.parallel.trace.model_facts import dtype_of, spec
 from launcher.plan.partition.params import Placed
 from launcher.plan.settings.saving import STREAMS
 from launcher.plan.values.layout import Layout
-from launcher.runtime.session import Session
+from launcher.runtime.training.session import Session
 
 RNG, RNG_CUDA = STREAMS
 

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from launcher.runtime.progress import Off, Plain, progress
+from launcher.runtime.training.progress import Off, Plain, progress
 
 
 class Clock:

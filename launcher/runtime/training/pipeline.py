@@ -15,7 +15,7 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import IGNORED, TensorSpec
-from launcher.runtime import torch_pipeline
+from launcher.runtime.torch_private import pipelining
 
 Loss = Callable[..., torch.Tensor]
 """As ``launcher.models.loss.cross_entropy``: (output, target, reduction="sum") of one micro batch -> the sum of the
@@ -47,10 +47,10 @@ class Pipeline:
         self.keep = False
         self.before_reduce: Callable[[], None] | None = None
         micros, lengths = plan.sizes.micros, plan.pieces
-        self._train = torch_pipeline.runtime(
+        self._train = pipelining.runtime(
             _stages(model, inputs, device, lengths), plan.schedule, micros * max(len(lengths), 1), self._training_loss
         )
-        self._evaluate = torch_pipeline.runtime(
+        self._evaluate = pipelining.runtime(
             _stages(model, inputs, device), plan.evaluation, micros, self._evaluation_loss
         )
 
@@ -110,7 +110,7 @@ class Pipeline:
 
     def _run(
         self,
-        run: torch_pipeline.Runtime,
+        run: pipelining.Runtime,
         inputs: Sequence[torch.Tensor],
         targets: torch.Tensor | None,
         valid: int | None,
@@ -132,7 +132,7 @@ class Pipeline:
         given = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
         numbers = list(torch.arange(count)) if self.last else None  # the target that torch knows is a number
         with self.model.running():
-            torch_pipeline.run(run, given, numbers)
+            pipelining.run(run, given, numbers)
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         loss = self.loss(output, self.targets[int(number)], *self.parts, reduction="sum")
@@ -203,7 +203,7 @@ def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tens
 
 def _stages(
     model: Parallel, inputs: Sequence[TensorSpec], device: torch.device, pieces: tuple[int, ...] = ()
-) -> list[torch_pipeline.Stage]:
+) -> list[pipelining.Stage]:
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
@@ -217,7 +217,7 @@ def _stages(
             "each": level != "level1", "again": level == "level3", "collect": half.collect,
             "carry": part.carry if pieces else None, "order": order,
         }  # fmt: skip
-        out.append(torch_pipeline.stage(part.module, s, len(plan.stages), device, model.meshes.pp, **static))
+        out.append(pipelining.stage(part.module, s, len(plan.stages), device, model.meshes.pp, **static))
     return out
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from launcher.runtime import faults
+from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault
-from launcher.runtime.hang import stopped
-from launcher.runtime.stops import deafen
-from launcher.runtime.world import World
+from launcher.runtime.interrupts import deafen
+from launcher.runtime.processes.hang import stopped
 
 CAUSE_S = 2.0  # until the rank that failed first has written why, or every rank that it lost its peer
 

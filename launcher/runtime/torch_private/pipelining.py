@@ -17,8 +17,8 @@ from launcher.parallel.fsdp.shard import param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
 from launcher.plan.schedule.actions import Action, Schedule
-from launcher.runtime.torch_parts import verify
-from launcher.runtime.torch_stage import Base
+from launcher.runtime.torch_private.selftest import verify
+from launcher.runtime.torch_private.stage import Base
 
 verify()  # here, before an import below fails with less to say
 

@@ -12,7 +12,7 @@ from launcher.decide import plan_job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.runtime.faults import RanksFailed
-from launcher.runtime.feed import Feed
+from launcher.runtime.training.batches import Feed
 from tests.parallel.sources import Shapes
 from tests.parity import batch, build, error, job, own, pieces, place, plain, step, whole
 from tests.ranks import on_ranks

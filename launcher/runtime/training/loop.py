@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from launcher.errors import RunError
 from launcher.plan.values.facts import IGNORED
-from launcher.runtime import save
 from launcher.runtime.faults import Preempted, signal_name
-from launcher.runtime.session import Session
+from launcher.runtime.training import save
+from launcher.runtime.training.session import Session
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.runtime.outer import first_host, tasks_per_node
-from launcher.runtime.world import World, connect, deterministic, outer
+from launcher.runtime.cluster.launch_env import first_host, tasks_per_node
+from launcher.runtime.cluster.world import World, connect, deterministic, outer
 from tests.ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]

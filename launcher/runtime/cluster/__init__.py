@@ -1,0 +1,1 @@
+"""What torchrun or srun says about this process, and where its ranks meet."""

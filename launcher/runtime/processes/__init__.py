@@ -1,0 +1,1 @@
+"""Rank processes: started, supervised, told apart when one fails or hangs."""

@@ -1,0 +1,1 @@
+"""The private parts of torch that we stand on, and nothing else of them."""

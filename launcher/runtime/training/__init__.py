@@ -1,0 +1,1 @@
+"""The loop over steps: batches, the pipeline, the loss scale, metrics, checkpoints."""
