@@ -17,7 +17,7 @@ from typing import Any
 
 from launcher.decide import plan_job
 from launcher.job.compose import compose
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launcher.decide import plan_job
-    from launcher.job.schema import Job
+    from launcher.job.schema.job import Job
     from launcher.plan.plan import Plan
     from launcher.run import run_job
 

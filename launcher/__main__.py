@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from launcher.console import say, tell
 from launcher.errors import RequestError, RunError, printable
 from launcher.job.args import Args, parse
-from launcher.job.redact import hide, typed
+from launcher.job.schema.redact import hide, typed
 from launcher.runtime import gc_thresholds
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.stdio import spare_streams
@@ -101,7 +101,7 @@ def _first(args: Args, words: list[str], rank: int | None) -> int:
 def _patience(args: Args) -> float:
     """``launch.timeout_s`` of a request that rank 0 reports on: what is wrong with it is not said twice."""
     from launcher.job.compose import compose
-    from launcher.job.schema import Launch
+    from launcher.job.schema.job import Launch
 
     try:
         return compose(args.overrides, config_dir=args.config_dir).job.launch.timeout_s
@@ -117,7 +117,7 @@ def _only_prints(args: Args) -> bool:
 def _run(args: Args, words: list[str], others: Others | None) -> int:
     """Compose the request and carry it out; ``others`` are the ranks of an outer launcher."""
     from launcher.job.compose import compose
-    from launcher.job.report import as_yaml
+    from launcher.job.cures.report import as_yaml
 
     request = compose(args.overrides, config_dir=args.config_dir)
     if request.job.show == "config":
@@ -159,7 +159,7 @@ def look(words: Sequence[str], planned: bool = True) -> None:
 
 def _about(args: Args) -> str:
     if args.help:
-        from launcher.job.usage import usage
+        from launcher.job.help_text import usage
 
         return usage(args.config_dir)
     from importlib.metadata import PackageNotFoundError, version
@@ -173,7 +173,7 @@ def _about(args: Args) -> str:
 def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
     if not rank:
         from launcher.cures import examine
-        from launcher.job.report import render
+        from launcher.job.cures.report import render
 
         known = examine(words, error, look)
         tell(render(known.problems, known.origins, typed(words)))

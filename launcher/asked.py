@@ -15,7 +15,7 @@ from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, read_strategy, to_strategy
 from launcher.checkpoint.mindspore.strategy_input import listed, part, whole_specs
 from launcher.errors import Problem, RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
 from launcher.plan.settings import speed_up

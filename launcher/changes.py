@@ -9,10 +9,10 @@ from typing import Any
 from launcher.checkpoint.read import Checkpoint
 from launcher.data.resolve import with_data_read
 from launcher.errors import Problem, printable
-from launcher.job import redact
-from launcher.job.alike import nearest
-from launcher.job.models import Target
-from launcher.job.schema import Job
+from launcher.job.schema import redact
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.job.schema.similar_names import nearest
 from launcher.optim.schedule import factor
 from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
 from launcher.plan.partition.sizes import Note
@@ -24,7 +24,7 @@ LONGEST = 60
 
 def unknown(job: Job) -> Iterator[Problem]:
     """Names in ``accept_changes`` that no setting has."""
-    from launcher.job import surface
+    from launcher.job.schema import keys as surface
 
     known = [*surface.everywhere(), *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s)))]
     for key in job.checkpoint.accept_changes:
@@ -94,7 +94,7 @@ def _back(d: Difference, saved: Mapping[str, Any], job: Job) -> str:
 
 def _pasted(key: str, value: Any) -> str:
     """Nothing, where a secret is hidden in it."""
-    from launcher.job.overrides import paste  # imports Hydra, which a rank that joins has no use for
+    from launcher.job.overrides.grammar import paste  # imports Hydra, which a rank that joins has no use for
 
     return "" if redact.HIDDEN in json.dumps(value) else paste(key, value)
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest
-from launcher.job.kept import kept, pasted, swept, whole_override
-from launcher.job.origins import Origins
-from launcher.job.overrides import shell
-from launcher.job.shelf import Shelf
-from launcher.job.standins import standin
+from launcher.job.cures.kept_meaning import kept, pasted, swept, whole_override
+from launcher.job.cures.stand_ins import standin
+from launcher.job.overrides.grammar import shell
+from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.origins import Origins
 
 ROUNDS = 6
 OF_DEVICES = ("launch.device=cuda", "launch.backend=nccl")

@@ -13,9 +13,9 @@ from launcher.data.fit import check_fit
 from launcher.data.problems import check
 from launcher.data.resolve import resolve as resolve_data
 from launcher.errors import Problem, RequestError, owned, refuse
-from launcher.job.models import Target
-from launcher.job.parallel import Parallel, Pipeline
-from launcher.job.schema import Job
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.job.targets import absent, there
 from launcher.models.defaults import resolve as resolve_model
 from launcher.plan import sample_checks

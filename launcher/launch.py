@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.runtime.cluster.launch_env import place
 
 Mode = Literal["spawn", "external", "inproc"]

@@ -9,7 +9,7 @@ from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.write import shares
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.launch import Start, mode, outer_size
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, fit, least, lighter, refused
 from launcher.plan.cost.memory import copies

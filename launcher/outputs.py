@@ -16,8 +16,8 @@ from launcher.checkpoint.mindspore.formats.strategy_files import text as strateg
 from launcher.checkpoint.tensorfile.durable import write_bytes
 from launcher.checkpoint.tensorfile.keys import is_place, load_key
 from launcher.errors import Problem
-from launcher.job.inside import RUN, place
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.run_paths import RUN, place
 from launcher.plan import operator_file, rank_groups
 from launcher.plan.plan import Plan
 from launcher.runtime import folder

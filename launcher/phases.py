@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.job.schema import Job
-from launcher.job.steps import Certify
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Certify
 from launcher.launch import Start
 from launcher.plan.certify_copy import Copy, copies
 from launcher.plan.plan import Plan

@@ -13,7 +13,7 @@ from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import said
-from launcher.job import redact
+from launcher.job.schema import redact
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import chrome, svg
 from launcher.plan.show import text

@@ -13,9 +13,9 @@ from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
-from launcher.job.schema import Job
-from launcher.job.steps import Load
+from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Load
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
@@ -112,7 +112,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
     if found is None:
         return
     path, place = found
-    from launcher.job.overrides import paste, shell  # imports Hydra, which a rank that joins has no use for
+    from launcher.job.overrides.grammar import paste, shell  # imports Hydra, which a rank that joins has no use for
 
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
     text = f"null: {path} is encrypted, and what this run writes would not be; {accepted} lets it be so"

@@ -15,7 +15,7 @@ from launcher.console import gone, say, tell
 from launcher.data.problems import absent
 from launcher.decide import before_torch, plan_job, planning, settled
 from launcher.errors import refuse
-from launcher.job.schema import Job, Launch
+from launcher.job.schema.job import Job, Launch
 from launcher.plan.plan import Asked, Plan, impossible
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.show import text
@@ -40,7 +40,7 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
     if request.job.show is not None:
         say("\n".join(shown(request.job, request.overrides)))
         return DONE
-    from launcher.job.report import as_yaml
+    from launcher.job.cures.report import as_yaml
 
     log.console()
     try:
@@ -74,7 +74,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     Raises ``RequestError`` before anything is started or written, ``RunError`` when it failed, ``Interrupted`` when it
     was told to stop. Under torchrun or srun rank 0 alone calls it; the others call ``join``.
     """
-    from launcher.job.report import as_yaml  # imports Hydra, which a rank that joins has no use for
+    from launcher.job.cures.report import as_yaml  # imports Hydra, which a rank that joins has no use for
 
     config = as_yaml(job.model_dump(mode="json", by_alias=True))
     if launch.outer_size() is None or launch.mode(job, launch.outer_size()) != "external":
@@ -194,7 +194,7 @@ def rehearse(request: Request, planned: bool = True) -> None:
         if not (sources.previews(job) and alone(job.steps)):
             refuse(impossible(before_torch(job)))
     else:
-        from launcher.job.report import as_yaml
+        from launcher.job.cures.report import as_yaml
 
         config = as_yaml(request.data)
         job = launch.at_home(_again(settled(job), config, None), outer)

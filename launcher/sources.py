@@ -14,8 +14,8 @@ from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.mindspore.strategy_input import given
 from launcher.checkpoint.read import open_checkpoint
 from launcher.errors import Problem, RequestError, said
-from launcher.job.schema import Job
-from launcher.job.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
 from launcher.runtime import folder

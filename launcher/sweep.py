@@ -20,13 +20,13 @@ from typing import Any
 
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import Problem, RequestError, said
-from launcher.job import redact
 from launcher.job.args import Args
-from launcher.job.cells import Cell, cells
 from launcher.job.compose import BadRequest, Request, compose, late
-from launcher.job.origins import Origins
-from launcher.job.overrides import quoted, shell
-from launcher.job.shelf import Shelf
+from launcher.job.overrides.grammar import quoted, shell
+from launcher.job.schema import redact
+from launcher.job.sweep_grid import Cell, cells
+from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.origins import Origins
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted, signal_name
 from launcher.runtime.folder import status_of
@@ -133,7 +133,7 @@ def _announce(named: Sequence[Cell], refused: Mapping[tuple[str, ...], str]) -> 
 
 def _show(requests: Mapping[Cell, Request]) -> int:
     """What each cell prints; nothing is started, nothing written. Raises ``RequestError`` when none can."""
-    from launcher.job.report import as_yaml
+    from launcher.job.cures.report import as_yaml
     from launcher.run import shown
 
     errors: dict[Cell, BadRequest] = {}

@@ -11,8 +11,8 @@ import torch
 
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.job.parallel import Scheduler
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Scheduler
 from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.job.shelf import Shelf
+from launcher.job.yaml.config_search import Shelf
 
 RECIPES = ", ".join(Shelf().options("recipe"))
 STEPS = (

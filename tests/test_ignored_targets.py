@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import class_dims
 from launcher.runtime.cluster.world import World

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from launcher.decide import plan_job
 from launcher.errors import RunError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton

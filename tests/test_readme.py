@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from launcher.errors import RequestError
-from launcher.job import surface
-from launcher.job.base import Settings
 from launcher.job.compose import compose
-from launcher.job.schema import Job
-from launcher.job.shelf import Shelf
+from launcher.job.schema import keys as surface
+from launcher.job.schema.base import Settings
+from launcher.job.schema.job import Job
+from launcher.job.yaml.config_search import Shelf
 from launcher.plan.plan import ask
 from launcher.plan.settings import settings
 from tests.test_imports import trees

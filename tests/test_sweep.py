@@ -20,8 +20,8 @@ import pytest
 from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.args import Args
-from launcher.job.cells import cells
-from launcher.job.shelf import Shelf
+from launcher.job.sweep_grid import cells
+from launcher.job.yaml.config_search import Shelf
 from launcher.runtime.lock import locked
 from launcher.sweep import sweep
 

@@ -28,7 +28,7 @@ from launcher.data import bpe
 from launcher.data.cifar import read_pickle
 from launcher.data.problems import absent, check
 from launcher.errors import said
-from launcher.job.models import Cifar10, Idx, Text
+from launcher.job.schema.components import Cifar10, Idx, Text
 from launcher.runtime import folder
 from tests.checkpoint.saving import filled, save, small
 from tests.data.files import write_cifar, write_idx

@@ -13,7 +13,7 @@ from launcher.data.cifar_file import LONGEST, RECORD, Batches, find
 from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.errors import Problem, RequestError
-from launcher.job.models import Cifar10
+from launcher.job.schema.components import Cifar10
 from launcher.untrusted_file import read_bytes
 from launcher.untrusted_pickle import Bounded
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.job.models import Text
+from launcher.job.schema.components import Text
 from launcher.untrusted_file import opened
 
 SHIPPED = Path(__file__).parent / "text" / "shakespeare.txt"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from launcher.data.spec import classes, input_specs, vocab
 from launcher.errors import Problem
-from launcher.job.models import (
+from launcher.job.schema.components import (
     AutoParallelMLP,
     Cifar10,
     Data,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from launcher.data.idx_file import TEST, TRAIN, find, header, inflated, offset
 from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
-from launcher.job.models import Idx
+from launcher.job.schema.components import Idx
 from launcher.untrusted_file import opened
 
 MEAN, STD = (0.5,), (0.5,)  # whatever the images are: pixels in -1..1

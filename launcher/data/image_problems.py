@@ -8,7 +8,7 @@ from pathlib import Path
 from launcher.data import cifar_file, idx_file, mnist_file
 from launcher.data.bad_file import BadFile
 from launcher.errors import Problem
-from launcher.job.models import Cifar10, Idx, Mnist5k
+from launcher.job.schema.components import Cifar10, Idx, Mnist5k
 
 
 def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:

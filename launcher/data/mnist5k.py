@@ -6,7 +6,7 @@ from launcher.data.images import Images
 from launcher.data.mnist_file import read, where
 from launcher.data.order import permutation
 from launcher.data.source import Dataset, entropy
-from launcher.job.models import Mnist5k
+from launcher.job.schema.components import Mnist5k
 
 MEAN, STD = (0.1307,), (0.3081,)  # of all 60 000 training digits
 SPLIT_SEED = 0  # not the job's: every run is validated on the same digits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.job.alike import nearest
+from launcher.job.schema.similar_names import nearest
 
 
 def file(path: str) -> str | None:

@@ -11,7 +11,7 @@ from launcher.data.random_tokens import open_random_tokens
 from launcher.data.resolve import resolve
 from launcher.data.source import Dataset, Source
 from launcher.errors import RequestError
-from launcher.job.models import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
+from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:

@@ -10,7 +10,7 @@ from launcher.data import bpe, corpus
 from launcher.data.source import Dataset, entropy
 from launcher.data.tokens import Windows
 from launcher.errors import Problem, RequestError
-from launcher.job.models import Text
+from launcher.job.schema.components import Text
 
 
 def open_text(settings: Text) -> Dataset:

@@ -6,7 +6,7 @@ from launcher.data.image_problems import check_cifar10, check_idx, check_mnist5k
 from launcher.data.resolve import resolve
 from launcher.data.text_problems import check_absent, check_text
 from launcher.errors import Problem
-from launcher.job.models import Cifar10, Data, Idx, Mnist5k, Text
+from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, Text
 
 
 def check(settings: Data) -> list[Problem]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from launcher.data.order import Indices
 from launcher.data.source import Dataset, Source, entropy
-from launcher.job.models import RandomTokens
+from launcher.job.schema.components import RandomTokens
 
 VAL_SHARE = 10  # one sample held out for so many trained on
 

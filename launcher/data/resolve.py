@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.job.models import Cifar10, Data, Mnist5k
-from launcher.job.schema import Job
+from launcher.job.schema.components import Cifar10, Data, Mnist5k
+from launcher.job.schema.job import Job
 
 
 def with_data_read(job: Job) -> Job:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.data.resolve import resolve
 from launcher.errors import Problem, RequestError, owned
-from launcher.job.models import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
+from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
 from launcher.plan.values.facts import TensorSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 from launcher.data import corpus
 from launcher.data.nearby import file as nearby
 from launcher.errors import Problem
-from launcher.job.models import Text
+from launcher.job.schema.components import Text
 from launcher.untrusted_file import irregular, opened, read_bytes
 
 LONGEST = 1 << 30  # bytes of a text that is not read byte by byte: its tokens take four times as much

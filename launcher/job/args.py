@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem, problems
-from launcher.job.redact import text as redacted
+from launcher.job.schema.redact import text as redacted
 
 FLAGS = ("--help", "--version", "--multirun", "--config-dir", "--cfg")
 SHORT = {"-h": "--help", "-m": "--multirun", "-cd": "--config-dir", "-c": "--cfg"}
@@ -63,9 +63,9 @@ def parse(argv: Sequence[str]) -> Args:
 
 def _no_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """How many arguments ``after`` it are its value, and what is wrong with it."""
-    from launcher.job.alike import nearest
-    from launcher.job.shelf import Shelf
-    from launcher.job.words import Names, flag
+    from launcher.job.schema.similar_names import nearest
+    from launcher.job.stray_arguments import Names, flag
+    from launcher.job.yaml.config_search import Shelf
 
     name = word.partition("=")[0]
     shelf = Shelf.of(config_dir)

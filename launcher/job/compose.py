@@ -12,21 +12,22 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.errors import Problem, RequestError
-from launcher.job import meant, surface
-from launcher.job.alike import nearest
-from launcher.job.explain import explain, missing, shown
-from launcher.job.hostile import Hostile
-from launcher.job.hydrate import CONFIG, Composed, hydrate, no_option
-from launcher.job.merge import keys, plain, put
-from launcher.job.origins import COMMAND_LINE, Origin, Origins, gather, of_files
-from launcher.job.overrides import Override, paste, read, shell, written
-from launcher.job.redact import text as redacted
-from launcher.job.schema import Job
-from launcher.job.shelf import Shelf
-from launcher.job.steps import named
+from launcher.job.cures.explain import explain, missing, shown
+from launcher.job.cures.whole_group import whole
+from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
+from launcher.job.overrides import intended_value
+from launcher.job.overrides.grammar import Override, paste, read, shell, written
+from launcher.job.overrides.merge import keys, plain, put
+from launcher.job.schema import keys as surface
+from launcher.job.schema.job import Job
+from launcher.job.schema.redact import text as redacted
+from launcher.job.schema.similar_names import nearest
+from launcher.job.schema.steps import named
+from launcher.job.stray_arguments import Names, sift
 from launcher.job.targets import refusal
-from launcher.job.whole import whole
-from launcher.job.words import Names, sift
+from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.limits import Hostile
+from launcher.job.yaml.origins import COMMAND_LINE, Origin, Origins, gather, of_files
 
 _JOB = TypeAdapter(Job)  # its complaints are explained here, with where each value was set
 
@@ -187,7 +188,7 @@ def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:
         if isinstance(written_as, str) and "oc.env:" in written_as and isinstance(node, dict):
             value, note = node.get(name), surface.at(key.split("."), data)
             if isinstance(value, str) and note is not None and not surface.accepts(note, value):
-                node[name] = next(meant.readings(key, note, value), value)
+                node[name] = next(intended_value.readings(key, note, value), value)
 
 
 def _validated(data: dict[str, Any], origins: Origins, found: list[Problem]) -> Job | None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from launcher.errors import Problem, RequestError, of_users
-from launcher.job.alike import nearest
-from launcher.job.models import Target
+from launcher.job.schema.components import Target
+from launcher.job.schema.similar_names import nearest
 
 T = TypeVar("T")
 OWN = "launcher"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.job.models import LanguageModel, Model
+from launcher.job.schema.components import LanguageModel, Model
 
 MULTIPLE = 64
 

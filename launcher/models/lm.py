@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.job.models import LanguageModel
+from launcher.job.schema.components import LanguageModel
 from launcher.models.init import STD, Embedding, Linear
 from launcher.models.rope import angles, rotate
 

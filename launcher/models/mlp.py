@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from launcher.job.models import AutoParallelMLP
+from launcher.job.schema.components import AutoParallelMLP
 
 
 class Network(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from launcher.job.models import TiedPair
+from launcher.job.schema.components import TiedPair
 from launcher.models.init import Embedding, Linear
 
 

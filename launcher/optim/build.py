@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
 from launcher.optim.groups import Named, groups
 from launcher.optim.pieces import Pieces
 

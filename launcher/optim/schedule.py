@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import cos, pi
 
-from launcher.job.models import Constant, Schedule
+from launcher.job.schema.components import Constant, Schedule
 
 
 def factor(settings: Schedule, step: int, total: int) -> float:
@@ -12,7 +12,7 @@ def factor(settings: Schedule, step: int, total: int) -> float:
 
     ``warmup_steps`` rise evenly to 1, reached by the last of them; then from 1 down to ``final`` at the last step.
 
-    >>> from launcher.job.models import Linear
+    >>> from launcher.job.schema.components import Linear
     >>> [factor(Linear(name="linear", warmup_steps=2), step, 7) for step in range(7)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """

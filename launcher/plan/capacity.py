@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.parallel import Hsdp
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.memory import bytes_text, copies
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import ITEMSIZE

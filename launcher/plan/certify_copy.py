@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from launcher.job.models import Constant, LanguageModel, RandomTokens, Schedule, Text
-from launcher.job.parallel import LocalNorm
-from launcher.job.schema import Debug, Job
-from launcher.job.steps import Certify
+from launcher.job.schema.components import Constant, LanguageModel, RandomTokens, Schedule, Text
+from launcher.job.schema.job import Debug, Job
+from launcher.job.schema.parallel import LocalNorm
+from launcher.job.schema.steps import Certify
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.precision import precision
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from launcher.job import redact
-from launcher.job.schema import Job
+from launcher.job.schema import redact
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import many
 

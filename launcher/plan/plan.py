@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError, refuse
-from launcher.job.parallel import Hsdp
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Hsdp
 from launcher.plan import certify_copy
 from launcher.plan import verbs as phases
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, limits, sums

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from launcher.errors import Problem
-from launcher.job.schema import Job
-from launcher.job.steps import Evaluate
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Evaluate
 from launcher.plan.plan import Plan
 from launcher.plan.refusals.evaluation import asked
 from launcher.plan.values.facts import TensorSpec, class_dims

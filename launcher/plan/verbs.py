@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Literal
 
 from launcher.errors import Problem
-from launcher.job.steps import Evaluate, Export, Inspect, Load, MergeStrategies, Save, Step, Transform, Verify
+from launcher.job.schema.steps import Evaluate, Export, Inspect, Load, MergeStrategies, Save, Step, Transform, Verify
 
 Where = Literal["ranks", "alone", "files"]
 

@@ -10,8 +10,8 @@ from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.data.resolve import with_data_read
 from launcher.errors import RunError, said
-from launcher.job.schema import Job
-from launcher.job.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
 from launcher.plan.changed_settings import recorded
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan

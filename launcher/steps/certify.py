@@ -17,7 +17,7 @@ from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RunError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import MORE, Copy
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World

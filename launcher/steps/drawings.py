@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from launcher.decide import builder, inputs, own_files
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.parallel.blueprint import Blueprint, blueprint
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.model_state.module_globals import Snapshot

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from launcher.data.open import open_data
-from launcher.job.schema import Job
-from launcher.job.steps import Evaluate
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Evaluate
 from launcher.models.loss import cross_entropy
 from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.trace.model_facts import dtype_of

@@ -16,8 +16,8 @@ from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import Report
 from launcher.errors import RunError
-from launcher.job.schema import Job
-from launcher.job.steps import Evaluate, Export
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Evaluate, Export
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.settings.saving import Trust, trust
 from launcher.plan.values.text import many

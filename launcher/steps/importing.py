@@ -18,7 +18,7 @@ from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
 from launcher.checkpoint.whole_tensors import Chosen, Whole
 from launcher.errors import Problem, RequestError, said
-from launcher.job.steps import Import
+from launcher.job.schema.steps import Import
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import ANYONE, Trust

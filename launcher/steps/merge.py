@@ -10,7 +10,7 @@ from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.mindspore.formats import form_of, merged_file, read_stages, write_strategy
 from launcher.checkpoint.mindspore.merge_files import SUFFIX, merging
 from launcher.checkpoint.mindspore.strategy_input import is_ours
-from launcher.job.steps import MergeStrategies
+from launcher.job.schema.steps import MergeStrategies
 
 
 def target(step: MergeStrategies, folder: Path, source: Path) -> Path:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from launcher.checkpoint.store import latest
 from launcher.errors import RunError
-from launcher.job.schema import Job
-from launcher.job.steps import Export, Step, Transform
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Export, Step, Transform
 from launcher.plan.settings.saving import trust
 
 

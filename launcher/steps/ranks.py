@@ -9,8 +9,8 @@ from typing import Any
 
 from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.store import latest
-from launcher.job.schema import Job
-from launcher.job.steps import Broadcast, Evaluate, Load
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Broadcast, Evaluate, Load
 from launcher.plan.certify_copy import Copy
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan

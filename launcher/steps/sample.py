@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from launcher.data.open import open_data
-from launcher.job.models import Text
-from launcher.job.schema import Job
-from launcher.job.steps import Sample
+from launcher.job.schema.components import Text
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Sample
 from launcher.steps import whole
 
 

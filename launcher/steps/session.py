@@ -15,8 +15,8 @@ from launcher.data.resolve import with_data_read
 from launcher.data.source import Dataset
 from launcher.decide import inputs
 from launcher.errors import RunError
-from launcher.job.inside import place
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.run_paths import place
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import grad_norm, mesh

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from launcher.job.models import RandomTokens, Text
-from launcher.job.schema import Job
+from launcher.job.schema.components import RandomTokens, Text
+from launcher.job.schema.job import Job
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
 from launcher.runtime.training import loop, save

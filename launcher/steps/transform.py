@@ -23,7 +23,7 @@ from launcher.checkpoint.transform_foreign import (
     writer,
 )
 from launcher.checkpoint.transform_plan import plan_transform
-from launcher.job.steps import Transform
+from launcher.job.schema.steps import Transform
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.text import many

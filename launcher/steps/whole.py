@@ -10,7 +10,7 @@ import torch
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.decide import builder
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.settings.saving import trust

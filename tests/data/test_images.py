@@ -14,7 +14,7 @@ from launcher.data import cifar, mnist_file
 from launcher.data.images import Images
 from launcher.data.open import open_data
 from launcher.errors import RequestError
-from launcher.job.models import Cifar10, Idx, Mnist5k
+from launcher.job.schema.components import Cifar10, Idx, Mnist5k
 from tests.data.files import FORMS, cifar_images, write_cifar, write_idx
 
 

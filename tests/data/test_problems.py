@@ -12,7 +12,7 @@ from launcher.data.open import open_data
 from launcher.data.problems import check
 from launcher.data.resolve import resolve
 from launcher.errors import RequestError
-from launcher.job.models import Cifar10, Idx, Mnist5k, RandomTokens, Text
+from launcher.job.schema.components import Cifar10, Idx, Mnist5k, RandomTokens, Text
 from tests.data.files import idx_bytes, write_cifar, write_idx
 
 BYTES = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"

@@ -13,7 +13,7 @@ from launcher.data.fit import check_fit
 from launcher.data.open import open_data
 from launcher.data.spec import classes, input_specs, target_spec, vocab
 from launcher.errors import RequestError
-from launcher.job.models import (
+from launcher.job.schema.components import (
     AutoParallelMLP,
     Cifar10,
     Idx,
@@ -138,7 +138,7 @@ def test_what_the_planner_asks_needs_no_torch():
         "import sys\n"
         "import launcher.data.fit, launcher.data.order, launcher.data.problems, launcher.models.defaults\n"
         "import launcher.optim.schedule\n"
-        "from launcher.job.models import Mnist5k, Text\n"
+        "from launcher.job.schema.components import Mnist5k, Text\n"
         "from launcher.data.spec import input_specs\n"
         "for data in (Text(name='text'), Mnist5k(name='mnist5k')):\n"
         "    assert launcher.data.problems.check(data) == []\n"

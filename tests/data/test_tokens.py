@@ -17,7 +17,7 @@ from launcher.data.source import entropy
 from launcher.data.text_problems import check_absent, check_text
 from launcher.data.tokens import Windows
 from launcher.errors import RequestError
-from launcher.job.models import RandomTokens, Text
+from launcher.job.schema.components import RandomTokens, Text
 
 
 @given(st.integers(0, 60), st.integers(1, 9))

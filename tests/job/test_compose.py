@@ -6,8 +6,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from launcher.job.compose import BadRequest, compose
-from launcher.job.paths import CONF, RECIPES
-from launcher.job.report import as_yaml, render
+from launcher.job.cures.report import as_yaml, render
+from launcher.job.yaml.shipped import CONF, RECIPES
 
 
 def where(request, key):
@@ -146,7 +146,7 @@ def test_a_problem_found_later_is_printed_with_the_same_origins():
 
 def test_a_value_nobody_set_is_a_default():
     from launcher.errors import Problem
-    from launcher.job.origins import Origins
+    from launcher.job.yaml.origins import Origins
 
     text = render([Problem("train.precision", "fp32: too precise")], Origins({}, {"train": {"precision": "fp32"}}))
     assert text.endswith("  train.precision = fp32: too precise\n    set in: default")

@@ -7,11 +7,11 @@ import re
 import pytest
 import yaml
 
-from launcher.job import surface
 from launcher.job.compose import compose
-from launcher.job.paths import CONF, RECIPES
-from launcher.job.schema import Job
-from launcher.job.shelf import Shelf
+from launcher.job.schema import keys as surface
+from launcher.job.schema.job import Job
+from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.shipped import CONF, RECIPES
 
 SHELF = Shelf()
 OPTIONS = [f"{g}={o}" for g in SHELF.groups() if g != "steps" for o in SHELF.options(g)]

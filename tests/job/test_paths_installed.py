@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.job.paths import CONF, short
+from launcher.job.yaml.shipped import CONF, short
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ import pytest
 
 from launcher import Job, plan_job
 from launcher.errors import RequestError, RequestTypeError
-from launcher.job.parallel import CommFusion, Hsdp, Parallel, Pipeline
+from launcher.job.schema.parallel import CommFusion, Hsdp, Parallel, Pipeline
 from tests.parity import job
 
 ALL = "'gpipe', '1f1b', 'zero_bubble_h1', 'zero_bubble_v', 'dualpipe_v', 'seqpipe', 'seqvpp', 'seqsmartvpp' or 'auto'"

@@ -11,7 +11,7 @@ import pytest
 
 import launcher.__main__
 from launcher.errors import RequestError
-from launcher.job.paths import RECIPES
+from launcher.job.yaml.shipped import RECIPES
 from tests.mistakes import answers
 from tests.mistakes.answers import answer, composed, next_command, refused, rows
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from launcher.job.models import AutoParallelMLP, LanguageModel, Model, ResNet, TiedPair
+from launcher.job.schema.components import AutoParallelMLP, LanguageModel, Model, ResNet, TiedPair
 from launcher.models.build import build_model
 from launcher.models.loss import cross_entropy
 

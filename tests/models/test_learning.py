@@ -7,7 +7,16 @@ import torch
 
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
-from launcher.job.models import AdamW, AutoParallelMLP, LanguageModel, Mnist5k, Momentum, ResNet, Text, TiedPair
+from launcher.job.schema.components import (
+    AdamW,
+    AutoParallelMLP,
+    LanguageModel,
+    Mnist5k,
+    Momentum,
+    ResNet,
+    Text,
+    TiedPair,
+)
 from launcher.models.build import build_model
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer

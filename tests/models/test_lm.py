@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import fx
 
-from launcher.job.models import LanguageModel
+from launcher.job.schema.components import LanguageModel
 from launcher.models.build import build_model
 from launcher.models.defaults import resolve
 from launcher.models.init import STD

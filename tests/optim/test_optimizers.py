@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from launcher.errors import RequestError
-from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
 from launcher.optim.build import build_optimizer, scale_lr
 from launcher.runtime.cluster.world import World
 from tests.ranks import on_ranks

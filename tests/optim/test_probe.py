@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launcher.decide import plan_job
-from launcher.job.models import Target
+from launcher.job.schema.components import Target
 from launcher.optim import probe as probing
 from launcher.optim.build import build_own
 from launcher.optim.trial import small

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.job.models import Constant, Cosine, Linear
+from launcher.job.schema.components import Constant, Cosine, Linear
 from launcher.optim.schedule import factor
 
 warmups = st.integers(0, 12)

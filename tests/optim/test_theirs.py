@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from launcher.data.order import batch_indices
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
 from launcher.plan.plan import Plan

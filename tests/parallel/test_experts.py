@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from launcher.decide import plan_job
 from launcher.errors import RunError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
 from launcher.parallel import grad_norm
 from launcher.parallel.local_grad_norm import watch

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.local_grad_norm import Own, watch
 from launcher.plan.plan import Plan

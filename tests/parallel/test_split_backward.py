@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.parallel.local import local
 from launcher.plan import show
 from launcher.plan.plan import Plan

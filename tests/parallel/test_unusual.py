@@ -9,7 +9,7 @@ import pytest
 
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from tests.parity import assert_parity, own
 
 CUT = {"a": 0, "b": 0, "head": 1}

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from tests.parity import assert_parity, own
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.decide import builder
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.values.facts import Graph, Node, Param, Skeleton, TensorSpec
 

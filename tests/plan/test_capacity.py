@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.capacity import PROCESS, Fit, Free, fit, least, lighter, refused
 from launcher.plan.plan import Plan
 from tests.plan.made import job

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from launcher.job.steps import Certify
+from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
 from launcher.plan.partition.sizes import Sizes, sizes
 from tests.plan.made import job

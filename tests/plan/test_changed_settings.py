@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from launcher.decide import plan_job
-from launcher.job import surface
-from launcher.job.models import Target
+from launcher.job.schema import keys as surface
+from launcher.job.schema.components import Target
 from launcher.plan.changed_settings import (
     ASIDE,
     CHOSEN,

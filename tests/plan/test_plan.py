@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.values.facts import Graph

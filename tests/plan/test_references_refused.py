@@ -8,7 +8,7 @@ import pytest
 
 from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from tests.parallel.reference_nets import WAYS
 from tests.parity import own
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from tests.parity import job

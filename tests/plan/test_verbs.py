@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from launcher.job.steps import Step
+from launcher.job.schema.steps import Step
 from launcher.plan.plan import ask
 from launcher.plan.verbs import Phase, check, phases
 from tests.plan.made import job, refusal, words

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
 from launcher.data import bpe
-from launcher.job.models import LanguageModel
+from launcher.job.schema.components import LanguageModel
 from launcher.models.build import build_model
 
 SIZES = {"dim": 36, "layers": 2, "heads": 9, "kv_heads": 3, "ffn_dim": 64}

@@ -18,7 +18,7 @@ from launcher.checkpoint.mindspore.formats import group_file, read_strategy, to_
 from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan import operator_file, rank_groups
 from launcher.plan.plan import Plan
 from launcher.runtime.training.metrics import read

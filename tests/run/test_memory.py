@@ -13,7 +13,7 @@ from launcher import local_memory
 from launcher.__main__ import main
 from launcher.decide import plan_job
 from launcher.job.compose import compose
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.launch import Start
 from launcher.plan.capacity import Free
 from launcher.runtime import free_memory

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.data.open import open_data
 from launcher.decide import plan_job
-from launcher.job.steps import Certify
+from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import reduced
 from launcher.runtime.cluster.world import World
 from launcher.steps.certificate import Certificate

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from launcher.__main__ import main
-from launcher.job.steps import Certify
+from launcher.job.schema.steps import Certify
 from launcher.parallel import tie
 from launcher.steps.certificate import PARTS
 from tests.run import llama

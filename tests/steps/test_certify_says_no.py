@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.job.steps import Certify
+from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
 from launcher.parallel import apply_plan, fuse, grad_norm, tie
 from launcher.parallel.deferred_init import fill

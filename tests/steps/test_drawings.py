@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.parallel import mesh
 from launcher.parallel.apply_plan import parallelize
 from launcher.plan.plan import Plan

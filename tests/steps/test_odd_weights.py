@@ -12,8 +12,8 @@ from tests.parallel.test_effects import net
 
 from launcher.data.open import open_data
 from launcher.decide import plan_job
-from launcher.job.schema import Job
-from launcher.job.steps import Certify
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World

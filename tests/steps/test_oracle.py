@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from launcher.data.open import open_data
 from launcher.data.order import batch_indices
-from launcher.job.models import Constant, Cosine, Linear, Schedule
+from launcher.job.schema.components import Constant, Cosine, Linear, Schedule
 from launcher.optim.schedule import factor
 from launcher.steps.certify import _undropped
 from launcher.steps.oracle import rules, start
@@ -27,7 +27,7 @@ from tests.steps.nets import Draws
 
 FOLDER = Path(start.__file__).parent
 MAY_IMPORT = {
-    "launcher.job.schema", "launcher.job.models", "launcher.job.targets",  # what was asked, and classes that it names
+    "launcher.job.schema.job", "launcher.job.schema.components", "launcher.job.targets",  # what was asked, and classes that it names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",
 }  # fmt: skip

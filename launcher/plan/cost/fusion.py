@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.job.parallel import CommFusion, Fusion, FusionIndex, Network
+from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
 from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes

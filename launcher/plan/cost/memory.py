@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from launcher.job.models import SGD, Momentum, Optim
+from launcher.job.schema.components import SGD, Momentum, Optim
 from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from launcher.job.parallel import Hsdp
+from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.fusion import Bucket, Group
 from launcher.plan.cost.peak import Gather, Load, Moment, Pass, fullest
 from launcher.plan.partition.params import Placed

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from launcher.job.parallel import Hsdp
+from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.fusion import Bucket, Group
 from launcher.plan.partition.params import Placed, Tie
 from launcher.plan.partition.sizes import Sizes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from launcher.job.parallel import Hsdp
+from launcher.job.schema.parallel import Hsdp
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Stage

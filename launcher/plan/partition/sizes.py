@@ -7,8 +7,8 @@ from math import gcd, lcm
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.models import LanguageModel
-from launcher.job.schema import Job
+from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.job import Job
 from launcher.plan.operators.strategy import degree
 from launcher.plan.schedule.schedules import RULES, placement
 from launcher.plan.values.grid import Grid

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import Problem
-from launcher.job.schema import Job
-from launcher.job.steps import Evaluate, Export
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Evaluate, Export
 from launcher.plan.partition.sizes import Note
 from launcher.plan.values.facts import Change, Graph, Skeleton
 from launcher.plan.values.text import listed

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from launcher.errors import Problem
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph

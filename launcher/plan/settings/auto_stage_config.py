@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.errors import Problem, RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.partition import stage_config, stages
 from launcher.plan.partition.inseparable import components, together, why
 from launcher.plan.partition.sizes import Note, Sizes, sizes

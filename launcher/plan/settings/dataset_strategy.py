@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings.setting import Status
 from launcher.plan.values.grid import Grid

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.models import Text
-from launcher.job.schema import Job
-from launcher.job.steps import Evaluate, Export, Transform
+from launcher.job.schema.components import Text
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.settings import mergeable
 from launcher.plan.values.text import many

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import Problem
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.cost.fusion import Fused
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings.setting import Setting, Status

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.errors import Problem
-from launcher.job import redact
-from launcher.job.schema import Job
+from launcher.job.schema import redact
+from launcher.job.schema.job import Job
 from launcher.plan.settings.setting import Setting, Status
 from launcher.plan.values.facts import Skeleton
 

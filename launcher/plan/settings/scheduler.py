@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Schedule

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from shlex import quote
 
 from launcher.errors import Problem
-from launcher.job.parallel import Hsdp, Pipeline
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Hsdp, Pipeline
 from launcher.plan.cost.fusion import Fused
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.partition.sizes import Sizes

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import Any, Literal
 
 from launcher.errors import Problem
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.cost.fusion import DEFAULT, Fused, limits
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.operators.resolve import Spread

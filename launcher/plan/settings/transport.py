@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from launcher.errors import Problem
-from launcher.job.parallel import CommFusion
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import CommFusion
 from launcher.plan.cost.fusion import Fused, knee, limits, size
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.partition.params import Placed

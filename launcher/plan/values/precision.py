@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.values.facts import COMPUTE, DTYPE
 
 FIRST_SCALE = 65536.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.models.build import build_model
 
 KEPT = {"fp64": torch.float64}

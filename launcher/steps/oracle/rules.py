@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from launcher.job.models import SGD, AdamW, Constant, Linear, Momentum, Optim, Schedule
+from launcher.job.schema.components import SGD, AdamW, Constant, Linear, Momentum, Optim, Schedule
 from launcher.job.targets import build
 
 Indices = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.data.source import Dataset
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.steps.oracle import model as models
 from launcher.steps.oracle import rules
 from launcher.steps.oracle.samples import Narrow, Samples

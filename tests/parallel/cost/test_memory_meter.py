@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
 from launcher.parallel.cost.memory_meter import Held
 from launcher.plan.plan import Plan

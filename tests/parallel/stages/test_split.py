@@ -12,7 +12,7 @@ import torch
 
 from launcher.decide import builder, inputs, plan_job
 from launcher.errors import RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.stages.split import Part, split, traced
 from tests.parallel import nets

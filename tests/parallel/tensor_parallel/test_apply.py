@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan

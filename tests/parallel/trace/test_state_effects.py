@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.decide import plan_job
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import grad_norm

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from launcher.decide import plan_job
 from launcher.errors import Problem, RequestError
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.plan.test_params import laid, sizes
 
-from launcher.job.models import SGD, AdamW, Momentum, Optim, Target
-from launcher.job.parallel import Hsdp
+from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.memory import Memory, bytes_text, copies, memory
 from launcher.plan.cost.peak import Moment
 from tests.plan.made import chain, skeleton

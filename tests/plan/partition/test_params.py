@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from launcher.job.parallel import Hsdp
+from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.fusion import Bucket, Group, Limits, buckets, groups
 from launcher.plan.partition.params import Placed, Tie, placed, ties
 from launcher.plan.partition.sizes import Sizes

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.job.parallel import Scheduler
+from launcher.job.schema.parallel import Scheduler
 from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Action, Schedule
 from launcher.plan.schedule.simulate import Cost, simulate

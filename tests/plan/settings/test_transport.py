@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.errors import RequestError
-from launcher.job.parallel import CommFusion
+from launcher.job.schema.parallel import CommFusion
 from launcher.plan.cost.fusion import Limits, limits
 from launcher.plan.plan import ask
 from launcher.plan.settings.transport import settings

@@ -19,14 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.alike import nearest
-from launcher.job.hostile import Hostile
-from launcher.job.near import choice
-from launcher.job.overrides import quoted, shell
-from launcher.job.paths import short
-from launcher.job.recipe_source import register
-from launcher.job.redact import text as redacted
-from launcher.job.shelf import Shelf
+from launcher.job.cures.suggestions import choice
+from launcher.job.overrides.grammar import quoted, shell
+from launcher.job.schema.redact import text as redacted
+from launcher.job.schema.similar_names import nearest
+from launcher.job.yaml.config_folders import register
+from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.limits import Hostile
+from launcher.job.yaml.shipped import short
 
 CONFIG = "config"
 ALMOST = {

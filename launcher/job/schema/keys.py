@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Discriminator, Tag, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from launcher.job.schema import Job
+from launcher.job.schema.job import Job
 
 
 def fields(cls: type[BaseModel]) -> dict[str, FieldInfo]:

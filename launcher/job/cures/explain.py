@@ -11,13 +11,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem
-from launcher.job import cure, meant, near, surface
-from launcher.job.alike import nearest
-from launcher.job.origins import Origins
-from launcher.job.overrides import paste, shell, written
-from launcher.job.redact import HIDDEN, secret, values
-from launcher.job.schema import Job
-from launcher.job.wrong import reason
+from launcher.job.cures import suggested_override, suggestions
+from launcher.job.overrides import intended_value
+from launcher.job.overrides.grammar import paste, shell, written
+from launcher.job.schema import keys
+from launcher.job.schema.job import Job
+from launcher.job.schema.python_errors import reason
+from launcher.job.schema.redact import HIDDEN, secret, values
+from launcher.job.schema.similar_names import nearest
+from launcher.job.yaml.origins import Origins
 
 KINDS = {"model": "model", "data": "data set", "optim": "optimizer", "schedule": "schedule", "steps": "step"}
 
@@ -61,12 +63,12 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
         (name, value), *_ = value.items()
         parts = (*parts, str(name))
     key = ".".join(parts)
-    right = near.key(parts, bad, data)
+    right = suggestions.key(parts, bad, data)
     origin = origins.of(key)
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
-        valid = surface.names(parts[:bad], data)
-        why = near.why_not(parts[-1])
+        valid = keys.names(parts[:bad], data)
+        why = suggestions.why_not(parts[-1])
         listed = f" (valid here: {', '.join(valid)})" if valid else ""
         ours = origin is not None and origin.shipped  # a recipe's, for another option than the one chosen now
         return Problem(key, f"unknown key{f': {why}' if why else listed}", drop if ours else "")
@@ -79,9 +81,9 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
     """``value`` at ``key``, in the form that this takes."""
     parts = tuple(key.split("."))
-    note = surface.at(parts, data)
-    fits = isinstance(value, Mapping) or surface.accepts(note, value)
-    return paste(key, value) if fits else cure.value(parts, value, data) or paste(key, value)
+    note = keys.at(parts, data)
+    fits = isinstance(value, Mapping) or keys.accepts(note, value)
+    return paste(key, value) if fits else suggested_override.value(parts, value, data) or paste(key, value)
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
@@ -91,12 +93,12 @@ def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items.append(part)
-        elif part in surface.kinds(note):
-            note = surface.kinds(note)[part]
+        elif part in keys.kinds(note):
+            note = keys.kinds(note)[part]
         elif items or part == "[key]":
             continue
         elif isinstance(data, Mapping) and (part in data or (kind == "missing" and i == len(loc) - 1)):
-            note, data = surface.below(note, part, data), data.get(part)
+            note, data = keys.below(note, part, data), data.get(part)
             parts.append(part)
     return Spot(tuple(parts), tuple(items))
 
@@ -112,13 +114,15 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
         return _untagged(spot.parts, bad, data, origins)
     if kind == "value_error":
         return _value_error(spot, str(context["error"]), bad, data, origins)
-    reason = _reason(detail, surface.literals(surface.at(spot.parts, data)))
+    reason = _reason(detail, keys.literals(keys.at(spot.parts, data)))
     if spot.items:
         whole = origins.value(key)
         at = "".join(f"[{i}]" for i in spot.items)
         item = "" if kind == "missing" else f" = {shown(bad, key)}"
-        return Problem(key, f"{shown(whole, key)}: item {at}{item} {reason}", cure.value(spot.parts, whole, data))
-    return Problem(key, f"{shown(bad, key)}: {reason}", cure.value(spot.parts, bad, data))
+        return Problem(
+            key, f"{shown(whole, key)}: item {at}{item} {reason}", suggested_override.value(spot.parts, whole, data)
+        )
+    return Problem(key, f"{shown(bad, key)}: {reason}", suggested_override.value(spot.parts, bad, data))
 
 
 def _choice(
@@ -126,17 +130,17 @@ def _choice(
 ) -> Problem:
     """No member of a union of plain types fits."""
     key, bad = ".".join(parts), details[0]["input"]
-    words = surface.literals(surface.at(parts, data))
+    words = keys.literals(keys.at(parts, data))
     reasons = [_reason(d, ()).removeprefix("should be ") for d in details if d["type"] != "literal_error"]
-    hint = meant.word_of(bad, words) if isinstance(bad, str) else None
+    hint = intended_value.word_of(bad, words) if isinstance(bad, str) else None
     text = f"should be {' or '.join([*words, *reasons])}" + (f", did you mean {hint!r}?" if hint else "")
-    return Problem(key, f"{shown(bad, key)}: {text}", cure.value(parts, bad, data))
+    return Problem(key, f"{shown(bad, key)}: {text}", suggested_override.value(parts, bad, data))
 
 
 def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
     kind = detail["type"]
     if kind == "literal_error":
-        hint = meant.word_of(detail["input"], [str(w) for w in words])
+        hint = intended_value.word_of(detail["input"], [str(w) for w in words])
         listed = ", ".join(map(str, words))
         return f"should be one of {listed}" + (f"; did you mean {hint!r}?" if hint else "")
     return "is missing" if kind == "missing" else reason(detail)
@@ -144,18 +148,18 @@ def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
 
 def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -> Problem:
     """A key that must be given: nobody set it, or it was left at ``???``."""
-    note = surface.at(parts, data)
-    if tags := surface.kinds(note):
+    note = keys.at(parts, data)
+    if tags := keys.kinds(note):
         listed = [t for t in tags if t != "_target_"]
         return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
-    field = surface.field_at(parts, data)
+    field = keys.field_at(parts, data)
     what = f": {field.description}" if field is not None and field.description else ""
     return Problem(".".join(parts), f"needs a value{what}")
 
 
 def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
     """A model, data set, optimizer, schedule or step that is not there."""
-    tags = [t for t in surface.kinds(surface.at(parts, data)) if t != "_target_"]
+    tags = [t for t in keys.kinds(keys.at(parts, data)) if t != "_target_"]
     word, title = KINDS[parts[0]], "steps" if parts[0] == "steps" else f"{KINDS[parts[0]]}s"
     if not isinstance(bad, Mapping):
         return Problem(".".join(parts), f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})")
@@ -166,7 +170,7 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     if tag is None:
         return Problem(key, f"needs a value ({title}: {', '.join(tags)})")
     hint = nearest(tag, tags)
-    text = f"unknown {word} {tag!r}{near.choice(tag, tags, title)}"
+    text = f"unknown {word} {tag!r}{suggestions.choice(tag, tags, title)}"
     if not step:
         return Problem(key, text, paste(key, hint) if hint else "")
     origin = origins.of(key)
@@ -183,10 +187,16 @@ def _value_error(spot: Spot, message: str, bad: Any, data: Mapping[str, Any], or
     advice = re.search(r"use ([\w.]+=[\w.\[\],-]+)", message)
     named = re.match(r"([a-z_]+(?:\.[a-z_]+)+)=([^\s:]+):? (.*)", message, re.DOTALL)
     if named:
-        fixed = advice[1] if advice else cure.value(tuple(named[1].split(".")), origins.value(named[1]), data)
+        fixed = (
+            advice[1] if advice else suggested_override.value(tuple(named[1].split(".")), origins.value(named[1]), data)
+        )
         return Problem(named[1], f"{named[2]}: {named[3]}", fixed)
     key = ".".join(spot.parts)
     if isinstance(bad, Mapping):
-        return Problem(key, f"{shown(bad, key)}: {message}", advice[1] if advice else cure.group(spot.parts, bad, data))
-    fixed = advice[1] if advice else cure.value(spot.parts, bad, data)
+        return Problem(
+            key,
+            f"{shown(bad, key)}: {message}",
+            advice[1] if advice else suggested_override.group(spot.parts, bad, data),
+        )
+    fixed = advice[1] if advice else suggested_override.value(spot.parts, bad, data)
     return Problem(key, f"{shown(bad, key)}: {message}", fixed)

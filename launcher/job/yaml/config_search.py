@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.job.paths import CONF, RECIPES, short
+from launcher.job.yaml.shipped import CONF, RECIPES, short
 
 
 @dataclass(frozen=True)

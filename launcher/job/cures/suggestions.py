@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.job import surface
-from launcher.job.alike import nearest
-from launcher.job.synonyms import OTHERS, UNLIKE
+from launcher.job.cures.synonyms import OTHERS, UNLIKE
+from launcher.job.schema import keys as surface
+from launcher.job.schema.similar_names import nearest
 
 
 def choice(word: object, names: Sequence[str], title: str) -> str:

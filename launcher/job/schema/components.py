@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from launcher.job.base import Count, Flag, Index, Rate, Settings
+from launcher.job.schema.base import Count, Flag, Index, Rate, Settings
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.job import redact
+from launcher.job.schema import redact
 
 
 @pytest.mark.parametrize(

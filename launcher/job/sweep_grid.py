@@ -13,10 +13,10 @@ from hydra.core.override_parser.types import Override as Parsed
 from hydra.errors import HydraException
 
 from launcher.errors import Problem, RequestError
-from launcher.job import redact
-from launcher.job.overrides import read
-from launcher.job.shelf import Shelf
-from launcher.job.words import Names, sift
+from launcher.job.overrides.grammar import read
+from launcher.job.schema import redact
+from launcher.job.stray_arguments import Names, sift
+from launcher.job.yaml.config_search import Shelf
 
 
 @dataclass(frozen=True)

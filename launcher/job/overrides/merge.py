@@ -10,10 +10,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.alike import nearest
-from launcher.job.overrides import OPEN, Override, paste, shell
-from launcher.job.redact import HIDDEN, secret
-from launcher.job.redact import text as redacted
+from launcher.job.overrides.grammar import OPEN, Override, paste, shell
+from launcher.job.schema.redact import HIDDEN, secret
+from launcher.job.schema.redact import text as redacted
+from launcher.job.schema.similar_names import nearest
 
 CHOSEN = ("model", "data", "optim", "schedule")
 """Nodes that are one choice out of several: another name brings its own keys."""

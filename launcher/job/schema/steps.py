@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from launcher.job.base import Count, Flag, Settings
+from launcher.job.schema.base import Count, Flag, Settings
 
 
 class Train(Settings):

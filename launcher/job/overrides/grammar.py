@@ -16,8 +16,9 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 from launcher.errors import Problem
-from launcher.job import meant, surface
-from launcher.job.redact import text as redacted
+from launcher.job.overrides import intended_value
+from launcher.job.schema import keys
+from launcher.job.schema.redact import text as redacted
 
 OPEN = ("parallel.pipeline.stage_config", "parallel.operators")
 """Nodes whose keys are module names: dots and stars in them belong to the name."""
@@ -165,11 +166,11 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 def _one_value(key: str, values: str) -> str:
     """What several values are one of: a list where a list is wanted, a number in groups of three digits."""
-    note = surface.anywhere(key)
+    note = keys.anywhere(key)
     items = [v.strip() for v in values.split(",")]
     if key == "steps":
         return paste(key, items)
-    good = next(meant.readings(key, note, values), None) if note is not None else None
+    good = next(intended_value.readings(key, note, values), None) if note is not None else None
     return paste(key, good) if isinstance(good, list | int | float) else ""
 
 

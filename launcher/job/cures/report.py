@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from launcher.errors import Problem, printable
-from launcher.job import redact
-from launcher.job.explain import shown
-from launcher.job.origins import Origins
+from launcher.job.cures.explain import shown
+from launcher.job.schema import redact
+from launcher.job.yaml.origins import Origins
 
 LONGEST = 300
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.job.shelf import Shelf
+from launcher.job.yaml.config_search import Shelf
 
 HEAD = """\
 launcher: one YAML file plans, trains and checkpoints a parallel model on torch.distributed.

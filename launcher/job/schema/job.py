@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from launcher.job.base import Count, Flag, Index, Settings
-from launcher.job.models import Data, Model, Optim, Schedule
-from launcher.job.parallel import Parallel
-from launcher.job.steps import Step, named
+from launcher.job.schema.base import Count, Flag, Index, Settings
+from launcher.job.schema.components import Data, Model, Optim, Schedule
+from launcher.job.schema.parallel import Parallel
+from launcher.job.schema.steps import Step, named
 
 
 class Train(Settings):

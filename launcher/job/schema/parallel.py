@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from launcher.job.base import Count, Flag, Index, Settings
-from launcher.job.inside import RUN, checked
+from launcher.job.schema.base import Count, Flag, Index, Settings
+from launcher.job.schema.run_paths import RUN, checked
 
 Scheduler = Literal[
     "gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v", "seqpipe", "seqvpp", "seqsmartvpp", "auto"

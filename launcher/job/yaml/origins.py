@@ -10,10 +10,10 @@ from typing import Any
 
 import yaml
 
-from launcher.job.hostile import check
-from launcher.job.paths import CONF, RECIPES, short
-from launcher.job.redact import HIDDEN, place, secret
-from launcher.job.redact import text as redacted
+from launcher.job.schema.redact import HIDDEN, place, secret
+from launcher.job.schema.redact import text as redacted
+from launcher.job.yaml.limits import check
+from launcher.job.yaml.shipped import CONF, RECIPES, short
 
 COMMAND_LINE = "command line"
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.kept import settable
-from launcher.job.origins import Origins
-from launcher.job.overrides import OPEN, Override, parse, paste, shell
-from launcher.job.redact import text as redacted
-from launcher.job.redact import values
+from launcher.job.cures.kept_meaning import settable
+from launcher.job.overrides.grammar import OPEN, Override, parse, paste, shell
+from launcher.job.schema.redact import text as redacted
+from launcher.job.schema.redact import values
+from launcher.job.yaml.origins import Origins
 
 
 def whole(problems: Sequence[Problem], typed: Sequence[Override], origins: Origins) -> tuple[Problem, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from launcher.errors import Problem
-from launcher.job.paths import short
+from launcher.job.yaml.shipped import short
 
 BYTES = 4 * 2**20
 DEPTH = 40

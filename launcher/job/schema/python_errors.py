@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from launcher.errors import Problem, RequestError, RequestKeyError, RequestTypeError
-from launcher.job.redact import HIDDEN, secret
+from launcher.job.schema.redact import HIDDEN, secret
 
 WORDS = {
     "int_type": "should be a whole number",

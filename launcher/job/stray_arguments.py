@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import Problem
-from launcher.job import near, surface
-from launcher.job.overrides import parsable, rewritten, shell
-from launcher.job.redact import text as redacted
+from launcher.job.cures import suggestions
+from launcher.job.overrides.grammar import parsable, rewritten, shell
+from launcher.job.schema import keys
+from launcher.job.schema.redact import text as redacted
 
 SPACES = "the shell cuts arguments at their spaces; quote what has some"
 
@@ -31,11 +32,11 @@ class Names:
         name = word.lstrip("-").replace("-", "_") if word.startswith("-") else word
         if self.key(name):
             return name
-        return near.key(name.split("."), _unknown(name), {}) if re.fullmatch(r"[a-z_][\w.]*", name) else None
+        return suggestions.key(name.split("."), _unknown(name), {}) if re.fullmatch(r"[a-z_][\w.]*", name) else None
 
 
 def _keys() -> frozenset[str]:
-    return frozenset(surface.everywhere())
+    return frozenset(keys.everywhere())
 
 
 def _unknown(name: str) -> int:

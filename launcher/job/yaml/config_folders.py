@@ -10,7 +10,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from launcher.job.hostile import check
+from launcher.job.yaml.limits import check
 
 GROUP = "recipe"
 

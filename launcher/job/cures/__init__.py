@@ -1,0 +1,1 @@
+"""Complaints in plain words, and overrides that put them right."""
