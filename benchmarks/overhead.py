@@ -50,7 +50,7 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
     from torch.nn.functional import cross_entropy
 
     from launcher.data.open import open_data
-    from launcher.data.order import batch_indices
+    from launcher.data.shuffle import batch_indices
     from launcher.models.build import build_model
 
     torch.manual_seed(0)

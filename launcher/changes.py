@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.checkpoint.read import Checkpoint
-from launcher.data.resolve import with_data_read
+from launcher.data.fallback import with_data_read
 from launcher.errors import Problem, printable
 from launcher.job.schema import redact
 from launcher.job.schema.components import Target

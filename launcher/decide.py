@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from launcher.asked import fits, inlined
+from launcher.data.checks import check
+from launcher.data.fallback import resolve as resolve_data
 from launcher.data.fit import check_fit
-from launcher.data.problems import check
-from launcher.data.resolve import resolve as resolve_data
 from launcher.errors import Problem, RequestError, owned, refuse
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import launch, local_memory, outputs, phases, record, resume, sources
 from launcher.console import gone, say, tell
-from launcher.data.problems import absent
+from launcher.data.checks import absent
 from launcher.decide import before_torch, plan_job, planning, settled
 from launcher.errors import refuse
 from launcher.job.schema.job import Job, Launch

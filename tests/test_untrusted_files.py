@@ -18,8 +18,8 @@ from launcher.checkpoint.layout.tiling import untiled
 from launcher.checkpoint.mindspore.formats.wire import packet
 from launcher.checkpoint.tensorfile.header import arrange
 from launcher.checkpoint.tensorfile.json_file import LONGEST
+from launcher.data.files.idx import whole
 from launcher.data.idx import read as read_idx
-from launcher.data.idx_file import whole
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.untrusted_file import TEXT

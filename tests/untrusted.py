@@ -24,9 +24,9 @@ from launcher.checkpoint.mindspore.strategy_input import given
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.durable import copy
 from launcher.checkpoint.tensorfile.keys import load_key
-from launcher.data import bpe
+from launcher.data.checks import absent, check
 from launcher.data.cifar import read_pickle
-from launcher.data.problems import absent, check
+from launcher.data.files import bpe
 from launcher.errors import said
 from launcher.job.schema.components import Cifar10, Idx, Text
 from launcher.runtime import folder

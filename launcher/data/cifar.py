@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data.cifar_file import LONGEST, RECORD, Batches, find
+from launcher.data.files.cifar import LONGEST, RECORD, Batches, find
 from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.errors import Problem, RequestError

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.data.idx_file import TEST, TRAIN, find, header, inflated, offset
+from launcher.data.files.idx import TEST, TRAIN, find, header, inflated, offset
 from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Idx

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.data.order import Indices
+from launcher.data.shuffle import Indices
 from launcher.data.source import Source
 
 

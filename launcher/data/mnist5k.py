@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from launcher.data.files.mnist5k import read, where
 from launcher.data.images import Images
-from launcher.data.mnist_file import read, where
-from launcher.data.order import permutation
+from launcher.data.shuffle import permutation
 from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Mnist5k
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from launcher.data.checks import check
 from launcher.data.cifar import open_cifar10
+from launcher.data.fallback import resolve
 from launcher.data.idx import open_idx
 from launcher.data.mnist5k import open_mnist5k
 from launcher.data.plain_text import open_text
-from launcher.data.problems import check
 from launcher.data.random_tokens import open_random_tokens
-from launcher.data.resolve import resolve
 from launcher.data.source import Dataset, Source
 from launcher.errors import RequestError
 from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text

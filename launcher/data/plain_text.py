@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from launcher.data import bpe, corpus
+from launcher.data.files import bpe, corpus
 from launcher.data.source import Dataset, entropy
 from launcher.data.tokens import Windows
 from launcher.errors import Problem, RequestError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from launcher.data.order import Indices
+from launcher.data.shuffle import Indices
 
 CHUNK = 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.data.resolve import resolve
+from launcher.data.fallback import resolve
 from launcher.errors import Problem, RequestError, owned
 from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTokens, Target, Text
 from launcher.plan.values.facts import TensorSpec

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launcher.data.order import Indices
+from launcher.data.shuffle import Indices
 from launcher.data.source import Source
 
 

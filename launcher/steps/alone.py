@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.transform import is_checkpoint
-from launcher.data.resolve import with_data_read
+from launcher.data.fallback import with_data_read
 from launcher.errors import RunError, said
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify

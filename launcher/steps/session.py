@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from launcher.checkpoint.tensorfile.keys import load_key
+from launcher.data.fallback import with_data_read
 from launcher.data.open import open_data
-from launcher.data.order import batch_indices
-from launcher.data.resolve import with_data_read
+from launcher.data.shuffle import batch_indices
 from launcher.data.source import Dataset
 from launcher.decide import inputs
 from launcher.errors import RunError

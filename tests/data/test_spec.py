@@ -136,12 +136,12 @@ def test_models_that_do_not_fit_their_data(model, data, said):
 def test_what_the_planner_asks_needs_no_torch():
     code = (
         "import sys\n"
-        "import launcher.data.fit, launcher.data.order, launcher.data.problems, launcher.models.defaults\n"
+        "import launcher.data.fit, launcher.data.shuffle, launcher.data.checks, launcher.models.defaults\n"
         "import launcher.optim.schedule\n"
         "from launcher.job.schema.components import Mnist5k, Text\n"
         "from launcher.data.spec import input_specs\n"
         "for data in (Text(name='text'), Mnist5k(name='mnist5k')):\n"
-        "    assert launcher.data.problems.check(data) == []\n"
+        "    assert launcher.data.checks.check(data) == []\n"
         "    input_specs(data, 2)\n"
         "assert 'torch' not in sys.modules and 'hydra' not in sys.modules\n"
     )

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data import bpe, corpus
+from launcher.data.files import bpe, corpus
+from launcher.data.files.text_checks import check_absent, check_text
 from launcher.data.open import open_data
 from launcher.data.plain_text import decode_bytes, encode_bytes, open_text
 from launcher.data.source import entropy
-from launcher.data.text_problems import check_absent, check_text
 from launcher.data.tokens import Windows
 from launcher.errors import RequestError
 from launcher.job.schema.components import RandomTokens, Text

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from launcher.data.open import open_data
-from launcher.data.order import batch_indices
+from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import (
     AdamW,
     AutoParallelMLP,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from launcher.data.order import batch_indices
+from launcher.data.shuffle import batch_indices
 from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job

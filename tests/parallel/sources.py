@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from launcher.data.order import Indices
+from launcher.data.shuffle import Indices
 from launcher.data.source import Source
 
 

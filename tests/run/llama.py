@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
-from launcher.data import bpe
+from launcher.data.files import bpe
 from launcher.job.schema.components import LanguageModel
 from launcher.models.build import build_model
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.data.order import Indices
+from launcher.data.shuffle import Indices
 from launcher.data.source import Source
 
 CLASSES, WIDTH = 6, 8

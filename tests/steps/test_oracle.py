@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.data.open import open_data
-from launcher.data.order import batch_indices
+from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import Constant, Cosine, Linear, Schedule
 from launcher.optim.schedule import factor
 from launcher.steps.certify import _undropped

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from launcher.data.order import Indices
+from launcher.data.shuffle import Indices
 from launcher.data.source import Source
 from tests.parity.zoo import samples
 from tests.parity.zoo.layouts import SAMPLES

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.data.order import batch_indices, permutation
+from launcher.data.shuffle import batch_indices, permutation
 
 seeds = st.integers(0, 2**70)
 counts = st.integers(1, 40)

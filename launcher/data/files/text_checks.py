@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.data import corpus
-from launcher.data.nearby import file as nearby
+from launcher.data.files import corpus
+from launcher.data.files.similar_files import file as nearby
 from launcher.errors import Problem
 from launcher.job.schema.components import Text
 from launcher.untrusted_file import irregular, opened, read_bytes
@@ -67,7 +67,7 @@ def _meant(key: str, path: str) -> str:
 
 
 def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
-    from launcher.data import bpe
+    from launcher.data.files import bpe
 
     try:
         size = bpe.load(path).get_vocab_size()

