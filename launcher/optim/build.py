@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
+from launcher.optim.cut_parameters import Pieces
 from launcher.optim.groups import Named, groups
-from launcher.optim.pieces import Pieces
 
 
 def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from launcher.optim.packing import pack, unpackable
+from launcher.optim.state_packing import pack, unpackable
 from launcher.optim.trial import Broken, Build, Cut, Seen, Shape, Trial, keys, small
 from launcher.plan.values.optimizer_traits import Traits
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from launcher.errors import RequestError, of_users
 from launcher.optim.build import keep_rates, scale_lr
-from launcher.optim.packing import pack, unpack
+from launcher.optim.state_packing import pack, unpack
 
 Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Shape = tuple[int, ...]

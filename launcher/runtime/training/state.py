@@ -15,7 +15,7 @@ from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.optim.packing import on_device, pack, unpack
+from launcher.optim.state_packing import on_device, pack, unpack
 from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, spec

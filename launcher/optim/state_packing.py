@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from launcher.optim.pieces import Pieces
+from launcher.optim.cut_parameters import Pieces
 from launcher.plan.values.facts import ITEMSIZE
 
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}

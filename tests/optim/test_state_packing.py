@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from launcher.optim.packing import pack, unpack, unpackable
+from launcher.optim.state_packing import pack, unpack, unpackable
 
 numbers = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
 values = st.recursive(numbers, lambda v: st.lists(v, max_size=3) | st.lists(v, max_size=3).map(tuple), max_leaves=6)
