@@ -51,9 +51,9 @@ class Found:
 def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
     """One optimizer step as ``runtime.training.loop`` does it."""
     from launcher.runtime.training.loop import step
-    from launcher.steps import session
+    from launcher.steps.model import build_session
 
-    live = session.build(world, job, plan, Path())
+    live = build_session.build(world, job, plan, Path())
 
     def one() -> None:
         step(live, job.train.clip_norm)

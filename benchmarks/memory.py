@@ -68,9 +68,9 @@ def measure(world: World, job: Job, plan: Plan) -> int:
     """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
     from launcher.parallel.cost.memory_meter import Held
     from launcher.runtime.training.loop import step
-    from launcher.steps import session
+    from launcher.steps.model import build_session
 
-    live = session.build(world, job, plan, Path())
+    live = build_session.build(world, job, plan, Path())
     for _ in range(2):
         states = [v for state in live.optimizer.state.values() for v in state.values()]
         with Held([*(t for _, t in live.model.named()), *states]) as held:

@@ -27,9 +27,9 @@ def ours(world: World, job: Job, plan: Plan) -> Any:
     """One optimizer step as ``runtime.training.loop`` does it."""
     from launcher.optim.build import scale_lr
     from launcher.runtime.training.loop import step
-    from launcher.steps import session
+    from launcher.steps.model import build_session
 
-    live = session.build(world, job, plan, Path())
+    live = build_session.build(world, job, plan, Path())
 
     def one() -> float:
         scale_lr(live.optimizer, 1.0)

@@ -48,9 +48,9 @@ def work(world: World, job: Job, plan: Plan, folder: Path, blocks: int, steps: i
     from launcher.optim.build import scale_lr
     from launcher.runtime.training import save
     from launcher.runtime.training.loop import step
-    from launcher.steps import session
+    from launcher.steps.model import build_session
 
-    live = session.build(world, job, plan, folder)
+    live = build_session.build(world, job, plan, folder)
     saver = live.saver
     assert saver is not None
     starts = {MODES[0]: lambda: None, MODES[1]: lambda: save.save(live, 1), MODES[2]: lambda: save.begin(live, 1)}

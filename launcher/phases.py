@@ -20,12 +20,12 @@ from launcher.plan.verbs import Phase
 from launcher.runtime import gc_thresholds
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
-from launcher.steps import alone, importing
+from launcher.steps import import_weights, on_files
 
 if TYPE_CHECKING:
     from launcher.external import Others
     from launcher.runtime.cluster.world import World
-    from launcher.steps.drawings import Drawings
+    from launcher.steps.model.shared_construction import Drawings
 
 Hear = Callable[[int, object], None]
 Work = Callable[["World"], dict[str, Any]]
@@ -52,16 +52,16 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
         return _on_ranks(run, phase, hear)
     if phase.where == "alone" and run.start.mode == "spawn":
         return _in_a_process(run, phase, results, hear)
-    return alone.run(phase.steps, run.job, run.plan, run.folder, results, lambda line: hear(0, {"text": line}))
+    return on_files.run(phase.steps, run.job, run.plan, run.folder, results, lambda line: hear(0, {"text": line}))
 
 
 def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
     from launcher.checkpoint.store import latest
-    from launcher.steps import ranks  # imports all that a rank needs, once: forked ranks have it then
+    from launcher.steps import on_ranks  # imports all that a rank needs, once: forked ranks have it then
 
     copies = _copies(run, phase)
     work = partial(
-        ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
+        on_ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
         before=latest(run.folder / "checkpoints", trust(run.job)), copies=copies, drawn=_drawn(run, phase, copies),
     )  # fmt: skip
     gc_thresholds.as_usual()
@@ -81,7 +81,7 @@ def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
 def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]) -> Drawings:
     """What ranks that are forked need not work out each for itself; others get a request, and do."""
     from launcher.steps.certify import BUILDS
-    from launcher.steps.drawings import Drawings
+    from launcher.steps.model.shared_construction import Drawings
 
     drawn = Drawings()
     if run.start.mode == "spawn" and run.start.device == "cpu":
@@ -95,7 +95,7 @@ def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan],
 def _from(run: Run) -> Path | None:
     """The checkpoint that the ranks go on from: what ``import`` has brought, unless they have gone on since."""
     if run.resume is None and any(step.kind == "import" for step in run.job.steps.values()):
-        return importing.place(run.folder / "checkpoints")
+        return import_weights.place(run.folder / "checkpoints")
     return run.resume
 
 
@@ -165,7 +165,7 @@ def _logged(path: Path) -> Iterator[None]:
 def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[str, Any]:
     """A process of its own: this one must stay fit for forking, so it runs no torch operation."""
     from launcher.runtime.processes.start import run_ranks
-    from launcher.steps import sample, whole  # noqa: F401  imported here once
+    from launcher.steps.model import single_process  # noqa: F401  imported here once
 
     work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))
     launch = run.job.launch
@@ -177,4 +177,4 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
 def _by_itself(
     world: World, names: tuple[str, ...], job: Job, plan: Plan, folder: Path, results: Mapping[str, Any]
 ) -> dict[str, Any]:
-    return alone.run(names, job, plan, folder, results, lambda line: world.send({"text": line}))
+    return on_files.run(names, job, plan, folder, results, lambda line: world.send({"text": line}))

@@ -19,7 +19,7 @@ from launcher.job.schema.steps import Export, Import, Inspect, MergeStrategies, 
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
 from launcher.runtime import folder
-from launcher.steps import export, importing, look, merge, transform
+from launcher.steps import export, import_weights, merge_strategies, transform, verify
 
 Look = tuple[str, Callable[[], object]]
 """The field, and what raises when its value is wrong."""
@@ -47,7 +47,7 @@ def unfit(job: Job, plan: Plan, done: Collection[str] = ()) -> list[Problem]:
     made: list[Path] = []
     for name, step in job.steps.items():
         if name not in done and isinstance(step, Import) and not _made(step.src, made):
-            found += importing.misfits(name, step, plan)
+            found += import_weights.misfits(name, step, plan)
         if name not in done and isinstance(step, Export) and step.src is None and not _elsewhere(job):
             model = of_plan(plan)
             found += _tried(f"steps.{name}", [("names", lambda s=step, m=model: export.check_names(s, "the run", m))])  # type: ignore[misc]
@@ -68,7 +68,7 @@ def brought(job: Job, plan: Plan) -> Iterator[str]:
     """For ``show=plan``: raises ``RequestError`` for what does not fit, says which imports are not here to be seen."""
     steps = {name: step for name, step in job.steps.items() if isinstance(step, Import)}
     absent = {name: step for name, step in steps.items() if not Path(step.src).exists()}
-    found = [p for n, step in steps.items() if n not in absent for p in importing.misfits(n, step, plan)]
+    found = [p for n, step in steps.items() if n not in absent for p in import_weights.misfits(n, step, plan)]
     if found := found + _unlaid(job, plan):
         raise RequestError(tuple(found))
     for name, step in absent.items():
@@ -123,7 +123,7 @@ def _files(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
         if isinstance(step, Export | Inspect):
             yield "src", lambda: open_checkpoint(Path(src), trust(job))
         if isinstance(step, Verify):
-            yield "src", lambda: look.check(Path(src), trust(job))
+            yield "src", lambda: verify.check(Path(src), trust(job))
         if isinstance(step, MergeStrategies):
             yield "src", lambda: _folder(src)
         if isinstance(step, Import):
@@ -148,8 +148,8 @@ def _together(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
     if isinstance(step, Import):
         yield "src", lambda: outline(Path(src), None if step.strategy is None else Path(step.strategy))
     if isinstance(step, MergeStrategies):
-        dst = merge.target(step, Path(job.run_dir or job.runs), Path(src))
-        yield "src" if step.dst is None else "dst", lambda: merge.prepared(step, Path(src), dst)
+        dst = merge_strategies.target(step, Path(job.run_dir or job.runs), Path(src))
+        yield "src" if step.dst is None else "dst", lambda: merge_strategies.prepared(step, Path(src), dst)
 
 
 def _tried(step: str, looks: Iterator[Look] | Collection[Look]) -> list[Problem]:

@@ -16,7 +16,7 @@ from launcher.job.schema.parallel import Scheduler
 from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
-from launcher.steps.pieces import gathered, pieces
+from launcher.steps.certification.gather_full import gathered, pieces
 from tests.parity import LM, alone, build, error, job, step
 from tests.parity.reference import Outcome
 from tests.ranks import on_ranks

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TextIO
 
 import launcher.decide
 import launcher.run
-import launcher.steps.ranks  # noqa: F401
+import launcher.steps.on_ranks  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 FIRST = 3

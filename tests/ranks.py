@@ -9,7 +9,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
-from launcher.steps.drawings import Drawings
+from launcher.steps.model.shared_construction import Drawings
 
 T = TypeVar("T")
 DRAWN = Drawings()

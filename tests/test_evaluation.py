@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
-from launcher.steps import session
+from launcher.steps.model import build_session
 from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain
@@ -42,7 +42,7 @@ def kept(middle: str, layout: str, **more: Any) -> Job:
     return job(model=model, parallel=LAYOUTS[layout], security__allow=("tests",), **more)
 
 
-def state(s: session.Session) -> State:
+def state(s: build_session.Session) -> State:
     """All tensors of this rank, and what its middle keeps in Python."""
     out: State = {}
     for part in s.model.parts:
@@ -57,7 +57,7 @@ def rank_evaluates(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list
     """Losses of validation before each of two steps, and what two steps come to with these and without."""
     ends, losses = [], []
     for looked in (True, False):
-        s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+        s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
         for step in range(2):
             losses += [loop.validate(s, None)] if looked else []
             loop.step(s, None)

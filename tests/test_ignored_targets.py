@@ -21,8 +21,9 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps import evaluate, session
-from launcher.steps.pieces import pieces
+from launcher.steps import evaluate
+from launcher.steps.certification.gather_full import pieces
+from launcher.steps.model import build_session
 from tests.parallel.sources import Holed
 from tests.parity import Step, assert_same, batch, build, job, outcome, own, place, plain
 from tests.parity.reference import Outcome
@@ -196,7 +197,7 @@ def through_the_data(parallel: dict[str, Any], **arguments: Any) -> Job:
 
 def rank_session(world: World, j: Job, plan: Plan, folder: Path) -> tuple[float, float, float]:
     """Of the loop itself: the loss of validation, then loss and norm of the first step."""
-    s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     val = loop.validate(s, None)
     return val, *loop.step(s, None)
 
@@ -264,11 +265,11 @@ def test_a_batch_in_which_nothing_counts_ends_the_run(layout, precision, tmp_pat
 
 
 def rank_only_step(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    loop.step(session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
+    loop.step(build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
 
 
 def rank_only_validate(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    loop.validate(session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
+    loop.validate(build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
 
 
 def test_a_validation_in_which_nothing_counts_ends_the_run(tmp_path):

@@ -18,7 +18,8 @@ from launcher.plan.values.facts import class_dims
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop
-from launcher.steps import evaluate, session
+from launcher.steps import evaluate
+from launcher.steps.model import build_session
 from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain
@@ -49,7 +50,7 @@ def images(layout: str, classes: int, **data: Any) -> Job:
 
 
 def rank_trains(world: World, j: Job, plan: Plan, folder: Path) -> tuple[float, float, float]:
-    s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     return loop.validate(s, None), *loop.step(s, None)
 
 
@@ -148,14 +149,14 @@ WHY = (
 
 
 def rank_steps(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    s = session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
+    s = build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN)
     for step in range(3):  # an epoch
         loop.step(s, None)
         s.step = step + 1
 
 
 def rank_validates(world: World, j: Job, plan: Plan, folder: Path) -> None:
-    loop.validate(session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
+    loop.validate(build_session.build(replace(world, send=lambda _: None), j, plan, folder, drawn=DRAWN), None)
 
 
 @pytest.mark.parametrize("layout", ["one rank", "pp2", "2 replicas", "pp2 x shard 2, level3"])

@@ -22,7 +22,7 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.loss_scaling import Scaling
-from launcher.steps.session import build as build_session
+from launcher.steps.model.build_session import build as build_session
 from tests.parallel.counting import assert_as_planned
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
 from tests.ranks import DRAWN, on_ranks

@@ -23,12 +23,13 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.session import Session
-from launcher.steps import session, train
-from launcher.steps.certificate import Certificate, as_json, verdict
-from launcher.steps.drawings import Drawings
-from launcher.steps.judge import Judge
-from launcher.steps.oracle.samples import First, Narrow, Samples, held_out
-from launcher.steps.pieces import Piece, gathered, pieces
+from launcher.steps import train
+from launcher.steps.certification.certificate import Certificate, as_json, verdict
+from launcher.steps.certification.comparison import Judge
+from launcher.steps.certification.gather_full import Piece, gathered, pieces
+from launcher.steps.certification.oracle.samples import First, Narrow, Samples, held_out
+from launcher.steps.model import build_session
+from launcher.steps.model.shared_construction import Drawings
 
 FILE = "certificate.json"
 FOLDER = "certify"
@@ -131,7 +132,7 @@ def _told(said: T) -> T:
 
 def _live(s: Setup) -> Session:
     """What it reports stays here."""
-    live = session.build(s.world, s.job, s.plan, s.folder, s.data, s.drawn)
+    live = build_session.build(s.world, s.job, s.plan, s.folder, s.data, s.drawn)
     live.emit = lambda row: None
     undropped(part.module for part in live.model.parts)
     return live

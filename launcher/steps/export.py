@@ -45,9 +45,10 @@ def run(
     say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}{doubt}")
     if not step.check:
         return {}
-    from launcher.steps import evaluate, whole
+    from launcher.steps import evaluate
+    from launcher.steps.model import single_process
 
-    loss = evaluate.alone(whole.of(job, read(step, paths)), job, _batches(job), terms)
+    loss = evaluate.alone(single_process.of(job, read(step, paths)), job, _batches(job), terms)
     if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
         say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
         return {"exported_loss": loss}

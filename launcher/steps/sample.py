@@ -10,7 +10,7 @@ from launcher.data.open import open_data
 from launcher.job.schema.components import Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Sample
-from launcher.steps import whole
+from launcher.steps.model import single_process
 
 
 @torch.no_grad()
@@ -20,7 +20,7 @@ def run(job: Job, step: Sample, exported: Mapping[str, torch.Tensor]) -> str:
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     assert data.encode is not None
     assert data.decode is not None
-    model = whole.of(job, exported).eval()
+    model = single_process.of(job, exported).eval()
     tokens = data.encode(step.prompt) or data.encode("\n")
     stream = torch.Generator().manual_seed(job.seed)
     for _ in range(step.tokens):

@@ -92,9 +92,9 @@ def imported() -> None:
     import launcher.__main__
     import launcher.external
     import launcher.runtime.processes.start
-    import launcher.steps.ranks
+    import launcher.steps.model.single_process
+    import launcher.steps.on_ranks
     import launcher.steps.sample
-    import launcher.steps.whole  # noqa: F401
 
 
 @contextmanager

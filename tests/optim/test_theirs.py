@@ -22,8 +22,8 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.session import Session
-from launcher.steps import session
-from launcher.steps.pieces import Piece, error, pieces
+from launcher.steps.certification.gather_full import Piece, error, pieces
+from launcher.steps.model import build_session
 from tests.optim import theirs
 from tests.parallel.sources import Shapes
 from tests.parity import job, whole
@@ -104,12 +104,12 @@ def trained(world: World, cells: dict[Any, tuple[Job, Plan]], folder: Path) -> d
     out = {}
     for (name, layout), (j, plan) in cells.items():
         home = folder / name / layout
-        straight = session.build(world, j, plan, home, drawn=DRAWN)
+        straight = build_session.build(world, j, plan, home, drawn=DRAWN)
         advance(straight, j, STOP)
         save.save(straight, None)
         found = [advance(straight, j, STEPS)]
         for before in dict.fromkeys((layout, "one")):
-            again = session.build(world, j, plan, home, drawn=DRAWN)
+            again = build_session.build(world, j, plan, home, drawn=DRAWN)
             state.load(again, folder / name / before / "checkpoints" / f"step-{STOP:06d}")
             assert again.step == STOP
             found.append(advance(again, j, STEPS))

@@ -29,7 +29,7 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
-from launcher.steps.pieces import gathered, pieces
+from launcher.steps.certification.gather_full import gathered, pieces
 from tests.parity import alone, batch, error, job, place
 from tests.ranks import on_ranks
 

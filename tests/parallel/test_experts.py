@@ -20,7 +20,7 @@ from launcher.parallel.local_grad_norm import watch
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
-from launcher.steps.pieces import Piece, error, pieces
+from launcher.steps.certification.gather_full import Piece, error, pieces
 from tests.parallel import expert_nets
 from tests.parallel.counting import assert_as_planned
 from tests.parity import build, own, place, whole

@@ -17,7 +17,7 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.grad_norm_log import LocalNorm
 from launcher.runtime.training.metrics import read
-from launcher.steps.session import build as session
+from launcher.steps.model.build_session import build as session
 from tests.parity import batch, build, job, plain, step
 from tests.ranks import DRAWN, on_ranks
 

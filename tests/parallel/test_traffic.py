@@ -11,7 +11,7 @@ import pytest
 from launcher.decide import plan_job
 from launcher.plan.plan import Plan
 from launcher.runtime.training import loop
-from launcher.steps import session
+from launcher.steps.model import build_session
 from launcher.testing.collective_counter import Collectives
 from tests.parallel.counting import assert_as_planned, planned
 from tests.parity import LM, assert_parity, job, own
@@ -98,7 +98,7 @@ def test_odd_models_are_counted_as_planned(case):
 
 def rank_loop(world: Any, j: Any, plan: Plan, folder: Path) -> dict[str, tuple[int, int]]:
     """Of the second step, through the loop itself."""
-    live = session.build(world, j, plan, folder, drawn=DRAWN)
+    live = build_session.build(world, j, plan, folder, drawn=DRAWN)
     loop.step(live, None)
     with Collectives() as seen:
         loop.step(live, None)

@@ -22,8 +22,8 @@ from launcher.plan.partition.stage_config import flatten
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
-from launcher.steps.pieces import Piece, error, pieces
-from launcher.steps.pieces import whole as joined
+from launcher.steps.certification.gather_full import Piece, error, pieces
+from launcher.steps.certification.gather_full import whole as joined
 from tests.parity.reference import Outcome, accumulate, plain
 from tests.ranks import DRAWN, on_ranks
 

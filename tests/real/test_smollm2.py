@@ -20,7 +20,7 @@ from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.models.loss import cross_entropy
 from launcher.runtime.training import state
-from launcher.steps import session
+from launcher.steps.model import build_session
 from tests.ranks import on_ranks
 
 MISSING = [name for name in smollm2.PACKAGES if find_spec(name) is None]
@@ -74,7 +74,7 @@ def on_four_ranks(words: list[str], checkpoint: Path, tokens: torch.Tensor) -> t
     plan, out = plan_job(job), checkpoint.parent / "logits.pt"
 
     def predict(world: Any) -> None:
-        live = session.build(world, job, plan, checkpoint.parent)
+        live = build_session.build(world, job, plan, checkpoint.parent)
         state.load(live, checkpoint)
         got = live.pipeline.predict([tokens])
         if world.rank == world.size - 1:

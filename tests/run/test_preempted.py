@@ -14,7 +14,7 @@ from launcher import record
 from launcher.__main__ import main
 from launcher.parallel.grad_norm import Norm
 from launcher.runtime.training.pipeline import Pipeline
-from launcher.steps import ranks
+from launcher.steps import on_ranks
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, status, tensors
 
 VALIDATED = ("train.eval_every=2", "checkpoint.every=null", "data.samples=640")  # four held-out batches
@@ -102,7 +102,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys, caplog):
 
 def test_before_the_first_step_there_is_nothing_to_save(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    monkeypatch.setattr(ranks, "work", asked_first(ranks.work))
+    monkeypatch.setattr(on_ranks, "work", asked_first(on_ranks.work))
     assert main([*TINY, f"run_dir={folder}", "train.steps=5"]) == 75
     assert capsys.readouterr().err.splitlines()[-1] == "preempted by SIGTERM"
     assert (status(folder)["status"], checkpoints(folder)) == ("preempted", [])
@@ -120,7 +120,7 @@ def asked_first(work: Callable[..., object]) -> Callable[..., object]:
 def test_a_signal_when_all_is_done_stops_what_would_follow(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     command = [*TINY, f"run_dir={folder}", "train.steps=2", "steps=[train,save,transform]"]
-    nth(monkeypatch, ranks.save.store, "commit", 1, 0, ask(signal.SIGTERM, os.getppid))
+    nth(monkeypatch, on_ranks.save.store, "commit", 1, 0, ask(signal.SIGTERM, os.getppid))
     assert main(command) == 75
     assert (status(folder)["status"], status(folder)["steps"]) == ("preempted", ["train", "save"])
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import torch
 from launcher.__main__ import main
 from launcher.job.schema.steps import Certify
 from launcher.parallel import tie
-from launcher.steps.certificate import PARTS
+from launcher.steps.certification.certificate import PARTS
 from tests.run import llama
 from tests.run.launching import TINY, run
 from tests.steps.certified import ALL, REPLICAS, SHARDED, TWO, certificate, of

@@ -19,7 +19,8 @@ from launcher.parallel import apply_plan, fuse, grad_norm, tie
 from launcher.parallel.deferred_init import fill
 from launcher.runtime.training import batches as feed
 from launcher.runtime.training import pipeline, state
-from launcher.steps import session, train
+from launcher.steps import train
+from launcher.steps.model import build_session
 from tests.steps.certified import ALL, REPLICAS, SHARDED, STAGES, TWO, certificate, of
 
 Patch = pytest.MonkeyPatch
@@ -148,12 +149,14 @@ def evaluated_in_training_mode(patch: Patch) -> None:
 
 
 def in_order(patch: Patch) -> None:
-    patch.setattr(session, "batch_indices", lambda seed, step, size, n: np.arange(step * size, (step + 1) * size) % n)
+    patch.setattr(
+        build_session, "batch_indices", lambda seed, step, size, n: np.arange(step * size, (step + 1) * size) % n
+    )
 
 
 def ranks_swapped(patch: Patch) -> None:
-    real = session.batch_indices
-    patch.setattr(session, "batch_indices", lambda *at: np.roll(real(*at), 1))
+    real = build_session.batch_indices
+    patch.setattr(build_session, "batch_indices", lambda *at: np.roll(real(*at), 1))
 
 
 def made(name: str, change: Any) -> Any:

@@ -15,7 +15,8 @@ from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import state
 from launcher.runtime.training.session import Session
-from launcher.steps import session, train
+from launcher.steps import train
+from launcher.steps.model import build_session
 from tests.ranks import DRAWN, on_ranks
 from tests.run.launching import TINY
 
@@ -35,11 +36,11 @@ def same(a: Any, b: Any) -> bool:
 def stopped_and_not(world: World, j: Job, plan: Plan, folder: Path) -> tuple[list[str], list[Any], list[Any]]:
     """What differs after four steps when they went on from a checkpoint after two; and the rows of both."""
     rows: list[list[Any]] = [[], []]
-    straight = session.build(replace(world, send=rows[0].append), j, plan, folder, drawn=DRAWN)
+    straight = build_session.build(replace(world, send=rows[0].append), j, plan, folder, drawn=DRAWN)
     straight.scaling.factor, straight.scaling.good = 1024.0, 1997  # doubled after 2000, which is step 3
     train.run(straight, j)
     want = left(straight)
-    again = session.build(replace(world, send=rows[1].append), j, plan, folder, drawn=DRAWN)
+    again = build_session.build(replace(world, send=rows[1].append), j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
     train.run(again, j)
     got = left(again)

@@ -18,9 +18,10 @@ from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import state
-from launcher.steps import session, train
+from launcher.steps import train
+from launcher.steps.certification.gather_full import Piece, error, pieces
 from launcher.steps.certify import examine
-from launcher.steps.pieces import Piece, error, pieces
+from launcher.steps.model import build_session
 from tests.parity import whole
 from tests.ranks import DRAWN, on_ranks
 
@@ -32,7 +33,7 @@ def lived(
 ) -> tuple[list[Piece], list[Piece], bool]:
     """The weights after four steps, those after two and, from the checkpoint, two more, and the certificate."""
     mute = replace(world, send=lambda _: None)
-    straight = session.build(mute, j, plan, folder, drawn=DRAWN)
+    straight = build_session.build(mute, j, plan, folder, drawn=DRAWN)
     train.run(straight, j)
     state.broadcast(straight)
     for tied in straight.model.ties:
@@ -41,7 +42,7 @@ def lived(
 
 
 def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
-    again = session.build(world, j, plan, folder, drawn=DRAWN)
+    again = build_session.build(world, j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
     train.run(again, j)
     return pieces(again.model, weights=True)

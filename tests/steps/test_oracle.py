@@ -17,10 +17,10 @@ from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
 from launcher.job.schema.components import Constant, Cosine, Linear, Schedule
 from launcher.optim.schedule import factor
+from launcher.steps.certification.oracle import rules, start
+from launcher.steps.certification.oracle.samples import First, Narrow, held_out
+from launcher.steps.certification.oracle.training import Cut, Training
 from launcher.steps.certify import _undropped
-from launcher.steps.oracle import rules, start
-from launcher.steps.oracle.samples import First, Narrow, held_out
-from launcher.steps.oracle.training import Cut, Training
 from tests.parity import job
 from tests.steps.certified import of
 from tests.steps.nets import Draws

@@ -18,7 +18,7 @@ from launcher.parallel import mesh
 from launcher.parallel.apply_plan import parallelize
 from launcher.parallel.deferred_init import fill, record
 from launcher.parallel.deferred_init.replay import replay
-from launcher.steps.drawings import draw
+from launcher.steps.model.shared_construction import draw
 from tests.parallel import makers
 from tests.parity import CPU, LM, build, job, own, pieces, plain, whole
 from tests.ranks import on_ranks

@@ -17,7 +17,7 @@ from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
-from launcher.steps.pieces import Piece, error, pieces
+from launcher.steps.certification.gather_full import Piece, error, pieces
 from tests.parity import batch, build, own, step, whole
 from tests.parity.reference import plain
 from tests.ranks import on_ranks

@@ -24,8 +24,8 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed
 from launcher.runtime.processes.start import run_ranks
 from launcher.runtime.training import loop
-from launcher.steps.pieces import Piece, pieces, whole
-from launcher.steps.session import build
+from launcher.steps.certification.gather_full import Piece, pieces, whole
+from launcher.steps.model.build_session import build
 from tests.parity.zoo import cures, oracle, samples
 from tests.parity.zoo.case import Case
 from tests.parity.zoo.layouts import CLIP, SAMPLES, STEPS, Layout

@@ -34,7 +34,7 @@ from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
-from launcher.steps.drawings import Drawings
+from launcher.steps.model.shared_construction import Drawings
 
 
 def build(

@@ -18,8 +18,9 @@ from launcher.plan.values.text import many
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
-from launcher.steps import certify, evaluate, session, train
-from launcher.steps.drawings import Drawings
+from launcher.steps import certify, evaluate, train
+from launcher.steps.model import build_session
+from launcher.steps.model.shared_construction import Drawings
 
 
 def work(
@@ -58,7 +59,7 @@ def _live(
     before: Path | None,
     drawn: Drawings,
 ) -> dict[str, Any]:
-    live = session.build(world, job, plan, folder, drawn=drawn)
+    live = build_session.build(world, job, plan, folder, drawn=drawn)
     if world.attempt and (newer := latest(folder / "checkpoints", live.trust)) != before:
         resume = newer
     if resume is not None:

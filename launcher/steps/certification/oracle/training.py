@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from launcher.data.source import Dataset
 from launcher.job.schema.job import Job
-from launcher.steps.oracle import model as models
-from launcher.steps.oracle import rules
-from launcher.steps.oracle.samples import Narrow, Samples
+from launcher.steps.certification.oracle import model as models
+from launcher.steps.certification.oracle import rules
+from launcher.steps.certification.oracle.samples import Narrow, Samples
 
 FAR = 8.0
 """How many times larger gradients may get before they overflow."""

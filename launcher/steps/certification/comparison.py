@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from launcher.data.source import Dataset
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
-from launcher.steps.certificate import Finding
-from launcher.steps.oracle import model as models
-from launcher.steps.oracle import start
-from launcher.steps.oracle.samples import Narrow, Samples
-from launcher.steps.oracle.training import Cut, Outcome, Training
-from launcher.steps.pieces import Whole, error
+from launcher.steps.certification.certificate import Finding
+from launcher.steps.certification.gather_full import Whole, error
+from launcher.steps.certification.oracle import model as models
+from launcher.steps.certification.oracle import start
+from launcher.steps.certification.oracle.samples import Narrow, Samples
+from launcher.steps.certification.oracle.training import Cut, Outcome, Training
 
 SHARE = 8.0
 """An error is a rounding's when rounding every weight once more moves a number by an eighth of it."""

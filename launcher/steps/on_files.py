@@ -17,7 +17,7 @@ from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
 from launcher.plan.values.text import many
-from launcher.steps import export, importing, look, merge, transform
+from launcher.steps import export, import_weights, merge_strategies, transform, verify
 from launcher.steps.paths import Paths
 
 if TYPE_CHECKING:
@@ -48,15 +48,17 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
     if isinstance(step, Import):
         anew = job.checkpoint.resume == "never"
         settings = recorded(with_data_read(job), plan)
-        return importing.run(name, step, plan, paths.checkpoints, say, anew=anew, known=trust(job), settings=settings)
+        return import_weights.run(
+            name, step, plan, paths.checkpoints, say, anew=anew, known=trust(job), settings=settings
+        )
     if isinstance(step, Transform):
         _transform(step, job, paths, say)
     elif isinstance(step, Verify):
         src = paths.source(step.src)
-        say(f"verify: {look.verified(src, trust(job))}{unvouched(src, trust(job))}")
+        say(f"verify: {verify.verified(src, trust(job))}{unvouched(src, trust(job))}")
     elif isinstance(step, Inspect):
         src = paths.source(step.src)
-        say(f"inspect: {look.inspected(src, trust(job))}")
+        say(f"inspect: {verify.inspected(src, trust(job))}")
         if doubt := unvouched(src, trust(job)):
             say(f"inspect: {src}{doubt}")
     elif isinstance(step, Sample):
@@ -66,8 +68,8 @@ def _step(name: str, job: Job, plan: Plan, paths: Paths, before: Mapping[str, fl
     else:
         assert isinstance(step, MergeStrategies), f"{name} does not run alone"
         source = Path(step.src) if step.src else paths.last() / "strategy"
-        merged = merge.target(step, paths.strategy, source)
-        say(f"merge_strategies: {many(merge.run(step, source, merged), 'stage')} -> {merged}")
+        merged = merge_strategies.target(step, paths.strategy, source)
+        say(f"merge_strategies: {many(merge_strategies.run(step, source, merged), 'stage')} -> {merged}")
     return {}
 
 
@@ -86,12 +88,13 @@ def _transform(step: Transform, job: Job, paths: Paths, say: Say) -> None:
 
 
 def _evaluate(step: Evaluate, job: Job, paths: Paths, say: Say, terms: int) -> dict[str, float]:
-    from launcher.steps import evaluate, whole
+    from launcher.steps import evaluate
+    from launcher.steps.model import single_process
 
     if step.of == "exported":
-        model = whole.of(job, _exported(job, paths))
+        model = single_process.of(job, _exported(job, paths))
     else:
-        model = whole.from_checkpoint(job, paths.transformed())
+        model = single_process.from_checkpoint(job, paths.transformed())
     loss = evaluate.alone(model, job, step.batches, terms)
     say(f"evaluate: validation loss {loss:.4f} of the {step.of} model in one process")
     return {f"{step.of}_loss": loss}

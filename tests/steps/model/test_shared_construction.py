@@ -15,9 +15,9 @@ from launcher.parallel.apply_plan import parallelize
 from launcher.plan.plan import Plan
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
-from launcher.steps import drawings
-from launcher.steps.drawings import Drawings
-from launcher.steps.pieces import pieces
+from launcher.steps.certification.gather_full import pieces
+from launcher.steps.model import shared_construction
+from launcher.steps.model.shared_construction import Drawings
 from tests.parallel import python_state_nets as nets
 from tests.parity import CPU, job, own, rank_step
 from tests.ranks import on_ranks
@@ -51,11 +51,11 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often this process, or one that was forked from it, has drawn."""
     done = [0]
 
-    def counted(*args: Any, draw: Callable[..., Any] = drawings.draw) -> Any:
+    def counted(*args: Any, draw: Callable[..., Any] = shared_construction.draw) -> Any:
         done[0] += 1
         return draw(*args)
 
-    monkeypatch.setattr(drawings, "draw", counted)
+    monkeypatch.setattr(shared_construction, "draw", counted)
     return done
 
 
@@ -77,7 +77,7 @@ def test_a_rank_holds_the_same_whether_it_draws_or_was_forked_with_it(j: Job, co
 
 def test_what_has_been_built_from_is_not_built_from_again() -> None:
     plan = plan_job(JOBS["one rank"])
-    used = drawings.draw(JOBS["one rank"], plan)
+    used = shared_construction.draw(JOBS["one rank"], plan)
 
     def work(world: World) -> str:
         meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
@@ -105,7 +105,7 @@ def test_ranks_tell_what_cannot_be_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     def failing(*_: Any) -> None:
         raise ValueError("no more")
 
-    monkeypatch.setattr(drawings, "draw", failing)
+    monkeypatch.setattr(shared_construction, "draw", failing)
     drawn.add(j, plan)
     with pytest.raises(ValueError, match="no more"):
         drawn.take(j, plan)

@@ -1,0 +1,1 @@
+"""The comparison of a layout with one process: the certificate, and the oracle that judges."""

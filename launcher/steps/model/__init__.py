@@ -1,0 +1,1 @@
+"""The model that a step acts on: of one rank, or whole in one process."""
