@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import Memory
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.decide import plan_job
     from launcher.job.schema.job import Job
     from launcher.plan.plan import Plan
-    from launcher.run import run_job
+    from launcher.planner.plan_job import plan_job
+    from launcher.run.run_job import run_job
 
 __all__ = ["Job", "Plan", "plan_job", "run_job"]
 

@@ -18,7 +18,7 @@ from launcher.runtime.cluster import launch_env
 from launcher.runtime.stdio import spare_streams
 
 if TYPE_CHECKING:
-    from launcher.external import Others
+    from launcher.run.outer_ranks import Others
 
 DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 UNSAID = 120
@@ -51,7 +51,7 @@ def _main(words: list[str], rank: int | None) -> int:
             return _first(args, words, rank)
         if _only_prints(args):
             return DONE
-        from launcher.run import join
+        from launcher.run.run_job import join
 
         rank = None  # what a rank cannot join it says itself
         return join(partial(_patience, args))
@@ -84,11 +84,11 @@ def _first(args: Args, words: list[str], rank: int | None) -> int:
         from launcher.sweep import sweep
 
         return sweep(args, rank)
-    from launcher.launch import outer_size
+    from launcher.run.launch import outer_size
 
     if outer_size() is None or _only_prints(args):
         return _run(args, words, None)
-    from launcher.external import leading
+    from launcher.run.outer_ranks import leading
 
     with leading() as others:
         try:
@@ -123,7 +123,7 @@ def _run(args: Args, words: list[str], others: Others | None) -> int:
     if request.job.show == "config":
         say(as_yaml(request.data).removesuffix("\n"))
         return DONE
-    from launcher.run import run_request
+    from launcher.run.run_job import run_request
 
     try:
         return run_request(request, words, others)
@@ -149,7 +149,7 @@ def look(words: Sequence[str], planned: bool = True) -> None:
     from launcher.job.compose import compose, late
 
     request = compose(args.overrides, config_dir=args.config_dir)
-    from launcher.run import rehearse
+    from launcher.run.run_job import rehearse
 
     try:
         rehearse(request, planned)
@@ -172,8 +172,8 @@ def _about(args: Args) -> str:
 
 def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
     if not rank:
-        from launcher.cures import examine
         from launcher.job.cures.report import render
+        from launcher.run.cures import examine
 
         known = examine(words, error, look)
         tell(render(known.problems, known.origins, typed(words)))

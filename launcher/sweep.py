@@ -32,7 +32,7 @@ from launcher.runtime.faults import Interrupted, Preempted, signal_name
 from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
 from launcher.runtime.preemption import Flag, heard
-from launcher.untrusted_file import read_json, read_text
+from launcher.untrusted.files import read_json, read_text
 
 INDEX = "sweep.json"
 REFUSED = 2
@@ -98,7 +98,7 @@ def check(args: Args, planned: bool) -> None:
 
 def _impossible(requests: Mapping[Cell, Request], planned: bool = True) -> dict[Cell, BadRequest]:
     """The cells that would be refused when their turn came, and why."""
-    from launcher.run import rehearse
+    from launcher.run.run_job import rehearse
 
     out = {}
     for cell, request in requests.items():
@@ -134,7 +134,7 @@ def _announce(named: Sequence[Cell], refused: Mapping[tuple[str, ...], str]) -> 
 def _show(requests: Mapping[Cell, Request]) -> int:
     """What each cell prints; nothing is started, nothing written. Raises ``RequestError`` when none can."""
     from launcher.job.cures.report import as_yaml
-    from launcher.run import shown
+    from launcher.run.run_job import shown
 
     errors: dict[Cell, BadRequest] = {}
     for cell, request in requests.items():

@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import torch
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Scheduler
 from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.gather_full import gathered, pieces
 from tests.parity import LM, alone, build, error, job, step

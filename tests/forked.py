@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-import launcher.decide
-import launcher.run
+import launcher.planner.plan_job
+import launcher.run.run_job
 import launcher.steps.on_ranks  # noqa: F401
 
 ROOT = Path(__file__).parents[1]

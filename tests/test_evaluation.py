@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop
 from launcher.steps.model import build_session

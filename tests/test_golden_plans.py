@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.plan.show import text
 from launcher.plan.to_json import as_json
+from launcher.planner.plan_job import plan_job
 
 ROOT = Path(__file__).parents[1]
 PLANS = Path(__file__).parent / "golden/plans"

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training import loop

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
 LAYERS = {
     "launcher.errors": "errors",
-    "launcher.untrusted_file": "untrusted",
-    "launcher.untrusted_pickle": "untrusted",
+    "launcher.untrusted.files": "untrusted",
+    "launcher.untrusted.pickles": "untrusted",
     "launcher.job.schema.job": "schema",
     "launcher.job.schema.similar_names": "schema",
     "launcher.job.schema.base": "schema",
@@ -40,8 +40,8 @@ LAYERS = {
     "launcher.models": "models",
     "launcher.data": "data",
     "launcher.optim": "optim",
-    "launcher.asked": "asked",
-    "launcher.decide": "decide",
+    "launcher.planner.request_files": "asked",
+    "launcher.planner.plan_job": "decide",
     "launcher.steps": "steps",
     "launcher": "wiring",
 }

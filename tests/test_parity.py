@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.parallel import apply_plan, fuse, grad_norm, tie
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import pipeline
 from tests.parity import (
     LM,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.parallel.tensor_parallel import collectives
+from launcher.planner.plan_job import plan_job
 from tests.parity import Run, assert_parity, error, job, rank_train, together, train_alone, whole
 from tests.ranks import on_ranks
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from launcher.decide import plan_job
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
@@ -19,6 +18,7 @@ from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.loss_scaling import Scaling

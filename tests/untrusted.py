@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher import asked, sweep
+from launcher import sweep
 from launcher.checkpoint import store
 from launcher.checkpoint.foreign.hf_read import read_hf
 from launcher.checkpoint.foreign.read import outline
@@ -29,6 +29,7 @@ from launcher.data.cifar import read_pickle
 from launcher.data.files import bpe
 from launcher.errors import said
 from launcher.job.schema.components import Cifar10, Idx, Text
+from launcher.planner import request_files
 from launcher.runtime import folder
 from tests.checkpoint.saving import filled, save, small
 from tests.data.files import write_cifar, write_idx
@@ -75,8 +76,8 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "latest": ("latest", _checkpoint, store.latest),
     "key": ("key", lambda f: None, lambda f: load_key(f"file:{f / 'key'}")),
     "copied along": ("tokenizer.json", lambda f: None, lambda f: copy(f / "tokenizer.json", f / "new")),
-    "operators": ("o.json", lambda f: None, lambda f: _problems([asked._operators(str(f / "o.json"))])),
-    "switches": ("p.json", lambda f: None, lambda f: _problems(asked._switches(str(f / "p.json"))[1])),
+    "operators": ("o.json", lambda f: None, lambda f: _problems([request_files._operators(str(f / "o.json"))])),
+    "switches": ("p.json", lambda f: None, lambda f: _problems(request_files._switches(str(f / "p.json"))[1])),
     "status": ("status.json", lambda f: None, lambda f: folder.read_status(f)),
     "sweep": ("cells.json", lambda f: None, lambda f: sweep._known(f / "cells.json")),
     "tokenizer": ("t.json", lambda f: None, lambda f: bpe.load(f / "t.json")),

@@ -14,8 +14,8 @@ from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.components import Cifar10
-from launcher.untrusted_file import read_bytes
-from launcher.untrusted_pickle import Bounded
+from launcher.untrusted.files import read_bytes
+from launcher.untrusted.pickles import Bounded
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the 50 000 training images
 Split = tuple[NDArray[np.uint8], NDArray[np.uint8]]

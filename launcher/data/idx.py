@@ -12,7 +12,7 @@ from launcher.data.files.idx import TEST, TRAIN, find, header, inflated, offset
 from launcher.data.images import Images
 from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Idx
-from launcher.untrusted_file import opened
+from launcher.untrusted.files import opened
 
 MEAN, STD = (0.5,), (0.5,)  # whatever the images are: pixels in -1..1
 

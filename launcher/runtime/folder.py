@@ -15,7 +15,7 @@ from typing import Any
 from launcher.checkpoint.tensorfile.disk_space import FULL, Unwritten, told
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.errors import Problem, RequestError, RunError
-from launcher.untrusted_file import TEXT, RefusedFile
+from launcher.untrusted.files import TEXT, RefusedFile
 
 _log = logging.getLogger(__name__)
 

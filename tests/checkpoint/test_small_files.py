@@ -15,7 +15,7 @@ from launcher.checkpoint import Blob, commit, latest, open_checkpoint, partial, 
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.manifest import parse_manifest
 from launcher.checkpoint.tensorfile.json_file import LONGEST
-from launcher.untrusted_file import RefusedFile
+from launcher.untrusted.files import RefusedFile
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, save, small
 

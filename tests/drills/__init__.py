@@ -90,7 +90,7 @@ def pause_until(done: Iterator[bool] | Sequence[bool], seconds: float) -> bool:
 def imported() -> None:
     """Import all that a run needs, once: what is ``forked`` has it."""
     import launcher.__main__
-    import launcher.external
+    import launcher.run.outer_ranks
     import launcher.runtime.processes.start
     import launcher.steps.model.single_process
     import launcher.steps.on_ranks

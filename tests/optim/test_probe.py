@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 import torch
 
-from launcher.decide import plan_job
 from launcher.job.schema.components import Target
 from launcher.optim import probe as probing
 from launcher.optim.build import build_own
 from launcher.optim.trial import small
 from launcher.plan.values.optimizer_traits import Traits
+from launcher.planner.plan_job import plan_job
 from tests.parity import job
 
 SHAPES = [(512, 256), (64, 3), (7,), (256,), (1,), (), (4, 3, 3, 3)]

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from launcher.data.shuffle import batch_indices
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.session import Session

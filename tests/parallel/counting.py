@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from launcher.decide import plan_job
 from launcher.parallel import grad_norm
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.testing.collective_counter import Collectives
 from tests.parity import build, step
 from tests.ranks import on_ranks

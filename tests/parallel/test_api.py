@@ -17,7 +17,6 @@ from launcher.checkpoint import build_searched_strategy
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
-from launcher.decide import builder, plan_job
 from launcher.errors import RunError
 from launcher.models.loss import cross_entropy
 from launcher.parallel import broadcast as sending
@@ -27,6 +26,7 @@ from launcher.parallel.local import local
 from launcher.plan.plan import Plan
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
+from launcher.planner.plan_job import builder, plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps.certification.gather_full import gathered, pieces

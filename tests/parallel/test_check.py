@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.decide import plan_job
 from launcher.parallel.apply_plan import Parallel
 from launcher.parallel.check import check, where
 from launcher.parallel.local import cut, local
 from launcher.plan.values.layout import Layout
+from launcher.planner.plan_job import plan_job
 from tests.parity import build, job, plain
 from tests.ranks import on_ranks
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from launcher.decide import plan_job
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
@@ -19,6 +18,7 @@ from launcher.parallel import grad_norm
 from launcher.parallel.local_grad_norm import watch
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.gather_full import Piece, error, pieces
 from tests.parallel import expert_nets

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.local_grad_norm import Own, watch
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.grad_norm_log import LocalNorm
 from launcher.runtime.training.metrics import read

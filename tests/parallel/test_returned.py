@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
+from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, own
 
 CUT = {"a": 0, "head": 1}

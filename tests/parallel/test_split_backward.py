@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.parallel.local import local
 from launcher.plan import show
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks

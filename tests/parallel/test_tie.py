@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.decide import plan_job
 from launcher.optim.build import build_optimizer
 from launcher.parallel.fuse import total
 from launcher.parallel.local import local
+from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, pieces, step, whole
 from tests.ranks import on_ranks
 

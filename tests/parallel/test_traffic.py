@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import loop
 from launcher.steps.model import build_session
 from launcher.testing.collective_counter import Collectives

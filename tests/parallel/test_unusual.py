@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, own
 
 CUT = {"a": 0, "b": 0, "head": 1}

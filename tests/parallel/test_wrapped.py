@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, own
 
 TOKENS = ["int64", 5]

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from launcher.decide import builder, inputs, plan_job
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
@@ -20,6 +19,7 @@ from launcher.parallel.mesh import Meshes
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.stage_config import flatten
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import builder, inputs, plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps.certification.gather_full import Piece, error, pieces

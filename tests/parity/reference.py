@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from launcher.decide import builder
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import DTYPE, IGNORED
+from launcher.planner.plan_job import builder
 
 
 @dataclass(frozen=True)

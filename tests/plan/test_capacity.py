@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.plan.capacity import PROCESS, Fit, Free, fit, least, lighter, refused
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 
 SMALL = ("data=random_tokens", "data.vocab_size=64", "data.seq_len=8", "data.samples=64", "model.dim=32",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.job.schema import keys as surface
 from launcher.job.schema.components import Target
 from launcher.plan.changed_settings import (
@@ -20,6 +19,7 @@ from launcher.plan.changed_settings import (
     differences,
     recorded,
 )
+from launcher.planner.plan_job import plan_job
 from tests.plan.made import job
 
 SECTIONS = ("train", "parallel", "parallel.pipeline", "debug")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.parallel.test_effects import PP, net
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
+from launcher.planner.plan_job import plan_job
 
 TP = {"middle.lin": {"weight": ["tp", None]}, "b": {"weight": [None, "tp"]}}
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [

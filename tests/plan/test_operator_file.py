@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
-from launcher.outputs import write
 from launcher.plan import operator_file
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
+from launcher.run.layout_files import write
 from tests.parity import job
 
 KEY = "parallel.operator_strategy.load"

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
 from launcher.plan.values.facts import Graph
+from launcher.planner.plan_job import plan_job
 from tests.plan.made import chain, graph, job, planned, skeleton, words
 
 W = (64, 64)

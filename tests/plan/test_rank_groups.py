@@ -7,10 +7,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.decide import plan_job
 from launcher.parallel import mesh
 from launcher.plan import rank_groups as peers
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from tests.parity import job
 from tests.ranks import on_ranks

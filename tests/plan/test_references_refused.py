@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
+from launcher.planner.plan_job import plan_job
 from tests.parallel.reference_nets import WAYS
 from tests.parity import own
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
+from launcher.planner.plan_job import plan_job
 from tests.parity import job
 
 MEGATRON = {

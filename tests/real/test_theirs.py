@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.decide import plan_job
 from launcher.job.compose import compose
+from launcher.planner.plan_job import plan_job
 
 pytestmark = pytest.mark.skipif(
     find_spec("transformers") is None, reason="not installed: transformers; make test-real installs it"

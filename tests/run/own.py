@@ -10,7 +10,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from launcher.record import Record
+from launcher.run.status import Record
 
 
 class Guard(nn.Module):

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from launcher import outputs
 from launcher.__main__ import main
 from launcher.checkpoint import merge_pipeline_strategies
 from launcher.checkpoint.layout.canonical import meaning
 from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.mindspore.formats import group_file, read_strategy, to_strategy
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan import operator_file, rank_groups
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
+from launcher.run import layout_files
 from launcher.runtime.training.metrics import read
 from tests.run.launching import losses, status
 
@@ -90,7 +90,7 @@ def written(folder: Path, *words: str) -> tuple[Job, Plan]:
     """The files beside a run, without the run."""
     asked = compose([*WORDS, *words]).job
     plan = plan_job(asked)
-    outputs.write(asked, plan, folder)
+    layout_files.write(asked, plan, folder)
     return asked, plan
 
 

@@ -191,7 +191,7 @@ torchrun sets them all; start the ranks with it, or unset RANK and WORLD_SIZE to
 )
 def test_a_mode_that_starts_its_own_ranks_is_refused(mode, told):
     from launcher.job.compose import compose
-    from launcher.launch import refused
+    from launcher.run.launch import refused
 
     job = compose([*TINY, f"launch.mode={mode}"]).job
     assert [p.text for p in refused(job, 2)] == [told]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher import local_memory
 from launcher.__main__ import main
-from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.launch import Start
 from launcher.plan.capacity import Free
+from launcher.planner.plan_job import plan_job
+from launcher.run import memory_check
+from launcher.run.launch import Start
 from launcher.runtime import free_memory
 from tests.run.launching import ROOT, TINY, started, status
 
@@ -83,14 +83,14 @@ def test_a_machine_with_less_memory_refuses_what_another_does(tmp_path: Path) ->
 ], ids=["enough", "tight"])  # fmt: skip
 def test_a_start_says_how_much_it_takes(mb: float, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, mb=mb)
-    (said,) = local_memory.checked(tiny(), plan_job(tiny()), HERE).notes
+    (said,) = memory_check.checked(tiny(), plan_job(tiny()), HERE).notes
     assert re.fullmatch(note, said)
 
 
 def test_what_does_not_fit_starts_when_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     having(monkeypatch, mb=100)
     job = tiny("launch.check_memory=false")
-    (said,) = local_memory.checked(job, plan_job(job), HERE).notes
+    (said,) = memory_check.checked(job, plan_job(job), HERE).notes
     told = r"launch\.check_memory=false: does not fit: ranks 0-3 need 12\d\.\d MB, 100\.0 MB are free on this machine"
     assert re.fullmatch(told, said)
 
@@ -120,7 +120,7 @@ def test_the_copy_that_a_thread_writes_from_counts(monkeypatch: pytest.MonkeyPat
     for words in ((), ("checkpoint.async=true", "checkpoint.every=1")):
         job = tiny("recipe=lm_single", "steps=[train]", "model.dim=256", "data.vocab_size=4096", *words)
         plan = plan_job(job)
-        fitting = local_memory._fit(job, plan, (0,), Free(1 << 40))
+        fitting = memory_check._fit(job, plan, (0,), Free(1 << 40))
         assert fitting is not None
         found.append(fitting.needed)
     assert found[1] - found[0] == 3 * sum(p.spec.nbytes for p in plan.params if not p.buffer)
@@ -130,7 +130,7 @@ def test_a_device_is_compared_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
     having(monkeypatch, mb=10, devices=(1 << 30, 1 << 30, 1 << 10, 1 << 30))
     job = tiny()
     with pytest.raises(ValueError, match=r"rank 2 needs \d+\.\d KB, 1\.0 KB are free on cuda:2;"):
-        local_memory.checked(job, plan_job(job), Start("spawn", "cuda", None, ()))
+        memory_check.checked(job, plan_job(job), Start("spawn", "cuda", None, ()))
 
 
 TORCHRUN = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -142,9 +142,9 @@ def test_of_an_outer_launcher_the_ranks_of_this_machine_count(
 ) -> None:
     for name, value in {**TORCHRUN, "RANK": rank, "LOCAL_RANK": str(int(rank) % 2)}.items():
         monkeypatch.setenv(name, value)
-    assert local_memory.local_ranks(tiny(), plan_job(tiny())) == here
+    assert memory_check.local_ranks(tiny(), plan_job(tiny())) == here
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert local_memory.local_ranks(tiny(), plan_job(tiny())) == ()
+    assert memory_check.local_ranks(tiny(), plan_job(tiny())) == ()
 
 
 def test_a_run_says_it_beside_its_plan_and_not_in_it(tmp_path: Path) -> None:

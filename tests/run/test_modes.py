@@ -14,7 +14,7 @@ from launcher import run_job
 from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.launch import start
+from launcher.run.launch import start
 from launcher.runtime.lock import locked
 from launcher.runtime.training import loop
 from tests.run.launching import ROOT, TINY, losses, metrics, run, shape, status, steps, tensors

@@ -9,11 +9,11 @@ import pytest
 
 from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.strategy_file import load
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.plan.plan import Plan
 from launcher.plan.rank_groups import as_json
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.training.metrics import read
 from tests.run.launching import TINY, run, status
 
@@ -48,7 +48,7 @@ def test_a_second_run_into_the_same_folder_of_norms_starts_it_anew(tmp_path: Pat
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """The layouts of the default recipe, as a run would have written them."""
-    from launcher.outputs import write
+    from launcher.run.layout_files import write
 
     path = tmp_path / "p.json"
     job = compose([*TINY, f"{SAVE}={path}"]).job

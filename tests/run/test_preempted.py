@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher import record
 from launcher.__main__ import main
 from launcher.parallel.grad_norm import Norm
+from launcher.run import status as record
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps import on_ranks
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, status, tensors
@@ -187,7 +187,7 @@ def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_
 
 
 def test_a_signal_while_the_run_is_planned_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("launcher.run.plan_job", lambda _: signal.raise_signal(signal.SIGUSR1))
+    monkeypatch.setattr("launcher.run.run_job.plan_job", lambda _: signal.raise_signal(signal.SIGUSR1))
     assert main([*TINY, f"run_dir={tmp_path}/run", "train.steps=5"]) == 75
     assert capsys.readouterr().err == "preempted by SIGUSR1\n"
     assert not (tmp_path / "run").exists()

@@ -7,9 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from launcher.data.open import open_data
-from launcher.decide import plan_job
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import reduced
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.certificate import Certificate
 from launcher.steps.certify import BUILDS, examine

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from launcher.decide import plan_job
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import state
 from launcher.runtime.training.session import Session

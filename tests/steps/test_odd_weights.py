@@ -11,11 +11,11 @@ import torch
 from tests.parallel.test_effects import net
 
 from launcher.data.open import open_data
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import state
 from launcher.steps import train

@@ -13,7 +13,7 @@ from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.tensorfile.header import Header, read_header
 from launcher.checkpoint.tensorfile.safetensors import blob_at, mapped
 from launcher.plan.values.facts import TensorSpec
-from launcher.untrusted_file import RefusedFile, read_json, stands
+from launcher.untrusted.files import RefusedFile, read_json, stands
 
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -24,7 +24,7 @@ from launcher.checkpoint.whole_tensors import Blobs, Chosen, Whole
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
-from launcher.untrusted_file import irregular, stands
+from launcher.untrusted.files import irregular, stands
 
 Form = Literal["hf", "mindspore", "dcp"]
 

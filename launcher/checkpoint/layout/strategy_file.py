@@ -14,7 +14,7 @@ from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
-from launcher.untrusted_file import brief
+from launcher.untrusted.files import brief
 
 FORMAT, VERSION = "launcher.strategy", 1
 TOLD = 20  # missing stages that a message lists

@@ -13,7 +13,7 @@ from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.mindspore.formats import Slicing, StrategyFile, full_specs, read_strategy, to_strategy
 from launcher.checkpoint.mindspore.formats.strategy_files import form_of
 from launcher.plan.values.facts import TensorSpec
-from launcher.untrusted_file import parsed, read_bytes
+from launcher.untrusted.files import parsed, read_bytes
 
 Path_ = str | os.PathLike[str] | None
 Given = Strategy | StrategyFile

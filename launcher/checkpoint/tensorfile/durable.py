@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from launcher.checkpoint.tensorfile.disk_space import told
-from launcher.untrusted_file import opened
+from launcher.untrusted.files import opened
 
 COPIED = 1 << 30  # bytes of a file that goes along with a model: a tokenizer, a description
 _AT_FDCWD, _EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h

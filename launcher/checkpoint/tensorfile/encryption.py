@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checkpoint.tensorfile.disk_space import told
-from launcher.untrusted_file import opened
+from launcher.untrusted.files import opened
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -15,7 +15,7 @@ import xxhash
 from launcher.checkpoint.tensorfile.blob import CODES, DTYPES, described
 from launcher.checkpoint.tensorfile.encryption import Sealed, is_sealed
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
-from launcher.untrusted_file import DIMS, TEXT, brief, opened, parsed
+from launcher.untrusted.files import DIMS, TEXT, brief, opened, parsed
 
 LONGEST = TEXT  # bytes of header
 METADATA = "__metadata__"

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from launcher import untrusted_file
+from launcher.untrusted import files
 
 LONGEST = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is shorter
 
 
 def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
     """All of a file. Raises ``OSError``: ``RefusedFile``, which is a ``ValueError``, for what is none or too long."""
-    return untrusted_file.read_bytes(path, longest)
+    return files.read_bytes(path, longest)
 
 
 def parsed(path: Path, data: bytes, what: str = "") -> Any:
@@ -22,7 +22,7 @@ def parsed(path: Path, data: bytes, what: str = "") -> Any:
     ``what`` says what it is then.
     """
     try:
-        return untrusted_file.parsed(data, unique=True)
+        return files.parsed(data, unique=True)
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: {what}no JSON") from error
     except ValueError as error:

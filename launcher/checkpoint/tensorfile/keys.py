@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.plan.settings.saving import PLACE, told
-from launcher.untrusted_file import opened
+from launcher.untrusted.files import opened
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
 """An environment variable: where the key is now, when it is not where it was when the checkpoint was written."""

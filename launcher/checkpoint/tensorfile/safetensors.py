@@ -18,7 +18,7 @@ from launcher.checkpoint.tensorfile.encryption import Sealer, sealed_size
 from launcher.checkpoint.tensorfile.header import Header, arrange
 from launcher.checkpoint.tensorfile.write_behind import Behind, now, start
 from launcher.plan.values.facts import TensorSpec
-from launcher.untrusted_file import opened
+from launcher.untrusted.files import opened
 
 CHUNK = 8 << 20  # bytes that travel at once; all that a copy from file to file keeps in memory
 STRETCH = 32 << 20  # bytes of a file that the disk is given at once

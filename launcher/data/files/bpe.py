@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.untrusted_file import read_bytes
+from launcher.untrusted.files import read_bytes
 
 LINES = 4096
 LONGEST = 64 << 20  # bytes of a tokenizer file; that of Gemma 3, with 262 000 tokens, has half as much

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.data.files.bad_file import BadFile
-from launcher.untrusted_file import irregular, opened, stands
+from launcher.untrusted.files import irregular, opened, stands
 
 RECORD = 1 + 3 * 32 * 32
 LONGEST = 64 << 20  # bytes of a batch; the published ones have half as much

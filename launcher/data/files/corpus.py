@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.job.schema.components import Text
-from launcher.untrusted_file import opened
+from launcher.untrusted.files import opened
 
 SHIPPED = Path(__file__).parent / "text" / "shakespeare.txt"
 

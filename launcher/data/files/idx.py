@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher.data.files.bad_file import BadFile
-from launcher.untrusted_file import RefusedFile, opened, stands
+from launcher.untrusted.files import RefusedFile, opened, stands
 
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

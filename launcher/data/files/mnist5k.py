@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.untrusted_file import opened
+from launcher.untrusted.files import opened
 
 SIDE = 28
 LONGEST = 64 << 20  # bytes, unpacked; it has a quarter

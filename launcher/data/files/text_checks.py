@@ -10,7 +10,7 @@ from launcher.data.files import corpus
 from launcher.data.files.similar_files import file as nearby
 from launcher.errors import Problem
 from launcher.job.schema.components import Text
-from launcher.untrusted_file import irregular, opened, read_bytes
+from launcher.untrusted.files import irregular, opened, read_bytes
 
 LONGEST = 1 << 30  # bytes of a text that is not read byte by byte: its tokens take four times as much
 

@@ -13,7 +13,6 @@ from launcher.data.fallback import with_data_read
 from launcher.data.open import open_data
 from launcher.data.shuffle import batch_indices
 from launcher.data.source import Dataset
-from launcher.decide import inputs
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.run_paths import place
@@ -27,6 +26,7 @@ from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import Trust, trust
+from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.grad_norm_log import LocalNorm

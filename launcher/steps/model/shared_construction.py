@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from launcher.decide import builder, inputs, own_files
 from launcher.job.schema.job import Job
 from launcher.parallel.blueprint import Blueprint, blueprint
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.model_state.module_globals import Snapshot
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import builder, inputs, own_files
 
 _log = logging.getLogger(__name__)
 

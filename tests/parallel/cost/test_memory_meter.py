@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
 from launcher.parallel.cost.memory_meter import Held
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from tests.parity import build, job, step
 from tests.ranks import on_ranks

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.decide import plan_job
 from launcher.parallel import mesh
 from launcher.parallel.apply_plan import parallelize
 from launcher.parallel.deferred_init import fill, record
 from launcher.parallel.deferred_init.replay import replay
+from launcher.planner.plan_job import plan_job
 from launcher.steps.model.shared_construction import draw
 from tests.parallel import makers
 from tests.parity import CPU, LM, build, job, own, pieces, plain, whole

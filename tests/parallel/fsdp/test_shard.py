@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from launcher.decide import plan_job
 from launcher.parallel import mesh
 from launcher.plan.partition.params import Tie
 from launcher.plan.values.grid import Grid
+from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, step
 from tests.ranks import on_ranks
 

@@ -10,8 +10,8 @@ import torch
 from tests.parallel.test_effects import net
 from torch import Tensor, nn
 
-from launcher.decide import plan_job
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.planner.plan_job import plan_job
 
 
 def cell(lin: nn.Linear) -> Any:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.module_globals import files, put_back, variables
 from launcher.parallel.model_state.python_state import changed, held, reading
+from launcher.planner.plan_job import plan_job
 from tests.parallel import python_state_nets as nets
 from tests.parity import TOLERANCE, alone, assert_parity, assert_same, outcome, own, rank_step
 from tests.ranks import on_ranks

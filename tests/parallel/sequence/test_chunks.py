@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.parallel.sequence.carry import Carry
+from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, batch, build, error, job, own, plain, step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import SEQUENCE

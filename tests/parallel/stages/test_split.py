@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.decide import builder, inputs, plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.stages.split import Part, split, traced
+from launcher.planner.plan_job import builder, inputs, plan_job
 from tests.parallel import nets
 from tests.parity import assert_parity, own
 

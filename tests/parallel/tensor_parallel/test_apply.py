@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from tests.parity import batch, build, job, plain, step
 from tests.ranks import on_ranks

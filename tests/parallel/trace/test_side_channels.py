@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.planner.plan_job import plan_job
 from tests.parallel import aside_nets as nets
 from tests.parity import assert_parity, own
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.gather_full import Piece, error, pieces
 from tests.parity import batch, build, own, step, whole

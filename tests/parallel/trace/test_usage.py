@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
+from launcher.planner.plan_job import plan_job
 from tests.parallel.counting import assert_as_planned
 from tests.parity import assert_parity, own
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from launcher.decide import plan_job
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault, RanksFailed
 from launcher.runtime.processes.start import run_ranks

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.plan.partition.stage_config import complaints, flatten, leaves, owner, stage_of, units
+from launcher.planner.plan_job import plan_job
 from tests.plan.made import skeleton, words
 
 KEY = "parallel.pipeline.stage_config"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.decide import before_torch
 from launcher.errors import RequestError
 from launcher.plan.settings.dataset_strategy import Reading, hands
 from launcher.plan.values.grid import Grid
+from launcher.planner.plan_job import before_torch
 from tests.plan.made import job, words
 
 GRID = Grid.of(pp=2, dp_replicate=1, dp_shard=2, tp=2)  # rank = 4 pp + 2 dp + tp

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.asked import inlined
-from launcher.decide import before_torch
 from launcher.errors import RequestError
 from launcher.plan.plan import ask
 from launcher.plan.settings.settings import resolve
 from launcher.plan.settings.speed_up import SWITCHES
+from launcher.planner.plan_job import before_torch
+from launcher.planner.request_files import inlined
 from tests.plan.made import chain, job, planned, refusal, skeleton, words
 
 KEY = "parallel.transformer_opt"

@@ -9,7 +9,7 @@ from tests.runtime.test_world import SRUN, TORCHRUN
 
 from launcher.__main__ import main
 from launcher.errors import RequestError, RunError
-from launcher.external import follow, leading
+from launcher.run.outer_ranks import follow, leading
 from launcher.runtime.cluster.launch_env import Place, again, job, place, rank
 from launcher.runtime.cluster.outer_rendezvous import open_store
 from tests.drills import free_port

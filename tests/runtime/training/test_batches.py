@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.decide import plan_job
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed, Indices
 from tests.parity import job

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.decide import plan_job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.faults import RanksFailed
 from launcher.runtime.training.batches import Feed
 from tests.parallel.sources import Shapes

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.decide import plan_job
 from launcher.job.schema.job import Job
 from launcher.parallel import mesh
 from launcher.parallel.apply_plan import parallelize
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 from launcher.steps.certification.gather_full import pieces

@@ -21,7 +21,7 @@ from launcher.checkpoint.tensorfile.mmap_window import OPEN, Window
 from launcher.checkpoint.tensorfile.safetensors import mapped
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
-from launcher.untrusted_file import irregular
+from launcher.untrusted.files import irregular
 
 
 class DcpFolder:

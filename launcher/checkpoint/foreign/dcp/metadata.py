@@ -11,7 +11,7 @@ from launcher.checkpoint.foreign.dcp.plain_pickle import Known, Record, plain, r
 from launcher.checkpoint.layout.tiling import untiled
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
-from launcher.untrusted_file import DIMS, RefusedFile, brief, read_bytes
+from launcher.untrusted.files import DIMS, RefusedFile, brief, read_bytes
 
 NAME = ".metadata"
 LONGEST = 128 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from launcher.untrusted_pickle import Bounded, Refused
+from launcher.untrusted.pickles import Bounded, Refused
 
 
 class Record:

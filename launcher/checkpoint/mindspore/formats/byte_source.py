@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-from launcher.untrusted_file import check
+from launcher.untrusted.files import check
 
 PAGE = 1 << 16  # bytes read ahead, for headers
 

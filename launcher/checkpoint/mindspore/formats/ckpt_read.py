@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.blob import Blob, described
 from launcher.checkpoint.tensorfile.header import Slot
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.plan.values.facts import TensorSpec
-from launcher.untrusted_file import DIMS
+from launcher.untrusted.files import DIMS
 
 CRC, CRC_DIGITS = b"crc_num", 10  # what a file with a checksum ends with: this, then the CRC-32, big-endian
 NAME_LIMIT = 1 << 16  # bytes; longer names are damage

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.checkpoint.mindspore.formats.wire import BYTES, MOST, NUMBERS, Message, numbers, packet
-from launcher.untrusted_file import read_bytes
+from launcher.untrusted.files import read_bytes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from typing import Any, TypeGuard
 
 from launcher.checkpoint.mindspore.formats.strategy import Operator, Slicing, StrategyFile, shown
-from launcher.untrusted_file import DIMS, brief, parsed
+from launcher.untrusted.files import DIMS, brief, parsed
 
 
 def parse(data: bytes) -> StrategyFile:

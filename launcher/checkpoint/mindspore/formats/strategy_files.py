@@ -10,7 +10,7 @@ from launcher.checkpoint.mindspore.formats import json_form, protobuf
 from launcher.checkpoint.mindspore.formats.strategy import Form, StrategyFile, merge
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.checkpoint.tensorfile.durable import sync
-from launcher.untrusted_file import read_bytes
+from launcher.untrusted.files import read_bytes
 
 
 def form_of(data: bytes) -> Form:

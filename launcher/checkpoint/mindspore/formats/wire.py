@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from launcher.untrusted_file import DIMS
+from launcher.untrusted.files import DIMS
 
 VARINT, BYTES = 0, 2
 NUMBERS = -1  # no kind on the wire: numbers, each in a field or packed into one

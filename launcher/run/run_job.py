@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher import launch, local_memory, outputs, phases, record, resume, sources
 from launcher.console import gone, say, tell
 from launcher.data.checks import absent
-from launcher.decide import before_torch, plan_job, planning, settled
 from launcher.errors import refuse
 from launcher.job.schema.job import Job, Launch
 from launcher.plan.plan import Asked, Plan, impossible
@@ -21,14 +19,17 @@ from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.show import text
 from launcher.plan.values.text import many
 from launcher.plan.verbs import Phase, alone
+from launcher.planner.plan_job import before_torch, plan_job, planning, settled
+from launcher.run import execute, launch, layout_files, memory_check, resume, status
+from launcher.run import preflight as sources
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
 from launcher.runtime.lock import locked
 
 if TYPE_CHECKING:
-    from launcher.external import Others
     from launcher.job.compose import Request
+    from launcher.run.outer_ranks import Others
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import Off
 
@@ -62,7 +63,7 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
         plan = replace(plan, notes=(*plan.notes, *since))
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
-        if job.show == "plan" and (short := local_memory.shortage(job, plan)):
+        if job.show == "plan" and (short := memory_check.shortage(job, plan)):
             yield short
     if job.show == "plan":
         yield from transforms
@@ -79,7 +80,7 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     config = as_yaml(job.model_dump(mode="json", by_alias=True))
     if launch.outer_size() is None or launch.mode(job, launch.outer_size()) != "external":
         return _carry_out(job, command or ["python", *sys.argv], config, overrides, None)
-    from launcher.external import leading
+    from launcher.run.outer_ranks import leading
 
     with leading() as others:
         return _carry_out(job, command or ["python", *sys.argv], config, overrides, others)
@@ -90,7 +91,7 @@ def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
 
     ``timeout_s()``: how long rank 0 may take to come; it is asked when that takes long.
     """
-    from launcher.external import follow
+    from launcher.run.outer_ranks import follow
 
     return follow(timeout_s)
 
@@ -117,7 +118,7 @@ def _run(
     if others is not None:
         others.went_to(run)
     with locked(run):
-        said = record.reopen(run, overrides, config, anew=anew)
+        said = status.reopen(run, overrides, config, anew=anew)
         left = [p for p in plan.phases if not set(p.steps) <= set(said.steps)]
         if said.before == "running":
             say(f"the start before this one was killed: {run}")
@@ -127,11 +128,11 @@ def _run(
             say(f"already done: {run}")
             return said.results
         trains = any(job.steps[n].kind in ("train", "save") for p in left for n in p.steps)
-        this = phases.Run(job, plan, run, start, others, resume.source(job, plan, run, trains, overrides))
+        this = execute.Run(job, plan, run, start, others, resume.source(job, plan, run, trains, overrides))
         folder.reserve_status(run)
         try:
-            outputs.write(job, plan, run)
-            record.write(run, plan, command, config, anew=not said.steps)
+            layout_files.write(job, plan, run)
+            status.write(run, plan, command, config, anew=not said.steps)
             said.say("running")
             say("\n".join([text(plan), *start.notes]))
             with _saved(job):
@@ -154,7 +155,7 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
         plan = plan_job(job)
         found, notes = resume.looked(job, plan, overrides, done)
         refuse([*found, *sources.unfit(job, plan, done)])
-        start = local_memory.checked(job, plan, start)
+        start = memory_check.checked(job, plan, start)
     return start, replace(plan, notes=(*plan.notes, *notes))
 
 
@@ -165,7 +166,7 @@ def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | 
     if job.run_dir is not None:
         refuse([p for p in [folder.check_entries(where)] if p])
     anew = job.checkpoint.resume == "never"
-    done = () if writable else record.done(job.run_dir, overrides, config, anew)
+    done = () if writable else status.done(job.run_dir, overrides, config, anew)
     asked = before_torch(
         job,
         [
@@ -174,7 +175,7 @@ def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | 
             *resume.named(job, overrides, done),
             *sources.named(job, done),
             *(absent(job.data) if _reads(job) else []),
-            *outputs.unwritable(job),
+            *layout_files.unwritable(job),
         ],
     )
     return asked, done
@@ -213,7 +214,7 @@ def _again(job: Job, config: str, others: Others | None) -> Job:
     """A job that its outer launcher starts again goes on in the folder of its first start, whatever that resumed."""
     run = others.folder() if others is not None else None
     if run is None and job.run_dir is None:
-        run = record.begun(Path(job.runs) / job.name, config)
+        run = status.begun(Path(job.runs) / job.name, config)
     if run is None:
         return job
     anew = job.checkpoint.resume if resume.own(job, run) is None else "auto"
@@ -237,7 +238,7 @@ def _reads(job: Job) -> bool:
     return any(step.kind != "certify" for step in job.steps.values())
 
 
-def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> None:
+def _phases(this: execute.Run, left: Sequence[Phase], said: status.Record) -> None:
     """Those that are ``left``, each recorded when it is done."""
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import progress
@@ -252,7 +253,7 @@ def _phases(this: phases.Run, left: Sequence[Phase], said: record.Record) -> Non
     ):
         for phase in left:
             check()
-            said.add(phase.steps, phases.do(this, phase, said.results, partial(_hear, this.folder, bar, metrics)))
+            said.add(phase.steps, execute.do(this, phase, said.results, partial(_hear, this.folder, bar, metrics)))
 
 
 def _hear(run: Path, bar: Off, metrics: Metrics, rank: int, news: object) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from launcher.asked import fits, inlined
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
 from launcher.data.fit import check_fit
@@ -29,6 +28,7 @@ from launcher.plan.settings.dataset_strategy import unlike
 from launcher.plan.settings.saving import misnamed
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import Traits
+from launcher.planner.request_files import fits, inlined
 
 if TYPE_CHECKING:
     from torch import nn

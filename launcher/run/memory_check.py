@@ -7,14 +7,14 @@ from math import prod
 
 from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.write import shares
-from launcher.decide import plan_job
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
-from launcher.launch import Start, mode, outer_size
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, fit, least, lighter, refused
 from launcher.plan.cost.memory import copies
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import ITEMSIZE
+from launcher.planner.plan_job import plan_job
+from launcher.run.launch import Start, mode, outer_size
 from launcher.runtime import free_memory
 from launcher.runtime.cluster.launch_env import place
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Certify
-from launcher.launch import Start
 from launcher.plan.certify_copy import Copy, copies
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
 from launcher.plan.verbs import Phase
+from launcher.run.launch import Start
 from launcher.runtime import gc_thresholds
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
 from launcher.steps import import_weights, on_files
 
 if TYPE_CHECKING:
-    from launcher.external import Others
+    from launcher.run.outer_ranks import Others
     from launcher.runtime.cluster.world import World
     from launcher.steps.model.shared_construction import Drawings
 
@@ -71,7 +71,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
 
 def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
     """What each ``certify`` of the phase trains, one after the other."""
-    from launcher.decide import plan_job
+    from launcher.planner.plan_job import plan_job
 
     steps = {name: run.job.steps[name] for name in phase.steps}
     found = {name: copies(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
@@ -120,7 +120,7 @@ def _spawned(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
 
 def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
-    from launcher.external import Order
+    from launcher.run.outer_ranks import Order
 
     assert run.others is not None
     launch, start = run.job.launch, run.start

@@ -21,7 +21,7 @@ from launcher.plan.to_json import as_json
 from launcher.runtime import folder
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted
-from launcher.untrusted_file import read_text
+from launcher.untrusted.files import read_text
 
 _log = logging.getLogger(__name__)
 

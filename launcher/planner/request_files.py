@@ -21,7 +21,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings import speed_up
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.text import many
-from launcher.untrusted_file import RefusedFile, read_bytes, read_json, read_text
+from launcher.untrusted.files import RefusedFile, read_bytes, read_json, read_text
 
 OPERATORS = "parallel.operator_strategy.load"
 

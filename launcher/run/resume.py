@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.changes import changes, sets, unknown
 from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
@@ -20,6 +19,7 @@ from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
 from launcher.plan.values.optimizer_traits import Traits
+from launcher.run.changes import changes, sets, unknown
 from launcher.runtime.lock import at_work
 
 RESUME, ENCRYPT, ACCEPT = "checkpoint.resume", "checkpoint.encrypt", "checkpoint.accept_changes"

@@ -1,0 +1,1 @@
+"""Files that somebody else may have made: regular ones alone, of bounded size and depth, executed never."""
