@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -18,17 +19,8 @@ ROOT = Path(__file__).parents[1]
 # A module belongs to the layer with the longest prefix; what stands directly in launcher/ is wiring.
 LAYERS = {
     "launcher.errors": "errors",
-    "launcher.untrusted.files": "untrusted",
-    "launcher.untrusted.pickles": "untrusted",
-    "launcher.job.schema.job": "schema",
-    "launcher.job.schema.similar_names": "schema",
-    "launcher.job.schema.base": "schema",
-    "launcher.job.schema.components": "schema",
-    "launcher.job.schema.run_paths": "schema",
-    "launcher.job.schema.parallel": "schema",
-    "launcher.job.schema.steps": "schema",
-    "launcher.job.schema.python_errors": "schema",
-    "launcher.job.schema.redact": "schema",
+    "launcher.untrusted": "untrusted",
+    "launcher.job.schema": "schema",
     "launcher.job.targets": "targets",
     "launcher.job": "job",
     "launcher.plan.values.facts": "facts",
@@ -40,9 +32,10 @@ LAYERS = {
     "launcher.models": "models",
     "launcher.data": "data",
     "launcher.optim": "optim",
-    "launcher.planner.request_files": "asked",
-    "launcher.planner.plan_job": "decide",
+    "launcher.planner.request_files": "request files",
+    "launcher.planner": "planner",
     "launcher.steps": "steps",
+    "launcher.testing": "testing",
     "launcher": "wiring",
 }
 
@@ -61,10 +54,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": RECIPE_PARTS,
     "data": RECIPE_PARTS | {"untrusted"},
     "optim": RECIPE_PARTS,
-    "asked": {"errors", "schema", "plan", "facts", "checkpoint", "untrusted"},
-    "decide": {"asked", "plan", "parallel", "models", "data", "optim"} | RECIPE_PARTS,
-    "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "decide"} | RECIPE_PARTS,
-    "wiring": set(LAYERS.values()),
+    "request files": {"errors", "schema", "plan", "facts", "checkpoint", "untrusted"},
+    "planner": {"request files", "plan", "parallel", "models", "data", "optim"} | RECIPE_PARTS,
+    "steps": {"plan", "checkpoint", "parallel", "runtime", "models", "data", "optim", "planner"} | RECIPE_PARTS,
+    "testing": {"parallel"},
+    "wiring": set(LAYERS.values()) - {"testing"},
 }
 
 TORCH, DISTRIBUTED, HYDRA = ("torch",), ("torch.distributed",), ("hydra", "omegaconf")
@@ -83,9 +77,10 @@ MUST_NOT_TOUCH = {
     "models": DISTRIBUTED + HYDRA + FILES,
     "data": DISTRIBUTED + HYDRA,
     "optim": HYDRA + FILES,  # it may ask whether a parameter is a DTensor: they must not share a group with plain ones
-    "asked": TORCH + HYDRA,
-    "decide": HYDRA + FILES,
+    "request files": TORCH + HYDRA,
+    "planner": HYDRA + FILES,
     "steps": HYDRA,
+    "testing": HYDRA + FILES,
     "wiring": HYDRA,
 }
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")
@@ -143,9 +138,9 @@ def layer(module: str) -> str:
     return LAYERS[max((p for p in LAYERS if inside(module, p)), key=len)]
 
 
-def folder(module: str) -> str:
-    """``launcher.job.compose`` is in ``job``; what stands directly in ``launcher/`` counts as a folder each."""
-    return module.split(".")[1] if "." in module else "launcher"
+def rooms(depth: int) -> Callable[[str], str]:
+    """Modules by the folder that they are in, so many levels down; a file that lies higher up is a room of its own."""
+    return lambda module: ".".join(module.split(".")[: depth + 1])
 
 
 @cache
@@ -171,19 +166,23 @@ def test_every_layer_leaves_alone_what_it_must_not_touch() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_two_folders_import_each_other() -> None:
-    pairs = {(folder(a), folder(b)) for a, b in edges()}
-    assert sorted((a, b) for a, b in pairs if a < b and (b, a) in pairs) == []
-
-
-@pytest.mark.parametrize("grain", [folder, str], ids=["folders", "modules"])
+@pytest.mark.parametrize("grain", [rooms(1), rooms(2), rooms(3), str], ids=["folders", "shelves", "inner", "modules"])
 def test_nothing_imports_itself_in_a_circle(grain: Callable[[str], str]) -> None:
+    """So no two folders import each other, nor two shelves of one folder."""
     left: dict[str, set[str]] = {}
     for a, b in edges():
         left.setdefault(grain(a), set()).update({grain(b)} - {grain(a)})
     while loose := [a for a, bs in left.items() if not bs & left.keys() or not any(a in cs for cs in left.values())]:
         left = {a: bs for a, bs in left.items() if a not in loose}
     assert not left, "\n".join(f"{a} imports {', '.join(sorted(bs & left.keys()))}" for a, bs in left.items())
+
+
+def test_a_folder_can_be_taken_in_at_a_glance() -> None:
+    """Files and folders of a folder, without its ``__init__``."""
+    seen = {(path.parent, path.name) for path in files().values() if path.name != "__init__.py"}
+    seen |= {(path.parent.parent, path.parent.name) for path in files().values() if path.name == "__init__.py"}
+    count = Counter(folder.relative_to(ROOT) for folder, _ in seen)
+    assert {str(folder): n for folder, n in count.items() if n > 20} == {}
 
 
 def test_files_stay_small() -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.compose import compose
-from launcher.job.schema import keys as surface
+from launcher.job.schema import schema_keys
 from launcher.job.schema.base import Settings
 from launcher.job.schema.job import Job
 from launcher.job.yaml.config_search import Shelf
@@ -170,7 +170,7 @@ def others(key: str) -> Iterator[Any]:
     """Values of a setting other than its default."""
     field = dict(keys())[key]
     default = field.get_default()
-    yield from (word for word in surface.literals(surface.typed(field)) if word != default)
+    yield from (word for word in schema_keys.literals(schema_keys.typed(field)) if word != default)
     yield from (not default,) if isinstance(default, bool) else ()
     yield from (SAMPLES[key],) if key in SAMPLES else ()
 

@@ -14,34 +14,34 @@ import yaml
 from pydantic.fields import FieldInfo
 
 import launcher
-from launcher.job.schema import keys as surface
+from launcher.job.schema import schema_keys
 from launcher.job.schema.base import Settings
 from launcher.job.schema.job import Job
 from launcher.job.yaml.shipped import CONF
 
-GOLDEN = Path(__file__).parent / "golden/surface.txt"
-AGAIN = "the surface changed: if that is meant, run: python -m tests.test_surface > tests/golden/surface.txt"
+GOLDEN = Path(__file__).parent / "golden/schema_keys.txt"
+AGAIN = "the surface changed: if that is meant, run: python -m tests.test_surface > tests/golden/schema_keys.txt"
 MODULES = ("launcher", "launcher.checkpoint", "launcher.parallel")
 
 
 def keys(note: Any = Job, above: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every dotted key of the schema; ``model[lm].dim`` is there when ``model`` is a language model."""
-    kinds: dict[str, Any] = dict(surface.kinds(note)) or {"": surface.settings(note, None)}
+    kinds: dict[str, Any] = dict(schema_keys.kinds(note)) or {"": schema_keys.settings(note, None)}
     for tag, cls in kinds.items():
         if above == "steps":
             head = f"steps.{tag}."
         else:
             head = (above + (f"[{tag}]" if tag else "")).removesuffix(".") + ("." if above else "")
-        for name, field in surface.fields(cls).items() if cls else ():
+        for name, field in schema_keys.fields(cls).items() if cls else ():
             yield f"{head}{name}", field
-            yield from keys(surface.typed(field), f"{head}{name}")
-    if above == "steps" and not surface.kinds(note):
-        yield from keys(surface.below(note, "", {}), above)
+            yield from keys(schema_keys.typed(field), f"{head}{name}")
+    if above == "steps" and not schema_keys.kinds(note):
+        yield from keys(schema_keys.below(note, "", {}), above)
 
 
 def setting(key: str, field: FieldInfo) -> str:
     said = "required" if field.is_required() else json.dumps(field.get_default())
-    words = surface.literals(surface.typed(field))
+    words = schema_keys.literals(schema_keys.typed(field))
     return f"{key} = {said}" + (f"  ({' | '.join(map(str, words))})" if words else "")
 
 

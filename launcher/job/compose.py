@@ -18,7 +18,7 @@ from launcher.job.hydra_compose import CONFIG, Composed, hydrate, no_option
 from launcher.job.overrides import intended_value
 from launcher.job.overrides.grammar import Override, paste, read, shell, written
 from launcher.job.overrides.merge import keys, plain, put
-from launcher.job.schema import keys as surface
+from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import nearest
@@ -186,8 +186,8 @@ def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:
             source, node = (t.get(part) if isinstance(t, dict) else None for t in (source, node))
         written_as = source.get(name) if isinstance(source, dict) else None
         if isinstance(written_as, str) and "oc.env:" in written_as and isinstance(node, dict):
-            value, note = node.get(name), surface.at(key.split("."), data)
-            if isinstance(value, str) and note is not None and not surface.accepts(note, value):
+            value, note = node.get(name), schema_keys.at(key.split("."), data)
+            if isinstance(value, str) and note is not None and not schema_keys.accepts(note, value):
                 node[name] = next(intended_value.readings(key, note, value), value)
 
 
@@ -220,7 +220,7 @@ def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
     """Steps that were chosen carry their kind; settings alone choose no step."""
     if not isinstance(steps, dict):
         return steps
-    verbs = surface.kinds(surface.at(("steps", "any"), {}))
+    verbs = schema_keys.kinds(schema_keys.at(("steps", "any"), {}))
     kept = {}
     for name, step in steps.items():
         idle = name in verbs and isinstance(step, dict) and "kind" not in step

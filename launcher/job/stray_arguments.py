@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.errors import Problem
 from launcher.job.cures import suggestions
 from launcher.job.overrides.grammar import parsable, rewritten, shell
-from launcher.job.schema import keys
+from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import text as redacted
 
 SPACES = "the shell cuts arguments at their spaces; quote what has some"
@@ -36,7 +36,7 @@ class Names:
 
 
 def _keys() -> frozenset[str]:
-    return frozenset(keys.everywhere())
+    return frozenset(schema_keys.everywhere())
 
 
 def _unknown(name: str) -> int:

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan import certify_copy
-from launcher.plan import verbs as phases
+from launcher.plan import certify_copy, verbs
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, limits, sums
 from launcher.plan.cost.gather_order import Visit, visits
 from launcher.plan.cost.gather_order import notes as looking
@@ -125,7 +124,7 @@ def ask(job: Job, found: list[Problem] | None = None) -> Asked:
     got, wrong = sizes(job)
     found += wrong
     found += legal.illegal(job, got)
-    found += phases.check(job.steps)
+    found += verbs.check(job.steps)
     found += fit.unfit(job, got)
     found += switches.refused(job, got)
     if found or got is None:
@@ -199,7 +198,7 @@ def plan(
         timeline=replace(order.timeline, messages=messages(sent, sz)),
         memory=memory(params, sz, copies(job.optim, traits), moments),
         traffic=sent,
-        phases=phases.phases(job.steps),
+        phases=verbs.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow, together),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
         notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, skeleton, graph, deferred, kept)),

@@ -24,9 +24,9 @@ LONGEST = 60
 
 def unknown(job: Job) -> Iterator[Problem]:
     """Names in ``accept_changes`` that no setting has."""
-    from launcher.job.schema import keys as surface
+    from launcher.job.schema import schema_keys
 
-    known = [*surface.everywhere(), *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s)))]
+    known = [*schema_keys.everywhere(), *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s)))]
     for key in job.checkpoint.accept_changes:
         if key not in known:
             meant = nearest(key, known)

@@ -20,8 +20,7 @@ from launcher.plan.show import text
 from launcher.plan.values.text import many
 from launcher.plan.verbs import Phase, alone
 from launcher.planner.plan_job import before_torch, plan_job, planning, settled
-from launcher.run import execute, launch, layout_files, memory_check, resume, status
-from launcher.run import preflight as sources
+from launcher.run import execute, launch, layout_files, memory_check, resume, status, step_files
 from launcher.runtime import folder, log
 from launcher.runtime.faults import Interrupted, Preempted
 from launcher.runtime.interrupts import check, stoppable
@@ -54,12 +53,12 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
-    transforms = sources.previews(job)
+    transforms = step_files.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
         with planning():
             since = resume.shown(job, plan, overrides)
-            notes = [*sources.brought(job, plan)]
+            notes = [*step_files.brought(job, plan)]
         plan = replace(plan, notes=(*plan.notes, *since))
         yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
         yield from notes if job.show == "plan" else ()
@@ -154,7 +153,7 @@ def preflight(job: Job, overrides: Sequence[str], config: str, outer: int | None
         launch.port_is_free(job, start)
         plan = plan_job(job)
         found, notes = resume.looked(job, plan, overrides, done)
-        refuse([*found, *sources.unfit(job, plan, done)])
+        refuse([*found, *step_files.unfit(job, plan, done)])
         start = memory_check.checked(job, plan, start)
     return start, replace(plan, notes=(*plan.notes, *notes))
 
@@ -173,7 +172,7 @@ def _before_torch(job: Job, overrides: Sequence[str], config: str, outer: int | 
             *([writable] if writable else []),
             *launch.refused(job, outer),
             *resume.named(job, overrides, done),
-            *sources.named(job, done),
+            *step_files.named(job, done),
             *(absent(job.data) if _reads(job) else []),
             *layout_files.unwritable(job),
         ],
@@ -192,7 +191,7 @@ def rehearse(request: Request, planned: bool = True) -> None:
     if job.show is not None and planned:
         list(shown(job, request.overrides))
     elif job.show is not None:
-        if not (sources.previews(job) and alone(job.steps)):
+        if not (step_files.previews(job) and alone(job.steps)):
             refuse(impossible(before_torch(job)))
     else:
         from launcher.job.cures.report import as_yaml

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from launcher.job.compose import compose
-from launcher.job.schema import keys as surface
+from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.yaml.config_search import Shelf
 from launcher.job.yaml.shipped import CONF, RECIPES
@@ -98,4 +98,4 @@ def test_every_option_shows_every_key_of_its_kind(option):
     group, _, name = option.partition("=")
     parts = (group, name) if group == "steps" else (group,)
     node = request.data[group][name] if group == "steps" else request.data[group]
-    assert set(node) == set(surface.names(parts, request.data))
+    assert set(node) == set(schema_keys.names(parts, request.data))

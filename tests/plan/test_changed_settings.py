@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.job.schema import keys as surface
+from launcher.job.schema import schema_keys
 from launcher.job.schema.components import Target
 from launcher.plan.changed_settings import (
     ASIDE,
@@ -24,7 +24,7 @@ from tests.plan.made import job
 
 SECTIONS = ("train", "parallel", "parallel.pipeline", "debug")
 """Those whose keys are of several classes."""
-KEYS = sorted({*surface.everywhere()} - {*SECTIONS})
+KEYS = sorted({*schema_keys.everywhere()} - {*SECTIONS})
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -38,7 +38,7 @@ def test_a_new_setting_cannot_be_forgotten(key):
 
 
 def test_every_name_of_a_class_is_that_of_a_setting():
-    known = {*surface.everywhere(), "optim._target_"}
+    known = {*schema_keys.everywhere(), "optim._target_"}
     assert not {*REFUSED, *DERIVED, *NOTED, *LAYOUT, *ASIDE} - known
 
 

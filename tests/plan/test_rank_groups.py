@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.parallel import mesh
-from launcher.plan import rank_groups as peers
+from launcher.plan import rank_groups as by_axis
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -36,7 +36,7 @@ def test_they_are_those_that_the_ranks_make() -> None:
         pipeline={"stages": 2}, hsdp={"shard_size": 2, "threshold": 0}, grid={"dp_replicate": 2, "dp_shard": 2}
     )
     made = on_ranks(8, rank_groups, plan)
-    named = {g.name: g.ranks for g in peers.groups(plan)}
+    named = {g.name: g.ranks for g in by_axis.groups(plan)}
     assert list(named) == ["pp", "dp_replicate", "dp_shard", "dp", "tied 0,1"]
     for rank, mine in enumerate(made):
         assert mine == {name: list(next(r for r in rows if rank in r)) for name, rows in named.items()}
@@ -44,8 +44,8 @@ def test_they_are_those_that_the_ranks_make() -> None:
 
 def test_replicas_have_the_same_checkpoint() -> None:
     plan = planned(hsdp={"shard_size": 2, "threshold": 0}, grid={"dp_replicate": 2, "dp_shard": 2})
-    assert peers.alike(plan) == ((0, 2), (1, 3))
-    assert peers.alike(planned(hsdp={"shard_size": 4, "threshold": 0}, grid={"dp_shard": 4})) == (
+    assert by_axis.alike(plan) == ((0, 2), (1, 3))
+    assert by_axis.alike(planned(hsdp={"shard_size": 4, "threshold": 0}, grid={"dp_shard": 4})) == (
         (0,),
         (1,),
         (2,),
@@ -67,6 +67,6 @@ TEXT = """\
 
 
 def test_the_file_has_a_group_a_line() -> None:
-    assert peers.as_json(planned(grid={"dp_replicate": 2})) == TEXT
-    alone = json.loads(peers.as_json(planned()))
+    assert by_axis.as_json(planned(grid={"dp_replicate": 2})) == TEXT
+    alone = json.loads(by_axis.as_json(planned()))
     assert (alone["groups"], alone["same_checkpoint"]) == ([], [[0]])

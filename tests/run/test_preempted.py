@@ -12,7 +12,7 @@ import pytest
 
 from launcher.__main__ import main
 from launcher.parallel.grad_norm import Norm
-from launcher.run import status as record
+from launcher.run import status as run_status
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps import on_ranks
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, status, tensors
@@ -172,7 +172,7 @@ def test_only_the_folder_of_this_request_of_this_job_is_taken(env, config, found
         (tmp_path / name / "status.json").write_text('{"status": "preempted", "job": "slurm  77"}')
     for key, value in env.items():
         monkeypatch.setenv(key, value)
-    assert record.begun(tmp_path, config) == (None if found is None else tmp_path / found)
+    assert run_status.begun(tmp_path, config) == (None if found is None else tmp_path / found)
 
 
 def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_right(tmp_path, capsys):

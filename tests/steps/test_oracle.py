@@ -27,7 +27,8 @@ from tests.steps.nets import Draws
 
 FOLDER = Path(start.__file__).parent
 MAY_IMPORT = {
-    "launcher.job.schema.job", "launcher.job.schema.components", "launcher.job.targets",  # what was asked, and classes that it names
+    "launcher.job.schema.job", "launcher.job.schema.components",  # what was asked
+    "launcher.job.targets",  # classes that it names
     "launcher.models.build", "launcher.data.source",
     "torch", "numpy",
 }  # fmt: skip

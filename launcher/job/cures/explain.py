@@ -14,7 +14,7 @@ from launcher.errors import Problem
 from launcher.job.cures import suggested_override, suggestions
 from launcher.job.overrides import intended_value
 from launcher.job.overrides.grammar import paste, shell, written
-from launcher.job.schema import keys
+from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, secret, values
@@ -67,7 +67,7 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
     origin = origins.of(key)
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
-        valid = keys.names(parts[:bad], data)
+        valid = schema_keys.names(parts[:bad], data)
         why = suggestions.why_not(parts[-1])
         listed = f" (valid here: {', '.join(valid)})" if valid else ""
         ours = origin is not None and origin.shipped  # a recipe's, for another option than the one chosen now
@@ -81,8 +81,8 @@ def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: 
 def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
     """``value`` at ``key``, in the form that this takes."""
     parts = tuple(key.split("."))
-    note = keys.at(parts, data)
-    fits = isinstance(value, Mapping) or keys.accepts(note, value)
+    note = schema_keys.at(parts, data)
+    fits = isinstance(value, Mapping) or schema_keys.accepts(note, value)
     return paste(key, value) if fits else suggested_override.value(parts, value, data) or paste(key, value)
 
 
@@ -93,12 +93,12 @@ def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items.append(part)
-        elif part in keys.kinds(note):
-            note = keys.kinds(note)[part]
+        elif part in schema_keys.kinds(note):
+            note = schema_keys.kinds(note)[part]
         elif items or part == "[key]":
             continue
         elif isinstance(data, Mapping) and (part in data or (kind == "missing" and i == len(loc) - 1)):
-            note, data = keys.below(note, part, data), data.get(part)
+            note, data = schema_keys.below(note, part, data), data.get(part)
             parts.append(part)
     return Spot(tuple(parts), tuple(items))
 
@@ -114,7 +114,7 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
         return _untagged(spot.parts, bad, data, origins)
     if kind == "value_error":
         return _value_error(spot, str(context["error"]), bad, data, origins)
-    reason = _reason(detail, keys.literals(keys.at(spot.parts, data)))
+    reason = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
     if spot.items:
         whole = origins.value(key)
         at = "".join(f"[{i}]" for i in spot.items)
@@ -130,7 +130,7 @@ def _choice(
 ) -> Problem:
     """No member of a union of plain types fits."""
     key, bad = ".".join(parts), details[0]["input"]
-    words = keys.literals(keys.at(parts, data))
+    words = schema_keys.literals(schema_keys.at(parts, data))
     reasons = [_reason(d, ()).removeprefix("should be ") for d in details if d["type"] != "literal_error"]
     hint = intended_value.word_of(bad, words) if isinstance(bad, str) else None
     text = f"should be {' or '.join([*words, *reasons])}" + (f", did you mean {hint!r}?" if hint else "")
@@ -148,18 +148,18 @@ def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
 
 def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -> Problem:
     """A key that must be given: nobody set it, or it was left at ``???``."""
-    note = keys.at(parts, data)
-    if tags := keys.kinds(note):
+    note = schema_keys.at(parts, data)
+    if tags := schema_keys.kinds(note):
         listed = [t for t in tags if t != "_target_"]
         return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
-    field = keys.field_at(parts, data)
+    field = schema_keys.field_at(parts, data)
     what = f": {field.description}" if field is not None and field.description else ""
     return Problem(".".join(parts), f"needs a value{what}")
 
 
 def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
     """A model, data set, optimizer, schedule or step that is not there."""
-    tags = [t for t in keys.kinds(keys.at(parts, data)) if t != "_target_"]
+    tags = [t for t in schema_keys.kinds(schema_keys.at(parts, data)) if t != "_target_"]
     word, title = KINDS[parts[0]], "steps" if parts[0] == "steps" else f"{KINDS[parts[0]]}s"
     if not isinstance(bad, Mapping):
         return Problem(".".join(parts), f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})")

@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.overrides.grammar import OPEN, parsable, parse, shell
-from launcher.job.schema import keys
+from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import nearest
 from launcher.job.yaml.origins import Origin, Origins
@@ -74,9 +74,9 @@ def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
 
 def settable(parts: Sequence[str], origins: Origins) -> bool:
     """Whether there is such a key, for what is chosen."""
-    note = keys.at(parts, origins.data)
-    choice = bool(keys.kinds(note)) if note is not None else False
-    return note is not None and not (choice and keys.settings(note, origins.value(".".join(parts))) is None)
+    note = schema_keys.at(parts, origins.data)
+    choice = bool(schema_keys.kinds(note)) if note is not None else False
+    return note is not None and not (choice and schema_keys.settings(note, origins.value(".".join(parts))) is None)
 
 
 def _covers(key: str, other: str) -> bool:
@@ -124,7 +124,7 @@ def _kept(key: str, new: Any, problem: Problem, origins: Origins) -> bool:
     if isinstance(old, int | float) and isinstance(new, int | float):
         return old / 2 <= new <= old * 2 and new != 1
     if isinstance(old, str) and isinstance(new, str):
-        known = old in keys.literals(keys.at(key.split("."), origins.data))
+        known = old in schema_keys.literals(schema_keys.at(key.split("."), origins.data))
         return not known and nearest(old, [new]) is not None
     return isinstance(old, list | tuple) and isinstance(new, list | tuple)
 

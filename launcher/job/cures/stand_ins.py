@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 
 from launcher.job.overrides.grammar import written
-from launcher.job.schema import keys
+from launcher.job.schema import schema_keys
 from launcher.job.yaml.origins import Origins
 
 
@@ -19,12 +19,12 @@ def standin(key: str, origins: Origins, which: int) -> str | None:
     What two requests that differ in it have wrong both, does not hang on the value that is not known.
     """
     parts = tuple(key.split("."))
-    note = keys.at(parts, origins.data)
+    note = schema_keys.at(parts, origins.data)
     if note is None or isinstance(origins.value(key), dict):
         return None
     good: list[Any] = []
     for value in _candidates(parts, origins):
-        if value not in good and keys.accepts(note, value):
+        if value not in good and schema_keys.accepts(note, value):
             good.append(value)
     return f"{key}={written(good[min(which, len(good) - 1)])}" if good else None
 
@@ -41,8 +41,8 @@ def _candidates(parts: tuple[str, ...], origins: Origins) -> Iterator[Any]:
     for place in reversed(origins.all(".".join(parts))[:-1]):
         if place.value and "${" not in place.value:
             yield _plain(place.value)
-    field = keys.field_at(parts, origins.data)
+    field = schema_keys.field_at(parts, origins.data)
     if field is not None and not field.is_required() and not isinstance(field.default, BaseModel):
         yield field.get_default(call_default_factory=True, validated_data={})
-    yield from keys.literals(keys.at(parts, origins.data))
+    yield from schema_keys.literals(schema_keys.at(parts, origins.data))
     yield from (8, 0.1, 16, 0.2, True, False, 1, 0.5, None, "text")

@@ -7,14 +7,14 @@ from typing import Any
 
 from launcher.job.overrides import intended_value
 from launcher.job.overrides.grammar import paste
-from launcher.job.schema import keys
+from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import secret
 
 
 def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
     """``key=value`` with the first reading of ``bad`` that the schema accepts; "" when it has none."""
     key = ".".join(parts)
-    note = keys.at(parts, data)
+    note = schema_keys.at(parts, data)
     if secret(key) or note is None:
         return ""
     good = next(intended_value.readings(key, note, bad), _NONE)
@@ -29,7 +29,7 @@ def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
     ``bad`` with another word at a key that takes words; "" when it accepts none."""
     ordered = {k: sorted(set(v)) if isinstance(v, list) and {*map(type, v)} == {int} else v for k, v in bad.items()}
     several = [k for k in bad if bad[k] is not None] if sum(v is not None for v in bad.values()) > 1 else []
-    words = ({**bad, k: word} for k in several for word in keys.literals(keys.at((*parts, k), data)))
-    note = keys.at(parts, data)
-    good = next((g for g in (ordered, *words) if keys.accepts(note, g)), None)
+    words = ({**bad, k: word} for k in several for word in schema_keys.literals(schema_keys.at((*parts, k), data)))
+    note = schema_keys.at(parts, data)
+    good = next((g for g in (ordered, *words) if schema_keys.accepts(note, g)), None)
     return paste(".".join(parts), good) if good else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.job.cures.synonyms import OTHERS, UNLIKE
-from launcher.job.schema import keys as surface
+from launcher.job.schema import schema_keys
 from launcher.job.schema.similar_names import nearest
 
 
@@ -22,7 +22,9 @@ def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
     leaf = parts[-1].lower().replace("-", "_")
     if bad == len(parts) - 1 and leaf in UNLIKE:
         return None
-    valid = dict.fromkeys(k for k in surface.everywhere() if not data or surface.at(k.split("."), data) is not None)
+    valid = dict.fromkeys(
+        k for k in schema_keys.everywhere() if not data or schema_keys.at(k.split("."), data) is not None
+    )
     above = ".".join(parts[:bad])
     beside = [k.rpartition(".")[2] for k in valid if k.rpartition(".")[0] == above]
     if other := next((k for k, names in OTHERS.items() if leaf in names and k in valid), None):

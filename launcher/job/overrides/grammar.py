@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 
 from launcher.errors import Problem
 from launcher.job.overrides import intended_value
-from launcher.job.schema import keys
+from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import text as redacted
 
 OPEN = ("parallel.pipeline.stage_config", "parallel.operators")
@@ -166,7 +166,7 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 def _one_value(key: str, values: str) -> str:
     """What several values are one of: a list where a list is wanted, a number in groups of three digits."""
-    note = keys.anywhere(key)
+    note = schema_keys.anywhere(key)
     items = [v.strip() for v in values.split(",")]
     if key == "steps":
         return paste(key, items)

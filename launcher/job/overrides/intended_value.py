@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from launcher.job.schema import keys
+from launcher.job.schema import schema_keys
 from launcher.job.schema.run_paths import RUN
 from launcher.job.schema.similar_names import nearest
 
@@ -63,17 +63,17 @@ WORDS = {
 def readings(key: str, note: Any, bad: Any) -> Iterator[Any]:
     """Every value that ``bad`` can be read as where ``key`` takes a ``note``, the likeliest first."""
     for good in _candidates(key, note, bad):
-        if (good, type(good)) != (bad, type(bad)) and keys.accepts(note, good):
+        if (good, type(good)) != (bad, type(bad)) and schema_keys.accepts(note, good):
             yield good
 
 
 def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
-    if keys.accepts(note, None) and _nothing(key, bad):
+    if schema_keys.accepts(note, None) and _nothing(key, bad):
         yield None
-    if keys.accepts(note, True) and not keys.accepts(note, 0.5) and (flag := _flag(bad)) is not None:
+    if schema_keys.accepts(note, True) and not schema_keys.accepts(note, 0.5) and (flag := _flag(bad)) is not None:
         yield flag
-    if word := word_of(bad, [str(w) for w in keys.literals(note)]):
-        yield next(w for w in keys.literals(note) if str(w) == word)
+    if word := word_of(bad, [str(w) for w in schema_keys.literals(note)]):
+        yield next(w for w in schema_keys.literals(note) if str(w) == word)
     yield from _numbers(key, note, bad)
     yield from _groups(key, bad)
     if isinstance(bad, str):
@@ -124,7 +124,7 @@ def _squeezed(text: str) -> str:
 
 def _numbers(key: str, note: Any, bad: Any) -> Iterator[Any]:
     number = number_of(key, bad)
-    if number is None and keys.accepts(note, 0.5) and isinstance(bad, str):
+    if number is None and schema_keys.accepts(note, 0.5) and isinstance(bad, str):
         number = _share(bad)
     if number is not None:
         yield int(number) if float(number).is_integer() and abs(number) < 2**53 else number

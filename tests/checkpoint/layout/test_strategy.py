@@ -109,7 +109,7 @@ def test_an_empty_folder_is_not_merged(tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
-REAL = Path(__file__).parent / "mindspore" / "fixtures" / "real_strategy"
+REAL = Path(__file__).parents[1] / "mindspore" / "fixtures" / "real_strategy"
 
 
 def test_stages_that_mindspore_wrote_are_merged_as_it_does(tmp_path: Path) -> None:

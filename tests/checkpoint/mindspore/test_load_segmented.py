@@ -12,7 +12,7 @@ from launcher.checkpoint.mindspore.formats import open_ckpt
 from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.refusal import refusal
 
-FORMATS = Path(__file__).parent / "mindspore" / "fixtures" / "formats"
+FORMATS = Path(__file__).parent / "fixtures" / "formats"
 
 
 def raw(p: torch.Tensor) -> bytes:

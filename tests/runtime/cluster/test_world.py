@@ -14,7 +14,7 @@ from launcher.runtime.cluster.launch_env import first_host, tasks_per_node
 from launcher.runtime.cluster.world import World, connect, deterministic, outer
 from tests.ranks import on_ranks
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1",
     "TORCHELASTIC_RESTART_COUNT": "2",
