@@ -12,7 +12,7 @@ import torch
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Scheduler
-from launcher.parallel import grad_norm
+from launcher.parallel.norms import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from launcher.job.schema.job import Job
-from launcher.parallel import grad_norm
 from launcher.parallel.deferred_init import fill
+from launcher.parallel.norms import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.parallel import apply_plan, fuse, grad_norm, tie
+from launcher.parallel import apply_plan
+from launcher.parallel.norms import grad_norm
+from launcher.parallel.replicas import fuse, tie
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training import pipeline
 from tests.parity import (

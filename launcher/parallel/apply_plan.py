@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from launcher.parallel.blueprint import Blueprint
-from launcher.parallel.buffers import Statistics, statistics
 from launcher.parallel.check import check
 from launcher.parallel.deferred_init.fill import fill
 from launcher.parallel.fsdp.gather_order import Order, agree
 from launcher.parallel.fsdp.half_precision import Half, half
 from launcher.parallel.fsdp.shard import shard
-from launcher.parallel.fuse import Bucketed, fuse, sums
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.rank_agreement import alike
+from launcher.parallel.replicas.buffers import Statistics, statistics
+from launcher.parallel.replicas.fuse import Bucketed, fuse, sums
+from launcher.parallel.replicas.tie import Tied, tie
 from launcher.parallel.stages.split import Part, split
 from launcher.parallel.tensor_parallel.apply import distribute
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.parallel.tie import Tied, tie
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from launcher.parallel import grad_norm
+from launcher.parallel.norms import grad_norm
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.testing.collective_counter import Collectives

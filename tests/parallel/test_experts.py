@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
-from launcher.parallel import grad_norm
-from launcher.parallel.local_grad_norm import watch
+from launcher.parallel.norms import grad_norm
+from launcher.parallel.norms.local_grad_norm import watch
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
-from launcher.parallel import grad_norm, mesh
+from launcher.parallel import mesh
 from launcher.parallel.apply_plan import Parallel, parallelize
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.norms import grad_norm
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.stage_config import flatten
 from launcher.plan.plan import Plan

@@ -12,7 +12,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.checkpoint.store import complete
-from launcher.parallel.grad_norm import Norm
+from launcher.parallel.norms.grad_norm import Norm
 from launcher.runtime.training import save
 from launcher.runtime.training.session import Session
 from tests.run.launching import (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from launcher.__main__ import main
-from launcher.parallel.grad_norm import Norm
+from launcher.parallel.norms.grad_norm import Norm
 from launcher.run import status as run_status
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps import on_ranks

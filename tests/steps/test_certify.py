@@ -11,7 +11,7 @@ import torch
 
 from launcher.__main__ import main
 from launcher.job.schema.steps import Certify
-from launcher.parallel import tie
+from launcher.parallel.replicas import tie
 from launcher.steps.certification.certificate import PARTS
 from tests.run import llama
 from tests.run.launching import TINY, run

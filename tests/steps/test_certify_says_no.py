@@ -15,8 +15,10 @@ from torch import Tensor
 
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
-from launcher.parallel import apply_plan, fuse, grad_norm, tie
+from launcher.parallel import apply_plan
 from launcher.parallel.deferred_init import fill
+from launcher.parallel.norms import grad_norm
+from launcher.parallel.replicas import fuse, tie
 from launcher.runtime.training import batches as feed
 from launcher.runtime.training import pipeline, state
 from launcher.steps import train

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.parallel.local_grad_norm import Own
+from launcher.parallel.norms.local_grad_norm import Own
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.metrics import Metrics
 

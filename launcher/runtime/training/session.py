@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from launcher.parallel.apply_plan import Parallel
-from launcher.parallel.grad_norm import Norm
+from launcher.parallel.norms.grad_norm import Norm
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.runtime.cluster.world import World

@@ -11,7 +11,7 @@ from torch import nn
 
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
-from launcher.parallel.local_grad_norm import Own, watch
+from launcher.parallel.norms.local_grad_norm import Own, watch
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from launcher.parallel.fuse import total
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.replicas.fuse import total
 from launcher.parallel.stages.split import Part
 from launcher.plan.plan import Plan
 
