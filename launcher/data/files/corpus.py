@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from launcher.job.schema.components import Text
 from launcher.untrusted.files import opened
 
-SHIPPED = Path(__file__).parent / "text" / "shakespeare.txt"
+SHIPPED = Path(__file__).parents[1] / "text" / "shakespeare.txt"
 
 
 def where(settings: Text) -> Path:

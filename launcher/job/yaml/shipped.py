@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def _shipped(name: str) -> Path:
-    package = Path(__file__).resolve().parents[1]
+    package = Path(__file__).resolve().parents[2]
     return next((p for p in (package / name, package.parent / name) if p.is_dir()), package / name)
 
 
