@@ -1,7 +1,8 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
-# A third, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
-# A fourth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: eleven minutes on 4 cores.
-# A fifth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
+# A third, `make test-all`, tries all of the matrices of which `make test` tries a part: twice the time.
+# A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
+# A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: eleven minutes on 4 cores.
+# A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -15,7 +16,7 @@ export OMP_NUM_THREADS := 1
 # Hundreds of processes import the same modules: compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-real test-zoo drills check clean
+.PHONY: demo test test-all test-real test-zoo drills check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -28,6 +29,9 @@ JOBS ?= $(shell echo $$(( $(CORES) < 4 ? $(CORES) + 1 : 5 )))
 
 test: check
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-all: check
+	TESTS=all $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-real: .venv/installed-real
 	$(BIN)/python -m pytest tests/real

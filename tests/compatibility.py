@@ -20,6 +20,7 @@ from launcher.steps.certification.gather_full import gathered, pieces
 from tests.parity import LM, alone, build, error, job, step
 from tests.parity.reference import Outcome
 from tests.ranks import on_ranks
+from tests.tiers import some
 
 TOLERANCE = 1e-12
 PIECES: dict[str, dict[str, Any]] = {
@@ -55,6 +56,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 TIES = {"tied": True, "untied": False}
 Cell = tuple[str, str, str]
+"""Schedule, layout, tie."""
+TRIED: list[Cell] = some(product(SCHEDULES, LAYOUTS, TIES), 5)
 
 
 def asked(cell: Cell) -> Job:
@@ -72,9 +75,9 @@ def planned(cell: Cell) -> Plan | str:
         return f"refused: {'; '.join(f'{p.key}: {p.text}' for p in refused.problems)}"
 
 
-def measured() -> dict[str, dict[str, dict[str, str]]]:
-    """schedule -> layout -> tied or not -> ``exact to 1e-12`` or ``refused: ...`` or what is wrong. One fork a size."""
-    cells = list(product(SCHEDULES, LAYOUTS, TIES))
+def measured() -> dict[Cell, str]:
+    """``exact to 1e-12`` or ``refused: ...`` or what is wrong. One fork a size."""
+    cells = [*TRIED, *(("1f1b", "none", tie) for tie in TIES)]
     plans = {cell: planned(cell) for cell in cells}
     said = {cell: plan for cell, plan in plans.items() if isinstance(plan, str)}
     sizes: dict[int, dict[Cell, tuple[Job, Plan]]] = {}
@@ -84,7 +87,7 @@ def measured() -> dict[str, dict[str, dict[str, str]]]:
     want = {tie: alone(asked(("1f1b", "none", tie)), _first(plans, tie)) for tie in TIES}
     for size, mine in sizes.items():
         said |= on_ranks(size, _all, mine, want, timeout_s=300)[0]
-    return {s: {lay: {t: said[s, lay, t] for t in TIES} for lay in LAYOUTS} for s in SCHEDULES}
+    return {cell: said[cell] for cell in TRIED}
 
 
 def _first(plans: Mapping[Cell, Plan | str], tie: str) -> Plan:
@@ -113,5 +116,5 @@ def _one(world: World, j: Job, plan: Plan, want: Outcome) -> str:
 
 
 @cache
-def once() -> dict[str, dict[str, dict[str, str]]]:
+def once() -> dict[Cell, str]:
     return measured()

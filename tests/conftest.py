@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.tiers import ALL, exhaustive
+
 # The laws look at the same cases on every machine. ``--hypothesis-profile=search`` looks at others.
 settings.register_profile("same", derandomize=True)
 settings.register_profile("search", max_examples=1000, deadline=None)
@@ -36,11 +38,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 # They take longest. Two workers, a file each at a time, are done together only when none of these begins last.
 LONG = (
-    "test_compatibility", "test_parity", "test_readme", "test_resume", "test_killed", "test_external", "test_traffic",
+    "test_readme", "test_compatibility", "test_parity", "test_resume", "test_killed", "test_external", "test_traffic",
     "test_ignored_targets", "test_parity_tp", "test_experts", "test_theirs", "test_zoo", "test_split", "test_recipes",
-    "test_split_backward", "test_held", "test_certify", "test_precision", "test_tape", "test_tie",
-    "test_certify_says_no", "test_preempted", "test_absent", "test_short", "test_judge", "test_real_sweep",
-    "test_golden_plans",
+    "test_split_backward", "test_memory_meter", "test_certify", "test_precision", "test_record", "test_tie",
+    "test_certify_says_no", "test_preempted", "test_absent", "test_short", "test_sweep", "test_real_sweep",
+    "test_golden_plans", "test_mistakes", "test_disk_full",
 )  # fmt: skip
 
 
@@ -49,6 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [] if ALL else [item for item in items if item.get_closest_marker(exhaustive.name)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     place = {name: n for n, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))

@@ -28,6 +28,7 @@ from tests.parallel.sources import Holed
 from tests.parity import Step, assert_same, batch, build, job, outcome, own, place, plain
 from tests.parity.reference import Outcome
 from tests.ranks import DRAWN, on_ranks
+from tests.tiers import some
 
 Holes = Callable[[Plan, Tensor], Tensor]
 """Which targets of a global batch are to be -100."""
@@ -147,7 +148,7 @@ def assert_plain(j: Job, every: tuple[Holes, ...], times: int = 1, tolerance: fl
             raise
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", some(LAYOUTS))
 def test_tokens_with_holes_equal_torch_on_the_whole_batch(layout):
     assert_plain(tokens(LAYOUTS[layout]), TOKENS)
 
@@ -177,7 +178,7 @@ HALVES = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "precision"), HALVES)
+@pytest.mark.parametrize(("layout", "precision"), some(HALVES))
 def test_half_precision_is_near_and_never_nan(layout, precision):
     """Near the fp32 of one process: whether it is right to a rounding is another test's business."""
     j = tokens(LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)
@@ -205,7 +206,7 @@ def rank_session(world: World, j: Job, plan: Plan, folder: Path) -> tuple[float,
 EVERYWHERE = [n for n in LAYOUTS if "tp" not in n and "classes" not in n]
 
 
-@pytest.mark.parametrize("layout", EVERYWHERE)
+@pytest.mark.parametrize("layout", some(EVERYWHERE))
 def test_what_the_loop_reports_is_the_mean_over_all_that_counts(layout, tmp_path):
     """All 8 samples of training make a batch; the 13 of validation fill none, and the padding counts for nothing."""
     j = through_the_data(LAYOUTS[layout])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from launcher.steps.model.build_session import build as build_session
 from tests.parallel.counting import assert_as_planned
 from tests.parity import Outcome, assert_same, batch, job, own, plain, rank_train, under_layout, whole
 from tests.ranks import DRAWN, on_ranks
+from tests.tiers import some
 
 EPS = {"bf16": 2**-8, "fp16": 2**-11}
 LEVELS = ("level1", "level2", "level3")
@@ -66,8 +68,7 @@ def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
     return Outcome(total, math.sqrt(square), grads, {p.name: buffers[p.name] for p in plan.params if p.buffer})
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "precision"), some(product(LAYOUTS, ("bf16", "fp16"))))
 def test_every_layout_equals_one_process_to_a_rounding(layout, precision):
     """One rounding of the largest gradient: two stages that share a table add its two terms in fp32, not in half."""
     j = job(parallel=LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)

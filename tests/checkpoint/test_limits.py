@@ -15,6 +15,7 @@ from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.checkpoint.write import RankRecord, text_record
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
+from tests.tiers import exhaustive
 
 COLUMNS = 1 << 13
 GRID = Grid.of(dp_shard=32)  # narrow columns: each piece walks over 32 times its bytes of the source
@@ -61,7 +62,7 @@ def sparse(final: Path, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("act", "mib", "split"),
     [
-        ("transform", 2048, (("dp_shard",), ())),
+        pytest.param("transform", 2048, (("dp_shard",), ()), marks=exhaustive),
         ("transform", 256, ((), ("dp_shard",))),
         ("export", 256, ((), ())),
     ],

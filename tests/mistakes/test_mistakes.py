@@ -14,10 +14,11 @@ from launcher.errors import RequestError
 from launcher.job.yaml.shipped import RECIPES
 from tests.mistakes import answers
 from tests.mistakes.answers import answer, composed, next_command, refused, rows
+from tests.tiers import some_of
 
-TYPED = rows("typed.txt")
-OWN = rows("recipes.txt")
-CLASSES = rows("classes.txt")
+TYPED = some_of(rows("typed.txt"), 3)
+OWN = some_of(rows("recipes.txt"), 3)
+CLASSES = some_of(rows("classes.txt"), 3)
 BASE = (
     "defaults: [lm_single, override /model: mlp, override /data: mnist5k, override /optim: sgd, "
     "override /steps: [train], _self_]\n# Small,\n# in three lines.\n"

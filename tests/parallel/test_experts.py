@@ -25,6 +25,7 @@ from tests.parallel import expert_nets
 from tests.parallel.counting import assert_as_planned
 from tests.parity import build, own, place, whole
 from tests.ranks import on_ranks
+from tests.tiers import some_of
 
 BATCH, TOKENS, MICROS = 16, 3, 2
 ROUTES = {"uneven": [(0,), (0, 1), (1,), (2,)], "all": [(0, 1, 2, 3)] * 4}
@@ -178,7 +179,7 @@ ALONE = {
 
 
 def test_one_stage_over_two_shards():
-    assert_exact(ALONE | {"all busy": ("Top1", experts("Top1", level="level3"), "all")})
+    assert_exact(some_of(ALONE, 3) | {"all busy": ("Top1", experts("Top1", level="level3"), "all")})
 
 
 APART: dict[str, Any] = {"comm_fusion": {"openstate": False}}
@@ -201,10 +202,10 @@ LAYOUTS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def test_in_every_layout():
-    assert_exact({
+    assert_exact(some_of({
         f"{net}, {level}, {layout}": (net, experts(net, level=level, **layout), "uneven")
         for nets, level, layout in LAYOUTS for net in nets.split()
-    })  # fmt: skip
+    }, 3))  # fmt: skip
 
 
 def test_in_bf16_too():

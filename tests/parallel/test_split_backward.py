@@ -15,6 +15,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks
+from tests.tiers import some, some_of
 
 FROZEN = {"embed": 0, "a": 0, "b": 1, "head": 1}
 THERE_AND_BACK = {"embed": 0, "a": 1, "b": 2, "head": 3}
@@ -77,7 +78,7 @@ def test_weights_used_twice_and_gradients_that_lie_across_are_right_in_every_lay
     halves = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
     cells = [("split_nets.Net", s, layout) for s in halves for layout in SHARDED]
     cells += [("split_nets.Turned", s, "level2") for s in ("1f1b", *halves)]
-    for run in together({c: odd(*c) for c in cells}).values():
+    for run in together({c: odd(*c) for c in some(cells, 3)}).values():
         run.assert_same()
 
 
@@ -91,7 +92,7 @@ def test_a_bias_of_positions_that_blocks_on_other_stages_share_is_learned_right(
                          parallel={**pipeline(s, config, 5), **SHARDED[layout]})
         for s, config in stages.items() for layout in ("whole", "level1", "level2")
     }  # fmt: skip
-    for run in together(jobs).values():
+    for run in together(some_of(jobs, 3)).values():
         run.assert_same()
 
 

@@ -16,6 +16,7 @@ from launcher.testing.collective_counter import Collectives
 from tests.parallel.counting import assert_as_planned, planned
 from tests.parity import LM, assert_parity, job, own
 from tests.ranks import DRAWN, on_ranks
+from tests.tiers import some
 
 LEVELS = ("level1", "level2", "level3")
 
@@ -63,7 +64,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 CASES = [*product(FUSION, ("replicas", "interleaved, level3")), *product(("auto", "all in one"), LAYOUTS)]
 
 
-@pytest.mark.parametrize(("fusion", "layout"), list(dict.fromkeys(CASES)))
+@pytest.mark.parametrize(("fusion", "layout"), some(dict.fromkeys(CASES)))
 def test_every_fusion_of_every_layout_is_counted_as_planned(fusion, layout):
     assert_as_planned(job(parallel=LAYOUTS[layout] | {"comm_fusion": FUSION[fusion]}))
 
@@ -91,7 +92,7 @@ ODD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", ODD)
+@pytest.mark.parametrize("case", some(ODD))
 def test_odd_models_are_counted_as_planned(case):
     assert_as_planned(ODD[case])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.parallel.test_effects import PP, net
 
 from launcher.errors import RequestError
 from launcher.planner.plan_job import plan_job
+from tests.parallel.trace.test_state_effects import PP, net
 
 TP = {"middle.lin": {"weight": ["tp", None]}, "b": {"weight": [None, "tp"]}}
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [

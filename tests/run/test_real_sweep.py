@@ -7,6 +7,7 @@ from pathlib import Path
 
 from launcher.__main__ import main
 from tests.run.launching import TINY, status, steps
+from tests.tiers import exhaustive
 
 GRID = ("recipe=lm_single,lm_tied_pp2_hsdp2", "parallel.pipeline.scheduler=1f1b,gpipe")
 CELLS = [
@@ -19,6 +20,7 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["cell"]: row for row in csv.DictReader(file)}
 
 
+@exhaustive
 def test_a_sweep_of_real_runs(tmp_path, capsys):
     folder = tmp_path / "sweep"
     blocked = folder / CELLS[2] / "metrics.jsonl"  # where this cell wants to write a file there is a folder

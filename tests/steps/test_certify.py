@@ -16,6 +16,7 @@ from launcher.steps.certification.certificate import PARTS
 from tests.run import llama
 from tests.run.launching import TINY, run
 from tests.steps.certified import ALL, REPLICAS, SHARDED, TWO, certificate, of
+from tests.tiers import some
 
 
 def test_a_layout_of_everything_is_certified_and_every_part_was_compared() -> None:
@@ -49,7 +50,7 @@ FINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", FINE)
+@pytest.mark.parametrize("case", some(FINE))
 def test_what_is_unusual_but_right_is_certified(case: str) -> None:
     parallel, changes = FINE[case]
     own = changes.get("train__precision", "fp64")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.parallel.test_effects import net
 
 from launcher.data.open import open_data
 from launcher.job.schema.job import Job
@@ -22,6 +21,7 @@ from launcher.steps import train
 from launcher.steps.certification.gather_full import Piece, error, pieces
 from launcher.steps.certify import examine
 from launcher.steps.model import build_session
+from tests.parallel.trace.test_state_effects import net
 from tests.parity import whole
 from tests.ranks import DRAWN, on_ranks
 

@@ -216,7 +216,7 @@ def wide(stages: int, layers: int):
 def test_deferred_init_of_384_mb_over_4_ranks_never_holds_much_more_than_a_share(stages):
     # of an interpreter of its own: what the tests before have left in this one moves while it is measured
     call = f"on_ranks(4, rank_memory, wide({stages}, 2), wide({stages}, 24))"
-    work = f"from tests.parallel.test_tape import *; print({call})"
+    work = f"from tests.parallel.deferred_init.test_record import *; print({call})"
     # glibc puts large blocks that are freed back into holes, or not, as their addresses fall: here it never does
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     done = subprocess.run([sys.executable, "-c", work], cwd=ROOT, env=env, capture_output=True, text=True, check=True)

@@ -14,6 +14,7 @@ from launcher.parallel.replicas.fuse import total
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, build, job, own, pieces, step, whole
 from tests.ranks import on_ranks
+from tests.tiers import some
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "2 stages": {"pipeline": {"stages": 2}},
@@ -37,7 +38,7 @@ JOBS = {name: job(parallel=p, train__precision="fp32", optim__lr=1e-2) for name,
     )
     for more in ({}, {"hsdp": {"shard_size": 2, "threshold": 0, "optimizer_level": "level3"}})
 }  # fmt: skip
-every_job = pytest.mark.parametrize("job", list(JOBS.values()), ids=list(JOBS))
+every_job = pytest.mark.parametrize("job", some(JOBS.values()), ids=some(JOBS))
 
 
 def rank_each_step(world, j, plan, steps: int) -> list[list[Any]]:
@@ -92,7 +93,7 @@ FROZEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("job", [*JOBS.values(), *FROZEN.values()], ids=[*JOBS, *FROZEN])
+@pytest.mark.parametrize("job", some([*JOBS.values(), *FROZEN.values()]), ids=some([*JOBS, *FROZEN]))
 def test_sync_makes_every_copy_that_of_the_first_stage_from_any_state(job):
     plan = plan_job(job)
     ranks = on_ranks(plan.sizes.grid.size, rank_sync, job, plan)

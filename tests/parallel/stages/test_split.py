@@ -17,6 +17,7 @@ from launcher.parallel.stages.split import Part, split, traced
 from launcher.planner.plan_job import builder, inputs, plan_job
 from tests.parallel import nets
 from tests.parity import assert_parity, own
+from tests.tiers import some
 
 TOKENS = ["int64", 5]
 GPT = {"transformer": {"wte": 0, "wpe": 0, "drop": 0, "h": {0: 0, 1: 1, 2: 1}, "ln_f": 1}, "lm_head": 1}
@@ -81,7 +82,7 @@ def test_any_module_can_be_cut(job):
     assert_parity(job)
 
 
-@pytest.mark.parametrize("job", list(NETS.values()), ids=list(NETS))
+@pytest.mark.parametrize("job", some(NETS.values()), ids=some(NETS))
 def test_any_module_can_be_cut_and_sharded(job):
     assert_parity(sharded(job))
 
@@ -101,7 +102,7 @@ def parts(job: Job) -> tuple[torch.nn.Module, list[Part]]:
     return model, found
 
 
-@pytest.mark.parametrize("job", list(NETS.values()), ids=list(NETS))
+@pytest.mark.parametrize("job", some(NETS.values(), 3), ids=some(NETS, 3))
 def test_names_in_the_state_dict_do_not_change(job):
     model, found = parts(job)
     names = [n for p in found for n in p.module.state_dict()]
@@ -117,13 +118,13 @@ def told(job: Job) -> str:
     return "\n".join(lines)
 
 
-HASHED = [*NETS.values()][::4]
+HASHED = some(NETS.values(), 6)
 """Planned and cut in two more processes."""
 
 
 def test_ranks_with_other_hashes_of_strings_gather_in_the_same_order():
     """Forked ranks have the same hashes; those that torchrun starts do not."""
-    code = "from tests.parallel.test_split import HASHED, told\nprint(*map(told, HASHED), sep='\\n')"
+    code = "from tests.parallel.stages.test_split import HASHED, told\nprint(*map(told, HASHED), sep='\\n')"
     ranks = [
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True

@@ -21,6 +21,7 @@ from launcher.steps.certification.gather_full import Piece, error, pieces
 from tests.parity import batch, build, own, step, whole
 from tests.parity.reference import plain
 from tests.ranks import on_ranks
+from tests.tiers import some_of
 
 
 def hsdp(size: int, level: str) -> dict[str, Any]:
@@ -137,9 +138,12 @@ def alone(j: Job, plan: Plan) -> tuple[float, dict[str, Tensor]]:
     return loss, {p.name: mine[p.name].detach() for p in plan.params}
 
 
+TRIED = some_of(EXACT, 3)
+
+
 @cache
 def found() -> dict[str, tuple[Plan, list[tuple[float, list[Piece]]]]]:
-    plans = {k: plan_job(j) for k, j in EXACT.items()}
+    plans = {k: plan_job(j) for k, j in TRIED.items()}
     out = {}
     for size in sorted({p.sizes.grid.size for p in plans.values()}):
         cells = {k: (EXACT[k], p) for k, p in plans.items() if p.sizes.grid.size == size}
@@ -148,7 +152,7 @@ def found() -> dict[str, tuple[Plan, list[tuple[float, list[Piece]]]]]:
     return out
 
 
-@pytest.mark.parametrize("cell", EXACT)
+@pytest.mark.parametrize("cell", TRIED)
 def test_it_trains_as_in_one_process(cell):
     plan, ranks = found()[cell]
     loss, want = alone(EXACT[cell], plan)

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.plan.test_params import laid, sizes
 
 from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.memory import Memory, bytes_text, copies, memory
 from launcher.plan.cost.peak import Moment
 from tests.plan.made import chain, skeleton
+from tests.plan.partition.test_params import laid, sizes
 
 MODEL = skeleton(
     {"a.weight": (256,), "a.big": (512,), "a.small": (1,), "b.weight": (255,), "b.mean": (8,)}, buffers=["b.mean"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.runtime.test_world import SRUN, TORCHRUN
 
 from launcher.__main__ import main
 from launcher.errors import RequestError, RunError
@@ -13,6 +12,7 @@ from launcher.run.outer_ranks import follow, leading
 from launcher.runtime.cluster.launch_env import Place, again, job, place, rank
 from launcher.runtime.cluster.outer_rendezvous import open_store
 from tests.drills import free_port
+from tests.runtime.cluster.test_world import SRUN, TORCHRUN
 
 BAD = ": the environment of torchrun or srun is damaged, or made by hand"
 

@@ -1,0 +1,34 @@
+"""How much of a large matrix is tried: a part of it in ``make test``, all of it in ``make test-all``.
+
+Every law is tried in both. What is left to the second are more cases of the same law, and whole tests of minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+ALL = os.environ.get("TESTS") == "all"
+exhaustive = pytest.mark.exhaustive
+"""A test of which ``make test`` has a smaller one."""
+
+
+def some(cases: Iterable[T], one_in: int = 2) -> list[T]:
+    """Of ``cases`` one in so many, drawn once and for all and in their order; always the first and the last."""
+    every = list(cases)
+    if ALL or len(every) <= 2:
+        return every
+    drawn = random.Random(len(every)).sample(range(1, len(every) - 1), max(0, len(every) // one_in - 2))
+    return [case for n, case in enumerate(every) if n in {0, *drawn, len(every) - 1}]
+
+
+def some_of(cases: Mapping[K, V], one_in: int = 2) -> dict[K, V]:
+    """The same of a mapping."""
+    return {key: cases[key] for key in some(cases, one_in)}
