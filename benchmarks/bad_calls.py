@@ -17,7 +17,8 @@ CALLS = {
     "mindspore": f"from mindspore import transform_checkpoints; {NAMED}",
     "files": f"from launcher.checkpoint import transform_checkpoints; {NAMED}",
     "own": (
-        "from pathlib import Path; from launcher.checkpoint import transform, strategy_file; "
+        "from pathlib import Path; from launcher.checkpoint import transform; "
+        "from launcher.checkpoint.layout import strategy_file; "
         "transform(Path(sys.argv[1]), Path(sys.argv[2]), strategy_file.load(Path(sys.argv[5])))"
     ),
     "dcp": (

@@ -19,8 +19,8 @@ from launcher.job.schema.base import Settings
 from launcher.job.schema.job import Job
 from launcher.job.yaml.shipped import CONF
 
-GOLDEN = Path(__file__).parent / "golden/schema_keys.txt"
-AGAIN = "the surface changed: if that is meant, run: python -m tests.test_surface > tests/golden/schema_keys.txt"
+GOLDEN = Path(__file__).parent / "golden/surface.txt"
+AGAIN = "the surface changed: if that is meant, run: python -m tests.test_surface > tests/golden/surface.txt"
 MODULES = ("launcher", "launcher.checkpoint", "launcher.parallel")
 
 

@@ -24,7 +24,7 @@ CHILD = """
 import sys
 from pathlib import Path
 from launcher.checkpoint import export, transform
-from launcher.checkpoint.strategy_file import load
+from launcher.checkpoint.layout.strategy_file import load
 
 def held(key):
     return int(Path("/proc/self/status").read_text().split(key + ":")[1].split()[0]) * 1024

@@ -236,7 +236,7 @@ def test_no_torch_is_needed_for_any_of_it() -> None:
     code = f"""
 import sys
 from pathlib import Path
-from launcher.job.steps import Transform
+from launcher.job.schema.steps import Transform
 from launcher.steps import transform
 step = Transform(src="src", src_strategy={str(strategy(folder, "src"))!r}, nproc=2, shard_size=2)
 transform.run(step, Path("src"), Path("ours"))

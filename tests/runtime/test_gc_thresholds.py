@@ -9,7 +9,7 @@ import pytest
 
 ASK = """
 import gc, weakref
-from launcher.runtime import garbage
+from launcher.runtime import gc_thresholds
 
 class Knot: pass
 
@@ -21,7 +21,7 @@ def tied():
 usual = gc.get_threshold()
 {before}
 old = tied()
-garbage.as_usual()
+gc_thresholds.as_usual()
 assert gc.get_threshold() == usual
 new = tied()
 gc.collect()
@@ -31,7 +31,11 @@ print(old() is None, new() is None)
 
 @pytest.mark.parametrize(
     ("before", "found"),
-    [("garbage.seldom()", "False True"), ("", "True True"), ("usual = 9, 9, 9; gc.set_threshold(*usual)", "True True")],
+    [
+        ("gc_thresholds.seldom()", "False True"),
+        ("", "True True"),
+        ("usual = 9, 9, 9; gc.set_threshold(*usual)", "True True"),
+    ],
     ids=["after a start", "in a script of one's own", "which has its own mind"],
 )
 def test_what_was_there_at_the_start_is_looked_at_no_more(before, found):

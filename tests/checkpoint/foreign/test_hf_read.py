@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from launcher.checkpoint import Blob, read_hf, single, transform, verify, write_hf
-from launcher.checkpoint.foreign import import_tensors
+from launcher.checkpoint import Blob, import_full, read_hf, single, transform, verify, write_hf
 from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small, strategies, tensors
@@ -39,7 +38,7 @@ def test_a_checkpoint_through_a_hugging_face_folder_is_the_same_bytes(data: st.D
         home = Path(made)
         save(home / "a", model, filled(model), {"step": 3})
         write_hf(home / "a", home / "hf", names={"": "model"}, max_shard_size=size)
-        import_tensors(read_hf(home / "hf", {"model": ""}), home / "b", model, {"step": 3})
+        import_full(read_hf(home / "hf", {"model": ""}), home / "b", model, {"step": 3})
         assert verify(home / "b") == []
         assert files(home / "b") == files(home / "a")
 

@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint import Blob, Strategy, export, open_checkpoint, read_full, target_strategy, transform, verify
-from launcher.checkpoint.foreign import import_tensors
+from launcher.checkpoint import (
+    Blob,
+    Strategy,
+    export,
+    import_full,
+    open_checkpoint,
+    read_full,
+    target_strategy,
+    transform,
+    verify,
+)
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import files, filled, save, small
 
@@ -23,7 +32,7 @@ def test_an_export_becomes_a_checkpoint_of_any_layout(tmp_path: Path) -> None:
     save(tmp_path / "a", model(), filled(model()), {"step": 4})
     export(tmp_path / "a", tmp_path / "model.safetensors")
     target = target_strategy(model(), nproc=6, stages=2, shard_size=3)
-    report = import_tensors(read_full(tmp_path / "model.safetensors"), tmp_path / "b", target, {"step": 4})
+    report = import_full(read_full(tmp_path / "model.safetensors"), tmp_path / "b", target, {"step": 4})
     transform(tmp_path / "a", tmp_path / "c", target)
     assert verify(tmp_path / "b") == []
     assert files(tmp_path / "b") == files(tmp_path / "c")
@@ -37,7 +46,7 @@ def test_a_tied_tensor_comes_under_either_name_or_both(tmp_path: Path) -> None:
     table = blobs().pop("embed.weight")
     rest = {n: b for n, b in blobs().items() if n != "embed.weight"}
     for i, names in enumerate((["embed.weight"], ["head.weight"], ["head.weight", "embed.weight"])):
-        import_tensors({**dict.fromkeys(names, table), **rest}, tmp_path / f"b{i}", model(), {"step": 1})
+        import_full({**dict.fromkeys(names, table), **rest}, tmp_path / f"b{i}", model(), {"step": 1})
         got = files(tmp_path / f"b{i}")
         assert {n: d for n, d in got.items() if n != "state.json"} != {}
         assert got.keys() == want.keys()
@@ -48,14 +57,14 @@ def test_a_tied_tensor_comes_under_either_name_or_both(tmp_path: Path) -> None:
 def test_tied_names_with_different_values_are_refused(tmp_path: Path, data: bytes) -> None:
     other = Blob.of("float32" if len(data) == 96 else "float16", (6, 4), data)
     text = "head.weight: tied to embed.weight in the destination, but the source has other values for it"
-    assert refusal(lambda: import_tensors({**blobs(), "head.weight": other}, tmp_path / "b", model(), {})) == text
+    assert refusal(lambda: import_full({**blobs(), "head.weight": other}, tmp_path / "b", model(), {})) == text
 
 
 def test_every_name_shape_and_dtype_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     src = blobs()
     src["extra"] = src.pop("layer.mean")
     src["layer.weight"] = Blob.of("float16", (15,), filled(model())["layer.weight"])
-    assert refusal(lambda: import_tensors(src, tmp_path / "b", model(), {})) == (
+    assert refusal(lambda: import_full(src, tmp_path / "b", model(), {})) == (
         "the strategies do not fit:\n"
         "  layer.weight: shape [15] in the source, [5, 3] in the destination\n"
         "  layer.weight: float16 in the source, bfloat16 in the destination; a dtype is never changed here\n"
@@ -66,10 +75,10 @@ def test_every_name_shape_and_dtype_is_checked_before_anything_is_written(tmp_pa
 
 
 def test_a_checkpoint_is_overwritten_only_when_asked(tmp_path: Path) -> None:
-    import_tensors(blobs(), tmp_path / "b", model(), {"step": 1})
+    import_full(blobs(), tmp_path / "b", model(), {"step": 1})
     text = f"{tmp_path / 'b'}: the destination is not empty; give another, or overwrite: true"
-    assert refusal(lambda: import_tensors(blobs(), tmp_path / "b", model(), {}), FileExistsError) == text
-    import_tensors(blobs(), tmp_path / "b", model(), {"step": 2}, overwrite=True)
+    assert refusal(lambda: import_full(blobs(), tmp_path / "b", model(), {}), FileExistsError) == text
+    import_full(blobs(), tmp_path / "b", model(), {"step": 2}, overwrite=True)
     assert open_checkpoint(tmp_path / "b").state == {"step": 2}
 
 
@@ -78,7 +87,7 @@ def test_changes_to_the_memory_of_an_export_are_imported(tmp_path: Path) -> None
     export(tmp_path / "a", tmp_path / "model.safetensors")
     full = read_full(tmp_path / "model.safetensors")
     full["layer.mean"].data[:] = bytes(12)
-    import_tensors(full, tmp_path / "b", replace(model()), {})
+    import_full(full, tmp_path / "b", replace(model()), {})
     assert (
         bytes(open_checkpoint(tmp_path / "b").folder.joinpath("rank_2/model.safetensors").read_bytes()).find(bytes(12))
         > 0

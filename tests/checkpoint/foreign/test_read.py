@@ -13,9 +13,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from launcher.checkpoint import Blob, verify
+from launcher.checkpoint import Blob, import_full, verify
 from launcher.checkpoint.chunked import slices
-from launcher.checkpoint.foreign import import_tensors
 from launcher.checkpoint.foreign.import_tensors import import_whole
 from launcher.checkpoint.foreign.read import read_incoming
 from launcher.checkpoint.mindspore.formats import merged_file, write_ckpt, write_strategy
@@ -88,7 +87,7 @@ def test_ranks_are_cut_straight_from_it_and_nothing_else_is_written(form: Any, t
     assert verify(tmp_path / "a") == []
     assert opened
     assert all(path.startswith(f"{tmp_path}/a.partial/") for path in opened)
-    import_tensors(BLOBS, tmp_path / "b", TARGET, {"step": 0})
+    import_full(BLOBS, tmp_path / "b", TARGET, {"step": 0})
     assert files(tmp_path / "a") == files(tmp_path / "b")
 
 

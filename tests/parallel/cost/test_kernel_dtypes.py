@@ -57,7 +57,7 @@ def test_it_names_the_operation_the_dtypes_and_the_line():
     line = first.__code__.co_firstlineno + 5
     with torch.device("meta"), Meter(()) as meter:
         OPERATIONS["mm"](True)
-    assert meter.disagree == (f"mm of float32 and float64 (test_dtypes.py:{line})",)
+    assert meter.disagree == (f"mm of float32 and float64 (test_kernel_dtypes.py:{line})",)
 
 
 def test_a_norm_of_narrow_numbers_may_have_wide_weights():
