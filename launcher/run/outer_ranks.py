@@ -280,13 +280,17 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
     """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
     own = _corner(whole, at)
-    first = own.get("here0").decode()  # who may take the store along
+    # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start, and the
+    # others ask it for rank 0, which may take it along.
+    known = {rank: own.get(f"here{rank}").decode() for rank in range(at.size if at.rank == 0 else 1)}
 
     def where(rank: int) -> str:
+        if rank in known:
+            return known[rank]
         try:
             return own.get(f"here{rank}").decode() if own.check([f"here{rank}"]) else ""
         except RuntimeError:
-            return "" if rank else first
+            return ""
 
     log.configure(mine.rank, order.folder)
     faulthandler.enable(file=2)
