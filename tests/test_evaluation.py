@@ -22,6 +22,7 @@ from tests.parallel.sources import Labelled
 from tests.parity import job
 from tests.parity.reference import plain
 from tests.ranks import DRAWN, on_ranks
+from tests.tiers import some
 
 SHARD: dict[str, Any] = {"shard_size": 2, "threshold": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -90,7 +91,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("case", EXACT)
+@pytest.mark.parametrize("case", some(EXACT))
 def test_its_loss_is_that_of_one_process_and_it_leaves_nothing_behind(case: str, tmp_path: Path) -> None:
     middle, layout = EXACT[case]
     count = 16 if middle in ("Awake", "Untracked") else 13  # whose micro batches must be full

@@ -32,6 +32,7 @@ from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps.certification.gather_full import gathered, pieces
 from tests.parity import alone, batch, error, job, place
 from tests.ranks import on_ranks
+from tests.tiers import some
 
 TIED: dict[str, Any] = {"pipeline": {"stages": 2}, "grid": {"dp_replicate": 2}}
 SHARDED: dict[str, Any] = {"pipeline": {"stages": 2}, "hsdp": {"shard_size": 2, "threshold": 0},
@@ -163,7 +164,7 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[Plan, Path], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("parallel", "form"), list(FORMS.values()), ids=list(FORMS))
+@pytest.mark.parametrize(("parallel", "form"), some(FORMS.values()), ids=some(FORMS))
 def test_a_broadcast_makes_replicas_equal_to_the_first_in_few_collectives(
     parallel: dict[str, Any], form: Any, tmp_path: Path
 ) -> None:
