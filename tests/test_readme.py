@@ -1,15 +1,15 @@
-"""The README is true: its commands run, its output is the real one, its tables are those of the schema."""
+"""README.md and docs/ are true: their commands run, their output is real, their tables are those of the code."""
 
 from __future__ import annotations
 
 import ast
 import copy
 import json
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,17 +24,29 @@ from launcher.job.schema.job import Job
 from launcher.job.yaml.config_search import Shelf
 from launcher.plan.plan import ask
 from launcher.plan.settings import settings
+from tests.pages import (
+    DRY,
+    LAUNCHER,
+    OUTPUT,
+    PAGES,
+    ROOT,
+    TABLE,
+    Block,
+    answer,
+    blocks,
+    content,
+    files,
+    outputs,
+    shell,
+    write_files,
+)
+from tests.test_docs import folders, layers
 from tests.test_imports import trees
 from tests.test_surface import documented, keys
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-AGAIN = "the README is behind: python -m tests.test_readme writes its tables and its output anew"
-BLOCK = re.compile(r"(?:<!-- (test|file): ([^\n]*) -->\n)?```(sh|python|yaml)\n(.*?)```", re.DOTALL)
-OUTPUT = re.compile(r"(<!-- output: ([^\n]*) -->\n```text\n).*?(```)", re.DOTALL)
-TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-VERDICT = re.compile(r"^certify: holds: .*$", re.MULTILINE)
+AGAIN = "a page is behind: python -m tests.test_readme writes their tables and their output anew"
 ERROR = re.compile(r"(?<=largest error )\S+(?=, allowed)")
+PRINTED = re.compile(r"^print\(.*\)  # (.+)$", re.MULTILINE)
 SPECIAL = re.compile(r"(?<!\w)_|[<*|]")  # what Markdown would take for its own
 
 # A value other than the default, where the schema cannot tell one.
@@ -57,19 +69,6 @@ SAMPLES: dict[str, Any] = {
 }
 
 
-def shell(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """As a user with the virtual environment active, in an empty folder."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-    return subprocess.run(["bash", "-euc", script], cwd=cwd, env=env, capture_output=True, text=True)
-
-
-def blocks(*kinds: str) -> list[tuple[str, str, str, str]]:
-    """(what the comment before it is, the comment, language, text) of each block that is not plain text."""
-    found = [m.groups(default="") for m in BLOCK.finditer(README.read_text(encoding="utf-8"))]
-    return [(a, b, c, d) for a, b, c, d in found if c in kinds]
-
-
 def fast(script: str, comment: str) -> str:
     """``a -> b | c -> d``: fewer steps than a reader would take. Each must be there to be replaced."""
     for old, new in (pair.split(" -> ") for pair in comment.split(" | ") if pair):
@@ -78,26 +77,30 @@ def fast(script: str, comment: str) -> str:
     return script
 
 
-COMMANDS = {text.partition("\n")[0]: (comment, text) for _, comment, _, text in blocks("sh") if comment != "dry run"}
+def commands() -> dict[str, Block]:
+    """Blocks of commands, each once though several pages show it."""
+    return {b.text: b for b in reversed(blocks("sh")) if b.comment != DRY}
 
 
-def write_files(folder: Path) -> None:
-    """The files that the README shows."""
-    for what, name, language, text in blocks("yaml", "python"):
-        assert what == "file" or language == "python"
-        if what == "file":
-            (folder / name).write_text(text)
+SHOWN = {command for _, _, command in outputs()}  # their own test tries them
 
 
-@pytest.mark.parametrize(("comment", "script"), COMMANDS.values(), ids=list(COMMANDS))
-def test_every_command_runs(comment: str, script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", commands().values(), ids=lambda b: b.name)
+def test_every_command_runs(block: Block, tmp_path: Path) -> None:
+    """One after the other in one folder; what starts no rank does so in this process."""
     write_files(tmp_path)
-    done = shell(fast(script, comment), tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    tried = fast("\n".join(line for line in block.text.splitlines() if line not in SHOWN), block.comment)
+    for line in tried.splitlines():
+        if line.startswith(LAUNCHER) and " show=" in line:
+            code, words = answer(line, tmp_path)
+            assert code == 0, words
+        else:
+            done = shell(line, tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_two_commands_at_the_top_are_what_make_knows() -> None:
-    ((_, _, _, script),) = [b for b in blocks("sh") if b[1] == "dry run"]
+    (script,) = (b.text for b in blocks("sh") if b.comment == DRY and b.page == "README.md")
     demo, test = script.splitlines()
     assert (demo.split()[:2], test.split()[:2]) == (["make", "demo"], ["make", "test"])
     dry = "make --dry-run JOBS=3"
@@ -106,25 +109,32 @@ def test_the_two_commands_at_the_top_are_what_make_knows() -> None:
     assert ".venv/bin/python -m pytest -n 3 --dist loadfile" in lines["test"]
 
 
-@pytest.mark.parametrize("script", [text for what, *_, text in blocks("python") if what != "file"])
-def test_every_script_runs(script: str, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(script)
+@pytest.mark.parametrize("block", [b for b in blocks("python") if b.what != "file"], ids=lambda b: b.name)
+def test_every_script_runs(block: Block, tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "script.py").write_text(fast(block.text, block.comment))
     done = shell("python script.py", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("2 ranks\n")
+    assert PRINTED.findall(block.text) == done.stdout.splitlines()[: len(PRINTED.findall(block.text))]
 
 
-def output(command: str, cwd: Path) -> str:
+def output(kind: str, command: str, cwd: Path) -> str:
     write_files(cwd)
+    if kind == "output":
+        code, words = answer(command, cwd)
+        assert code in (0, 2), words
+        return words
     done = shell(command, cwd)
-    assert done.returncode in (0, 2), done.stderr
-    return done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("command", [m[2] for m in OUTPUT.finditer(README.read_text(encoding="utf-8"))])
-def test_the_output_shown_is_the_real_one(command: str, tmp_path: Path) -> None:
-    (shown,) = (m[0] for m in OUTPUT.finditer(README.read_text(encoding="utf-8")) if m[2] == command)
-    assert shown == f"<!-- output: {command} -->\n```text\n{output(command, tmp_path)}```", AGAIN
+@pytest.mark.parametrize(("page", "kind", "command"), outputs(), ids=lambda x: str(x) if isinstance(x, str) else x.name)
+def test_the_output_shown_is_the_real_one(page: Path, kind: str, command: str, tmp_path: Path) -> None:
+    """But for errors of rounding, whose last digits are those of a processor."""
+    (shown,) = (m[0] for m in OUTPUT.finditer(content(page)) if m[3] == command)
+    real = f"<!-- {kind}: {command} -->\n```text\n{output(kind, command, tmp_path)}```"
+    assert ERROR.sub("E", shown) == ERROR.sub("E", real), AGAIN
 
 
 def recipes() -> Iterator[str]:
@@ -175,6 +185,7 @@ def others(key: str) -> Iterator[Any]:
     yield from (SAMPLES[key],) if key in SAMPLES else ()
 
 
+@cache
 def unavailable() -> dict[str, str]:
     """What the planner refuses today, by asking it."""
     base = compose([]).data
@@ -204,7 +215,7 @@ def later(base: dict[str, Any], key: str, value: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", [name for what, name, *_ in blocks("python") if what == "file"])
+@pytest.mark.parametrize("name", [name for name in files() if name.endswith(".py")])
 def test_every_module_shown_is_in_the_style_of_ours(name: str, tmp_path: Path) -> None:
     write_files(tmp_path)
     ruff = [sys.executable, "-m", "ruff"]
@@ -215,26 +226,28 @@ def test_every_module_shown_is_in_the_style_of_ours(name: str, tmp_path: Path) -
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-def test_the_verdict_shown_is_the_real_one(tmp_path: Path) -> None:
-    """But for the errors themselves, whose last digits are those of a processor."""
-    write_files(tmp_path)
-    ((shown,),) = ((m[0],) for m in VERDICT.finditer(README.read_text(encoding="utf-8")))
-    done = shell("python -m launcher recipe=own.yaml 'steps=[certify]'", tmp_path)
-    (said,) = (m[0] for m in VERDICT.finditer(done.stdout))
-    assert ERROR.sub("E", said) == ERROR.sub("E", shown)
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "recipes": recipes, "options": options, "settings": rows, "layers": layers, "folders": folders,
+}  # fmt: skip
 
 
-def fresh(text: str, cwd: Path) -> str:
-    tables = {"recipes": recipes, "options": options, "settings": rows}
-    text = TABLE.sub(lambda m: m[1] + "\n".join(tables[m[2]]()) + "\n" + m[3], text)
-    return OUTPUT.sub(lambda m: m[1] + output(m[2], cwd) + m[3], text)
+def fresh(page: Path, cwd: Path) -> str:
+    """What a page would be if its tables and outputs were made now."""
+    said_now = TABLE.sub(lambda m: m[1] + "\n".join(TABLES[m[2]]()) + "\n" + m[3], content(page))
+    return OUTPUT.sub(lambda m: m[1] + output(m[2], m[3], cwd) + m[4], said_now)
 
 
-@pytest.mark.parametrize("name", ["recipes", "options", "settings"])
-def test_the_tables_are_those_of_the_schema(name: str) -> None:
-    (shown,) = (m[0] for m in TABLE.finditer(README.read_text(encoding="utf-8")) if m[2] == name)
-    made = {"recipes": recipes, "options": options, "settings": rows}[name]
-    assert shown == f"<!-- table: {name} -->\n" + "\n".join(made()) + "\n<!-- end -->", AGAIN
+SHOWN_TABLES = [(page, m[2]) for page in PAGES for m in TABLE.finditer(content(page))]
+
+
+@pytest.mark.parametrize(("page", "name"), SHOWN_TABLES, ids=lambda x: x if isinstance(x, str) else x.name)
+def test_the_tables_are_those_of_the_code(page: Path, name: str) -> None:
+    (shown,) = (m[0] for m in TABLE.finditer(content(page)) if m[2] == name)
+    assert shown == f"<!-- table: {name} -->\n" + "\n".join(TABLES[name]()) + "\n<!-- end -->", AGAIN
+
+
+def test_every_table_is_on_a_page() -> None:
+    assert {name for _, name in SHOWN_TABLES} == set(TABLES)
 
 
 def test_whatever_the_planner_refuses_for_now_is_in_the_table() -> None:
@@ -256,5 +269,6 @@ def test_no_setting_is_accepted_and_then_ignored() -> None:
 
 
 if __name__ == "__main__":
-    with TemporaryDirectory() as folder:
-        README.write_text(fresh(README.read_text(encoding="utf-8"), Path(folder)), encoding="utf-8")
+    for behind in PAGES:
+        with TemporaryDirectory() as folder:
+            behind.write_text(fresh(behind, Path(folder)), encoding="utf-8")

@@ -1,0 +1,105 @@
+"""docs/ names what there is: files that exist, links that lead somewhere, layers that the import test keeps."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.pages import GENERATED, PAGES, ROOT, content
+from tests.test_imports import DISTRIBUTED, FILES, HYDRA, LAYERS, MAY_IMPORT, MUST_NOT_TOUCH, TORCH, files
+
+NAMED = re.compile(r"(?<![\w./-])((?:launcher|tests|conf|recipes|docs|benchmarks)/[\w./*-]+|Makefile|pyproject\.toml)")
+LINK = re.compile(r"\[[^\]]+\]\(([^)\s]+)\)")
+TARGET = re.compile(r"(?<=`)make ([a-z][a-z-]*)")
+ROW = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
+TERM = re.compile(r"^\*\*([^*]+)\*\*", re.MULTILINE)
+BANS = {"torch": TORCH, "torch.distributed": DISTRIBUTED, "Hydra": HYDRA, "files": FILES, "environment": ("os",)}
+WHERE, GLOSSARY = ROOT / "docs/where.md", ROOT / "docs/glossary.md"
+
+
+def layers() -> Iterator[str]:
+    """The layer table of ``tests/test_imports.py``."""
+    yield from ("| layer | what is in it | may import | must not touch |", "|---|---|---|---|")
+    for layer, allowed in MAY_IMPORT.items():
+        homes = ", ".join(f"`{prefix}`" for prefix, name in LAYERS.items() if name == layer)
+        below = ", ".join(name for name in MAY_IMPORT if name in allowed) or "nothing"
+        banned = [word for word, names in BANS.items() if set(names) <= {*MUST_NOT_TOUCH[layer]}]
+        yield f"| {layer} | {homes} | {below} | {', '.join(banned)} |"
+
+
+def folders() -> Iterator[str]:
+    """Each folder of the package by the first paragraph of its ``__init__``."""
+    yield from ("| folder | what it is for |", "|---|---|")
+    for path in sorted(p for p in files().values() if p.name == "__init__.py"):
+        opening = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
+        yield f"| `{path.parent.relative_to(ROOT)}/` | {' '.join(opening.split()).replace('``', '`')} |"
+
+
+def test_every_folder_says_what_it_is_for() -> None:
+    assert [row for row in folders() if row.endswith("|  |")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = {name.rstrip(".") for name in NAMED.findall(content(page))}
+    assert [name for name in sorted(named) if not any(ROOT.glob(name.rstrip("/")))] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    targets = {link.partition("#")[0] for link in LINK.findall(content(page)) if "://" not in link}
+    assert [t for t in sorted(targets) if t and not (page.parent / t).exists()] == []
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, left = set[Path](), [PAGES[0]]
+    while left:
+        page = left.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            links = (link.partition("#")[0] for link in LINK.findall(content(page)) if "://" not in link)
+            left += [(page.parent / link).resolve() for link in links if link]
+    assert {*PAGES, GENERATED} - reached == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_make_target_that_a_page_names_is_there(page: Path) -> None:
+    there = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(TARGET.findall(content(page))) - there == set()
+
+
+def test_where_to_change_what_has_forty_rows_and_each_names_a_file() -> None:
+    rows = [row for row in ROW.findall(content(WHERE)) if "---" not in row[0]]
+    assert len(rows) >= 40
+    assert [what for what, where in rows if where != "where" and not NAMED.search(where)] == []
+    assert len({what for what, _ in rows if what != "I want to change"}) == len([r for r in rows if r[1] != "where"])
+
+
+def test_the_glossary_is_in_order_and_has_each_word_once() -> None:
+    words = [word.lower() for word in TERM.findall(content(GLOSSARY))]
+    assert [(a, b) for a, b in pairwise(words) if a >= b] == []
+
+
+def test_the_readme_is_a_page() -> None:
+    assert content(PAGES[0]).count("\n") <= 200
+
+
+def test_the_newest_release_of_the_changelog_is_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    unreleased, newest, *_ = re.findall(r"^## \[([^\]]+)\]", content(ROOT / "CHANGELOG.md"), re.MULTILINE)
+    assert (unreleased, newest) == ("Unreleased", version)
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    check = (ROOT / "Makefile").read_text().partition("\ncheck:")[2].partition("\n\n")[0]
+    assert [h["entry"] for h in hooks] == [
+        line.strip().replace("$(BIN)", ".venv/bin") for line in check.splitlines()[1:]
+    ]
