@@ -57,7 +57,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 TIES = {"tied": True, "untied": False}
 Cell = tuple[str, str, str]
 """Schedule, layout, tie."""
-TRIED: list[Cell] = some(product(SCHEDULES, LAYOUTS, TIES), 5)
+TRIED: list[Cell] = some(product(SCHEDULES, LAYOUTS, TIES), 8)
 
 
 def asked(cell: Cell) -> Job:

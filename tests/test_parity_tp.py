@@ -12,7 +12,7 @@ from launcher.parallel.tensor_parallel import collectives
 from launcher.planner.plan_job import plan_job
 from tests.parity import Run, assert_parity, error, job, rank_train, together, train_alone, whole
 from tests.ranks import on_ranks
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 COLUMN: dict[str, Any] = {"weight": ["tp", None]}
 ROW: dict[str, Any] = {"weight": [None, "tp"]}
@@ -159,6 +159,7 @@ def test_layers_with_bias_equal_one_process(hsdp):
     assert_parity(job(model=mlp, parallel=parallel, launch={"nproc": 4 if hsdp else 2}, **shapes))
 
 
+@exhaustive
 def test_weights_after_20_clipped_steps_equal_one_process():
     parallel = {"operators": SEQUENCE, "grid": {"tp": 2}, "pipeline": {"stages": 2}, "hsdp": {"threshold": 3}}
     j = job(parallel=parallel, launch={"nproc": 8}, optim={"name": "adamw", "lr": 1e-2})

@@ -24,7 +24,7 @@ from launcher.job.sweep_grid import cells
 from launcher.job.yaml.config_search import Shelf
 from launcher.runtime.lock import locked
 from launcher.sweep import sweep
-from tests.tiers import some
+from tests.tiers import exhaustive
 
 # A cell that keeps the contract of a run: status.json in run_dir, done or failed; seed=1 dies, seed=2 fails in words.
 CELL = """
@@ -204,7 +204,9 @@ def sweeping(tmp_path: Path, command) -> Iterator[tuple[subprocess.Popen[bytes],
         child.stdout.close()
 
 
-@pytest.mark.parametrize(("how", "code"), some([("SIGTERM", 75), ("SIGHUP", 75), ("SIGINT", 130)], 3))
+@pytest.mark.parametrize(
+    ("how", "code"), [("SIGTERM", 75), *(pytest.param(*p, marks=exhaustive) for p in (("SIGHUP", 75), ("SIGINT", 130)))]
+)
 def test_a_sweep_that_is_told_to_stop_ends_its_cell_and_starts_no_other(how, code, tmp_path, command):
     with sweeping(tmp_path, command) as (child, pid):
         child.send_signal(getattr(signal, how))

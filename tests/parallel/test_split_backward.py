@@ -15,7 +15,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks
-from tests.tiers import some, some_of
+from tests.tiers import exhaustive, some, some_of
 
 FROZEN = {"embed": 0, "a": 0, "b": 1, "head": 1}
 THERE_AND_BACK = {"embed": 0, "a": 1, "b": 2, "head": 3}
@@ -106,6 +106,7 @@ def rank_norms(world: World, j: Job, plan: Plan, times: int) -> list[list[float]
     return found
 
 
+@exhaustive
 def test_four_runs_give_the_same_bits():
     j = odd("split_nets.Net", "zero_bubble_v", "level2")
     twice = [on_ranks(4, rank_norms, j, plan_job(j), 2) for _ in range(2)]

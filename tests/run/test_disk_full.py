@@ -24,6 +24,7 @@ from launcher.runtime.training import save
 from launcher.runtime.training.metrics import Metrics, read
 from tests.drills.disk_full import disk, leave
 from tests.run.launching import ROOT, TINY, checkpoints, losses, metrics, run, status, steps, tensors
+from tests.tiers import exhaustive
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep=null")
 FULL = "No space left on device"
@@ -62,7 +63,9 @@ def left(run_dir: Path) -> list[str]:
     return [p.name for p in run_dir.rglob("*") if p.name.endswith(".partial") or p.name.startswith(".status")]
 
 
-@pytest.mark.parametrize("room_kb", [12, 60, 400], ids=["at the start", "at the first save", "at the second"])
+@pytest.mark.parametrize(
+    "room_kb", [12, pytest.param(60, marks=exhaustive), 400], ids=["at the start", "at the first save", "at the second"]
+)
 def test_one_line_says_which_file_and_what_is_free_and_with_room_the_run_goes_on(
     room_kb: int, small: Path, straight: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from tests.run.launching import (
     until,
 )
 from tests.run.tasks import tasks
+from tests.tiers import exhaustive
 
 FRAGILE = (
     "model={_target_: tests.run.own.Fragile, vocab: 64, dim: 16, rank: 1}", "security.allow=[tests]",
@@ -94,6 +95,7 @@ def test_the_rank_that_failed_first_is_named(tmp_path):
     }
 
 
+@exhaustive
 def test_it_is_named_although_torchrun_ends_rank_0_while_that_tells(tmp_path):
     model = "model={_target_: tests.run.own.Warned, vocab: 64, dim: 16, rank: 1}"
     done = torchrun(2, model, *FRAGILE[1:], f"run_dir={tmp_path}/run", "train.steps=2")
@@ -125,6 +127,7 @@ def test_torchruns_own_restart_goes_on_in_the_same_folder(tmp_path):
     assert steps(folder) == [1, 2]
 
 
+@exhaustive
 def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
     folder = tmp_path / "run"
     words = [*TINY, "parallel.pipeline.stages=1", "launch.nproc=2", f"run_dir={folder}", "train.steps=2000"]

@@ -29,6 +29,7 @@ from tests.run.launching import (
     tensors,
     until,
 )  # fmt: skip
+from tests.tiers import exhaustive
 
 LONG = 36
 EVERY = ("checkpoint.every=2", "checkpoint.keep=null")
@@ -146,7 +147,9 @@ def test_the_launcher_itself_may_be_killed(long, tmp_path):
     assert losses(folder) == losses(long)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR2], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGUSR2, marks=exhaustive)], ids=lambda s: s.name
+)
 def test_a_signal_ends_every_rank_at_once_where_nothing_is_to_be_saved(signum, long, tmp_path):
     folder, n = tmp_path / "run", LONG
     with started(folder, *EVERY, "launch.signal_save=false", steps=n) as process:

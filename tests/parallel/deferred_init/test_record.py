@@ -22,6 +22,7 @@ from launcher.steps.model.shared_construction import draw
 from tests.parallel import makers
 from tests.parity import CPU, LM, build, job, own, pieces, plain, whole
 from tests.ranks import on_ranks
+from tests.tiers import exhaustive
 
 
 def again(build: Any, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -212,7 +213,7 @@ def wide(stages: int, layers: int):
     return j, plan_job(j)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, pytest.param(2, marks=exhaustive)])
 def test_deferred_init_of_384_mb_over_4_ranks_never_holds_much_more_than_a_share(stages):
     # of an interpreter of its own: what the tests before have left in this one moves while it is measured
     call = f"on_ranks(4, rank_memory, wide({stages}, 2), wide({stages}, 24))"
