@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.console import say, tell
-from launcher.errors import RequestError, RunError, printable
+from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, printable
 from launcher.job.args import Args, parse
 from launcher.job.schema.redact import hide, typed
 from launcher.runtime import gc_thresholds
@@ -20,7 +20,6 @@ from launcher.runtime.stdio import spare_streams
 if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others
 
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 UNSAID = 120
 """As Python ends when nobody can be told."""
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import ask
-from launcher.plan.verbs import Phase, check, phases
+from launcher.plan.step_order import Phase, check, phases
 from tests.plan.made import job, refusal, words
 
 ONE = TypeAdapter[Step](Step)
