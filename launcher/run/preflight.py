@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from launcher.data.checks import absent
 from launcher.errors import Problem, RequestError
@@ -62,9 +63,8 @@ def _step_problems(run: Settled) -> list[Problem]:
     """
     found: list[Problem] = []
     for at in _looks(run.job):
-        step = run.job.steps[at.name]
-        if at.name not in run.done and verb(step).checks:
-            found += module(step).check(step, at)
+        if at.name not in run.done and (check := _part(at, "check")):
+            found += check(run.job.steps[at.name], at)
     return found
 
 
@@ -80,9 +80,14 @@ def _looks(job: Job) -> Iterator[FileChecks]:
 
 
 def _unfit(at: FileChecks, plan: Plan) -> list[Problem]:
+    fits = _part(at, "fits")
+    return fits(at.job.steps[at.name], at, plan) if fits else []
+
+
+def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
+    """What the file of the verb has under this name; nothing is imported of one that refuses nothing."""
     step = at.job.steps[at.name]
-    fits = getattr(module(step), "fits", None) if verb(step).checks else None
-    return [] if fits is None else fits(step, at, plan)
+    return getattr(module(step), name, None) if verb(step).checks else None
 
 
 def _told(looks: list[FileChecks], what: str) -> list[str]:
@@ -90,10 +95,9 @@ def _told(looks: list[FileChecks], what: str) -> list[str]:
     out: list[str] = []
     found: list[Problem] = []
     for at in looks:
-        step = at.job.steps[at.name]
-        ask = getattr(module(step), what, None) if verb(step).checks else None
+        tell = _part(at, what)
         try:
-            out += [] if ask is None else ask(step, at)
+            out += tell(at.job.steps[at.name], at) if tell else []
         except RequestError as error:
             found += error.problems
     if found:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Order:
+class RunRequest:
     """A job to carry out, and how it was asked for: ``command`` is what was typed, ``config`` all of it as YAML."""
 
     job: Job
@@ -52,7 +52,7 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
 
     log.console()
     try:
-        _carry_out(Order(request.job, launch.command(words), as_yaml(request.data), request.overrides), others)
+        _carry_out(RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others)
     except Interrupted as stop:
         tell(str(stop))
         return stop.code
@@ -68,14 +68,14 @@ def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] =
     from launcher.job.cures.report import as_yaml  # imports Hydra, which a rank that joins has no use for
 
     config = as_yaml(job.model_dump(mode="json", by_alias=True))
-    order = Order(job, command or ["python", *sys.argv], config, overrides)
+    request = RunRequest(job, command or ["python", *sys.argv], config, overrides)
     outer = launch.outer_size()
     if outer is None or launch.mode(job, outer) != "external":
-        return _carry_out(order, None)
+        return _carry_out(request, None)
     from launcher.run.outer_ranks import leading
 
     with leading() as others:
-        return _carry_out(order, others)
+        return _carry_out(request, others)
 
 
 def join(timeout_s: Callable[[], float] = lambda: Launch().timeout_s) -> int:
@@ -110,23 +110,23 @@ def rehearse(request: Request, planned: bool = True) -> None:
             refuse(impossible(before_torch(asked.job, preflight.before_plan(asked)).asked))
 
 
-def _carry_out(order: Order, others: Others | None) -> dict[str, Any]:
+def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
     """Returns the figures of the steps."""
-    with stoppable(), _saved(order.job):
+    with stoppable(), _saved(request.job):
         # What is meant here, what can be refused, what will happen.
-        asked = settle(order.job, order.config, order.overrides, others)
+        asked = settle(request.job, request.config, request.overrides, others)
         start, plan = _decide(asked)
 
         with _opened(asked, others) as at:
             # What an earlier start has left to do.
-            record = status.reopen(at, order.overrides, order.config, anew=asked.anew)
+            record = status.reopen(at, request.overrides, request.config, anew=asked.anew)
             left = [p for p in plan.phases if not set(p.steps) <= set(record.steps)]
             if record.before == "running":
                 say(f"the start before this one was killed: {at}")
 
             if left:
                 goes_on_from = _source(asked, plan, at, left)
-                _run(execute.Run(asked.job, plan, at, start, others, goes_on_from), left, record, order)
+                _run(execute.Run(asked.job, plan, at, start, others, goes_on_from), left, record, request)
             else:
                 _already_done(record)
             return record.results
@@ -176,12 +176,12 @@ def _already_done(record: status.Record) -> None:
     say(f"already done: {record.run}")
 
 
-def _run(run: execute.Run, left: Sequence[Phase], record: status.Record, order: Order) -> None:
+def _run(run: execute.Run, left: Sequence[Phase], record: status.Record, request: RunRequest) -> None:
     """The phases that are ``left``, with what the folder says of the run from now to its end."""
     folder.reserve_status(run.folder)
     try:
         layout_files.write(run.job, run.plan, run.folder)
-        status.write(run.folder, run.plan, order.command, order.config, anew=not record.steps)
+        status.write(run.folder, run.plan, request.command, request.config, anew=not record.steps)
         record.say("running")
         say("\n".join([text(run.plan), *run.start.notes]))
         with _saved(run.job):
