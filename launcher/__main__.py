@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from launcher.console import say, tell
-from launcher.errors import RequestError, RunError, printable
+from launcher.errors import DONE, FAILED, INTERRUPTED, REFUSED, RequestError, RunError, printable
 from launcher.job.args import Args, parse
 from launcher.job.schema.redact import hide, typed
 from launcher.runtime import gc_thresholds
@@ -20,7 +21,6 @@ from launcher.runtime.stdio import spare_streams
 if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others
 
-DONE, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
 UNSAID = 120
 """As Python ends when nobody can be told."""
 
@@ -30,7 +30,7 @@ class _Told(RequestError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 done; 2 the request is wrong and nothing was started; 1 it failed while running."""
+    """``DONE``; ``REFUSED``: the request is wrong and nothing was started; ``FAILED`` while running."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         rank = launch_env.rank()
@@ -47,8 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str], rank: int | None) -> int:
     try:
         args = parse(words)
-        if args.help or args.version or args.multirun or not rank:
-            return _first(args, words, rank)
+        if args.help or args.version:
+            if not rank:
+                say(_about(args))
+            return DONE
+        if args.multirun:
+            from launcher.sweep import sweep
+
+            return sweep(args, rank)
+        if not rank:
+            return _run(args, words, rank)
         if _only_prints(args):
             return DONE
         from launcher.run.run_job import join
@@ -74,25 +82,19 @@ def _main(words: list[str], rank: int | None) -> int:
         return INTERRUPTED
 
 
-def _first(args: Args, words: list[str], rank: int | None) -> int:
-    """What the only process does, or rank 0 of an outer launcher."""
-    if args.help or args.version:
-        if not rank:
-            say(_about(args))
-        return DONE
-    if args.multirun:
-        from launcher.sweep import sweep
-
-        return sweep(args, rank)
+@contextmanager
+def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others | None]:
+    """The other ranks of an outer launcher, none of which is left waiting; ``None`` where nobody has use for them."""
     from launcher.run.launch import outer_size
 
     if outer_size() is None or _only_prints(args):
-        return _run(args, words, None)
+        yield None
+        return
     from launcher.run.outer_ranks import leading
 
     with leading() as others:
         try:
-            return _run(args, words, others)
+            yield others
         except RequestError as error:  # told before the others leave: torchrun ends this process when one has
             _refuse(error, words, rank)
             raise _Told(error.problems) from error
@@ -114,23 +116,22 @@ def _only_prints(args: Args) -> bool:
     return any(o.startswith("show=") and o != "show=null" for o in args.overrides)
 
 
-def _run(args: Args, words: list[str], others: Others | None) -> int:
-    """Compose the request and carry it out; ``others`` are the ranks of an outer launcher."""
-    from launcher.job.compose import compose
-    from launcher.job.cures.report import as_yaml
+def _run(args: Args, words: list[str], rank: int | None) -> int:
+    """Compose the request and carry it out: what the only process does, or rank 0 of an outer launcher."""
+    with _leading(args, words, rank) as others:
+        from launcher.job.compose import compose, late
+        from launcher.job.cures.report import as_yaml
 
-    request = compose(args.overrides, config_dir=args.config_dir)
-    if request.job.show == "config":
-        say(as_yaml(request.data).removesuffix("\n"))
-        return DONE
-    from launcher.run.run_job import run_request
+        request = compose(args.overrides, config_dir=args.config_dir)
+        if request.job.show == "config":
+            say(as_yaml(request.data).removesuffix("\n"))
+            return DONE
+        from launcher.run.run_job import run_request
 
-    try:
-        return run_request(request, words, others)
-    except RequestError as error:
-        from launcher.job.compose import late
-
-        raise late(error, request) from error
+        try:
+            return run_request(request, words, others)
+        except RequestError as error:
+            raise late(error, request) from error
 
 
 def look(words: Sequence[str], planned: bool = True) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.tensorfile.durable import write_text
-from launcher.errors import Problem, RequestError, said
+from launcher.errors import REFUSED, Problem, RequestError, said
 from launcher.job.args import Args
 from launcher.job.compose import BadRequest, Request, compose, late
 from launcher.job.overrides.grammar import quoted, shell
@@ -35,7 +35,6 @@ from launcher.runtime.preemption import Flag, heard
 from launcher.untrusted.files import read_json, read_text
 
 INDEX = "sweep.json"
-REFUSED = 2
 JOB = "job"
 LOOK_S = 0.1
 SAVE_S = 30.0  # for the cell of a sweep that was killed, which saves and stops
@@ -134,7 +133,7 @@ def _announce(named: Sequence[Cell], refused: Mapping[tuple[str, ...], str]) -> 
 def _show(requests: Mapping[Cell, Request]) -> int:
     """What each cell prints; nothing is started, nothing written. Raises ``RequestError`` when none can."""
     from launcher.job.cures.report import as_yaml
-    from launcher.run.run_job import shown
+    from launcher.run.show import shown
 
     errors: dict[Cell, BadRequest] = {}
     for cell, request in requests.items():

@@ -22,6 +22,8 @@ from typing import Any, NoReturn, TextIO
 
 import launcher.planner.plan_job
 import launcher.run.run_job
+import launcher.steps.certify
+import launcher.steps.evaluate
 import launcher.steps.on_ranks  # noqa: F401
 
 ROOT = Path(__file__).parents[1]

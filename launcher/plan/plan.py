@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan import certify_copy, verbs
+from launcher.plan import certify_copy, step_order
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, limits, sums
 from launcher.plan.cost.gather_order import Visit, visits
 from launcher.plan.cost.gather_order import notes as looking
@@ -30,11 +30,11 @@ from launcher.plan.settings.auto_stage_config import automatic
 from launcher.plan.settings.dataset_strategy import Hand, Reading, hands
 from launcher.plan.settings.scheduler import choose
 from launcher.plan.settings.settings import Setting
+from launcher.plan.step_order import Phase
 from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import Traits
 from launcher.plan.values.precision import Precision, precision
 from launcher.plan.values.text import many
-from launcher.plan.verbs import Phase
 
 VERSION = 1
 
@@ -124,7 +124,7 @@ def ask(job: Job, found: list[Problem] | None = None) -> Asked:
     got, wrong = sizes(job)
     found += wrong
     found += legal.illegal(job, got)
-    found += verbs.check(job.steps)
+    found += step_order.check(job.steps)
     found += fit.unfit(job, got)
     found += switches.refused(job, got)
     if found or got is None:
@@ -198,7 +198,7 @@ def plan(
         timeline=replace(order.timeline, messages=messages(sent, sz)),
         memory=memory(params, sz, copies(job.optim, traits), moments),
         traffic=sent,
-        phases=verbs.phases(job.steps),
+        phases=step_order.phases(job.steps),
         settings=_settings(job, sz, dtypes, flow, together),
         loss_repeats=switches.repeats(job, sz, flow.output is not None),
         notes=(*notes, *sz.notes, *balanced, *order.notes, *_late(job, sz, params, skeleton, graph, deferred, kept)),

@@ -1,133 +1,131 @@
-"""The order of steps: which need ranks, what each needs from those before it."""
+"""The verbs, a row each: where a step of it runs, what it needs, what it leaves, and the module that carries it out."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from shlex import quote
-from typing import Literal
+from typing import Any, Final, Literal
 
-from launcher.errors import Problem
-from launcher.job.schema.steps import Evaluate, Export, Inspect, Load, MergeStrategies, Save, Step, Transform, Verify
+from launcher.job.schema import steps
+from launcher.job.schema.base import Settings
+from launcher.job.schema.steps import Step
 
 Where = Literal["ranks", "alone", "files"]
+"""On all ranks, in one process with a whole model, or on files without torch."""
+
+CHECKPOINT, TRANSFORMED, EXPORTED = "a checkpoint", "a transformed checkpoint", "an exported model"
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Consecutive steps in one place: on all ``ranks``, in one process ``alone``, or on ``files`` without torch."""
+class Verb:
+    """What is known of a verb before anything of it is imported; adding one is a row here and the module it names.
 
-    where: Where
-    steps: tuple[str, ...]
+    ``settings`` is its model, which the union ``Step`` of the schema lists too. ``launcher.steps`` says what is in
+    ``module``; ``checks``: also what refuses a step before anything starts, so the module imports without torch.
+    ``where`` and ``needs`` may hang on the settings of a step. ``source`` and ``output`` are the settings that name
+    what it reads and what it writes: a step whose source is named ``needs`` nothing of those before it.
+    ``trains``: the weights are others behind it. ``checkpoints``: it writes some of the run's own. ``brings``: its
+    weights come from elsewhere. ``copies``: it trains copies of the run, before there is a model of the run itself.
+    """
+
+    settings: type[Settings]
+    module: str
+    where: Where | Callable[[Any], Where]
+    needs: str | Callable[[Any], str] = ""
+    leaves: str = ""
+    source: str = ""
+    output: str = ""
+    checks: bool = False
+    trains: bool = False
+    checkpoints: bool = False
+    brings: bool = False
+    copies: bool = False
+
+
+def _evaluated(step: steps.Evaluate) -> Where:
+    return "ranks" if step.of == "run" else "alone"
+
+
+def _needed(step: steps.Evaluate) -> str:
+    return {"run": "", "transformed": TRANSFORMED, "exported": EXPORTED}[step.of]
+
+
+def _exported(step: steps.Export) -> Where:
+    return "alone" if step.check else "files"
+
+
+# Of two that leave the same the first is put into a request that lacks it.
+VERBS: Final[Mapping[str, Verb]] = {
+    "train": Verb(steps.Train, "launcher.steps.train", "ranks", trains=True, checkpoints=True),
+    "evaluate": Verb(steps.Evaluate, "launcher.steps.evaluate", _evaluated, _needed),
+    "sync_shared": Verb(steps.SyncShared, "launcher.steps.sync_shared", "ranks"),
+    "save": Verb(steps.Save, "launcher.steps.save", "ranks", leaves=CHECKPOINT, checkpoints=True),
+    "load": Verb(steps.Load, "launcher.steps.load", "ranks", CHECKPOINT, source="path", brings=True),
+    "broadcast": Verb(steps.Broadcast, "launcher.steps.broadcast", "ranks"),
+    "certify": Verb(steps.Certify, "launcher.steps.certify", "ranks", copies=True),
+    "import": Verb(
+        steps.Import, "launcher.steps.import_weights", "files",
+        leaves=CHECKPOINT, source="src", checks=True, checkpoints=True, brings=True,
+    ),
+    "transform": Verb(
+        steps.Transform, "launcher.steps.transform", "files",
+        CHECKPOINT, TRANSFORMED, source="src", output="dst", checks=True,
+    ),
+    "export": Verb(
+        steps.Export, "launcher.steps.export", _exported,
+        CHECKPOINT, EXPORTED, source="src", output="path", checks=True,
+    ),
+    "merge_strategies": Verb(
+        steps.MergeStrategies, "launcher.steps.merge_strategies", "files",
+        CHECKPOINT, source="src", output="dst", checks=True,
+    ),
+    "verify": Verb(steps.Verify, "launcher.steps.verify", "files", CHECKPOINT, source="src", checks=True),
+    "inspect": Verb(steps.Inspect, "launcher.steps.inspect", "files", CHECKPOINT, source="src", checks=True),
+    "sample": Verb(steps.Sample, "launcher.steps.sample", "alone", EXPORTED),
+}  # fmt: skip
+
+
+def verb(step: Step) -> Verb:
+    """The row of a step."""
+    return VERBS[step.kind]
 
 
 def where(step: Step) -> Where:
     """Where a step runs."""
-    if step.kind in ("train", "sync_shared", "save", "load", "certify", "broadcast"):
-        return "ranks"
-    if isinstance(step, Evaluate):
-        return "ranks" if step.of == "run" else "alone"
-    return "alone" if step.kind == "sample" or (isinstance(step, Export) and step.check) else "files"
+    place = verb(step).where
+    return place(step) if callable(place) else place
 
 
-def _needs(step: Step) -> tuple[str, str] | None:
-    """What must exist before ``step``, and the step that makes it."""
-    if isinstance(step, Transform | Export | MergeStrategies | Verify | Inspect):
-        return ("a checkpoint", "save") if step.src is None else None
-    if isinstance(step, Load):
-        return ("a checkpoint", "save") if step.path is None else None
-    if isinstance(step, Evaluate) and step.of == "transformed":
-        return "a transformed checkpoint", "transform"
-    if step.kind == "sample" or (isinstance(step, Evaluate) and step.of == "exported"):
-        return "an exported model", "export"
-    return None
-
-
-def _made(need: tuple[str, str], done: Collection[str]) -> bool:
-    """``import`` leaves a checkpoint as ``save`` does, but not of what is learned after it."""
-    return need[1] in done or (need[1] == "save" and "import" in done and "train" not in done)
-
-
-def alone(steps: Mapping[str, Step]) -> bool:
-    """Whether every step works on files that the request names: no model has a part in it."""
-    return all(where(s) == "files" and s.kind != "import" and _needs(s) is None for s in steps.values())
-
-
-def phases(steps: Mapping[str, Step]) -> tuple[Phase, ...]:
-    """Group ``steps``, in order, by where they run."""
-    out: list[Phase] = []
-    for name, step in steps.items():
-        if out and out[-1].where == where(step):
-            out[-1] = Phase(out[-1].where, (*out[-1].steps, name))
-        else:
-            out.append(Phase(where(step), (name,)))
-    return tuple(out)
-
-
-def check(steps: Mapping[str, Step]) -> list[Problem]:
-    """Steps in an order that cannot work. Every cure is the same: the whole list, put right."""
-    found: list[Problem] = []
-    before: list[str] = []
-    ended = ""
-    for name, step in steps.items():
-        done: set[str] = {steps[n].kind for n in before}
-        live = any(where(steps[n]) == "ranks" for n in before)
-        for text in (_lacks(name, step, steps, done), _forgets(step, done, live), _too_late(step, ended)):
-            if text:
-                found.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_righted(steps))}]")))
-        if where(step) != "ranks" and not ended and live:
-            ended = name
-        before.append(name)
-    return found
-
-
-def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> str:
-    need = _needs(step)
-    if need is None or _made(need, done):
+def needs(step: Step) -> str:
+    """What steps before it must have left; ``""``: nothing."""
+    row = verb(step)
+    if row.source and getattr(step, row.source) is not None:
         return ""
-    thing, maker = need
-    kinds = {s.kind for s in steps.values()}
-    if maker not in kinds and _made(need, kinds):
-        maker = "import"
-    if maker in kinds:
-        return f"needs {thing}, which {maker!r} makes, and it comes after {name!r}"
-    old = f", nor an old one named by steps.{name}.src" if hasattr(step, "src") else ""
-    return f"needs {thing}, which {maker!r} makes, and no {maker!r} step is asked for{old}"
+    return row.needs(step) if callable(row.needs) else row.needs
 
 
-def _forgets(step: Step, done: set[str], live: bool) -> str:
-    if step.kind == "load" and "train" in done and "save" not in done:
-        return "would overwrite what 'train' has just learned"
-    return "the ranks start from what it brings; put it before them" if step.kind == "import" and live else ""
+def output(step: Step) -> str | None:
+    """What a step is told to write; ``None``: nothing, or below the folder of the run."""
+    row = verb(step)
+    return getattr(step, row.output) if row.output else None
 
 
-def _too_late(step: Step, ended: str) -> str:
-    late = where(step) == "ranks" and ended
-    return f"needs the ranks, which have ended before {ended!r}; put it before {ended!r}" if late else ""
+def writes(step: Step) -> bool:
+    """Whether it leaves files that a later step may be meant to read."""
+    row = verb(step)
+    return row.checkpoints or bool(row.output)
 
 
-def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
-    """The names in the nearest order that works, with the steps that were missing."""
-    left = dict(steps)
-    for maker in (Transform(), Export(), Save()):  # the first two need the last
-        kinds = {s.kind for s in left.values()}
-        if any((need := _needs(s)) and need[1] == maker.kind and not _made(need, kinds) for s in left.values()):
-            left[maker.kind] = maker
-    out: list[str] = []
-    done: set[str] = set()
-    while left:
-        name = next(n for n, s in left.items() if _may_be_next(s, left.values(), done))
-        done.add(left.pop(name).kind)
-        out.append(name)
-    return tuple(out)
+def goes_on(step: Step) -> bool:
+    """Whether it writes what ranks have made of the checkpoint that they went on from."""
+    return verb(step).checkpoints and where(step) == "ranks"
 
 
-def _may_be_next(step: Step, left: Collection[Step], done: set[str]) -> bool:
-    need = _needs(step)
-    if need is not None and not _made(need, done):
-        return False
-    if step.kind == "import" or any(s.kind == "import" for s in left):
-        return step.kind == "import"
-    if step.kind == "train":
-        return all(s.kind != "load" or _needs(s) for s in left)
-    return where(step) == "ranks" or all(where(s) != "ranks" for s in left)
+def starts(step: Step) -> bool:
+    """Whether the ranks start from the weights that it brings; others bring them while ranks are at work."""
+    return verb(step).brings and where(step) != "ranks"
+
+
+def loads(step: Step) -> bool:
+    """Whether it brings weights to ranks that are at work."""
+    return verb(step).brings and where(step) == "ranks"

@@ -60,11 +60,22 @@ def settled(job: Job) -> Job:
     return job.model_copy(update={"parallel": parallel, "launch": launch})
 
 
-def before_torch(job: Job, found: list[Problem] | None = None) -> Asked:
-    """Everything that can be refused without importing torch, all at once (``RequestError``)."""
-    job, wrong = inlined(settled(job))
-    found = [*(found or ()), *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
-    return ask(job, [*found, *_nowhere(job)])
+@dataclass(frozen=True)
+class Checked:
+    """A request whose settings can be together: ``job`` with what its files say, and what was worked out of it."""
+
+    job: Job
+    asked: Asked
+
+
+def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
+    """Reads the files of a ``settled`` job. Raises ``RequestError`` with all that can be refused without torch.
+
+    ``found``: what is known to be wrong already.
+    """
+    job, wrong = inlined(job)
+    found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
+    return Checked(job, ask(job, [*found, *_nowhere(job)]))
 
 
 def _nowhere(job: Job) -> list[Problem]:
@@ -99,17 +110,19 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
 
 def plan_job(job: Job) -> Plan:
     """The plan of ``job``. Raises ``RequestError``; starts no process, writes nothing, allocates no model."""
-    asked = before_torch(job)
+    checked = before_torch(settled(job))
     with planning():
-        return _made(inlined(settled(job))[0], asked)
+        return plan_checked(checked)
 
 
-def _made(job: Job, asked: Asked) -> Plan:
+def plan_checked(checked: Checked) -> Plan:
+    """The plan of a request that nothing is known to be wrong with."""
+    job = checked.job
     refuse(_unlike(job, own=True))
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)):
-        made = _cut(job, asked)
+        made = _cut(job, checked.asked)
     fits(job, made)
     refuse(_mismatched(job, made))
     return made

@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.checkpoint.store import latest, step_folder
 from launcher.job.schema.job import Job
-from launcher.job.schema.steps import Certify
-from launcher.plan.certify_copy import Copy, copies
+from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
-from launcher.plan.verbs import Phase
+from launcher.plan.step_order import Phase
+from launcher.plan.verbs import starts, verb
 from launcher.run.launch import Start
 from launcher.runtime import gc_thresholds
 from launcher.runtime.faults import log_file
 from launcher.runtime.log import LogFile
-from launcher.steps import import_weights, on_files
+from launcher.steps import module, on_files
 
 if TYPE_CHECKING:
     from launcher.run.outer_ranks import Others
@@ -56,37 +57,42 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
 
 
 def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
-    from launcher.checkpoint.store import latest
-    from launcher.steps import on_ranks  # imports all that a rank needs, once: forked ranks have it then
+    from launcher.steps import on_ranks
+
+    for name in phase.steps:  # imported here, once: forked ranks have it then
+        module(run.job.steps[name])
 
     copies = _copies(run, phase)
-    work = partial(
-        on_ranks.work, job=run.job, plan=run.plan, folder=run.folder, names=phase.steps, resume=_from(run),
-        before=latest(run.folder / "checkpoints", trust(run.job)), copies=copies, drawn=_drawn(run, phase, copies),
-    )  # fmt: skip
+    todo = on_ranks.RankSteps(
+        job=run.job,
+        plan=run.plan,
+        folder=run.folder,
+        names=phase.steps,
+        resume=_from(run),
+        before=latest(run.folder / "checkpoints", trust(run.job)),
+        copies=copies,
+        drawn=_drawn(run, phase, copies),
+    )
     gc_thresholds.as_usual()
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
-    return how(run, work, hear)
+    return how(run, partial(on_ranks.work, todo=todo), hear)
 
 
 def _copies(run: Run, phase: Phase) -> dict[str, tuple[tuple[Copy, Plan], ...]]:
     """What each ``certify`` of the phase trains, one after the other."""
-    from launcher.planner.plan_job import plan_job
-
     steps = {name: run.job.steps[name] for name in phase.steps}
-    found = {name: copies(run.job, s, run.plan.sizes) for name, s in steps.items() if isinstance(s, Certify)}
-    return {name: tuple((c, plan_job(c.job)) for c in each) for name, each in found.items()}
+    return {name: module(s).copies(s, run.job, run.plan) for name, s in steps.items() if verb(s).copies}
 
 
 def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan], ...]]) -> Drawings:
     """What ranks that are forked need not work out each for itself; others get a request, and do."""
-    from launcher.steps.certify import BUILDS
     from launcher.steps.model.shared_construction import Drawings
 
     drawn = Drawings()
     if run.start.mode == "spawn" and run.start.device == "cpu":
-        for copy, plan in (both for each in copies.values() for both in each):
-            drawn.add(copy.job, plan, BUILDS)
+        for name, each in copies.items():
+            for copy, plan in each:
+                drawn.add(copy.job, plan, module(run.job.steps[name]).BUILDS)
         if not copies.keys() >= set(phase.steps):
             drawn.add(run.job, run.plan)
     return drawn
@@ -94,8 +100,8 @@ def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan],
 
 def _from(run: Run) -> Path | None:
     """The checkpoint that the ranks go on from: what ``import`` has brought, unless they have gone on since."""
-    if run.resume is None and any(step.kind == "import" for step in run.job.steps.values()):
-        return import_weights.place(run.folder / "checkpoints")
+    if run.resume is None and any(map(starts, run.job.steps.values())):
+        return step_folder(run.folder / "checkpoints", 0)
     return run.resume
 
 
@@ -166,6 +172,9 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
     """A process of its own: this one must stay fit for forking, so it runs no torch operation."""
     from launcher.runtime.processes.start import run_ranks
     from launcher.steps.model import single_process  # noqa: F401  imported here once
+
+    for name in phase.steps:
+        module(run.job.steps[name])
 
     work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))
     launch = run.job.launch

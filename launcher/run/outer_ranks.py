@@ -20,7 +20,7 @@ from typing import Any
 from torch.distributed import DistError, PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.console import tell
-from launcher.errors import Problem, RequestError, RunError, printable
+from launcher.errors import DONE, FAILED, REFUSED, Problem, RequestError, RunError, printable
 from launcher.runtime import gc_thresholds, log
 from launcher.runtime.cluster.launch_env import DAMAGED, Place, place
 from launcher.runtime.cluster.outer_rendezvous import Seconds, await_ranks, open_store, ranks_text
@@ -29,7 +29,6 @@ from launcher.runtime.faults import Interrupted, Preempted, RanksFailed
 from launcher.runtime.preemption import STOPS, heard
 from launcher.runtime.processes.blame import failed
 
-DONE, FAILED, REFUSED = 0, 1, 2
 PATIENCE_S = 3600.0  # of the others, while rank 0 plans and does the steps before theirs
 LAST_WORD_S = 60.0  # of rank 0, until every other has heard it
 SHARED_S = 8.0  # until a file that one node has written is seen by the others

@@ -14,11 +14,11 @@ from launcher.checkpoint.store import encrypted, latest, passed_over
 from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema.job import Job
-from launcher.job.schema.steps import Load
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import trust
 from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.verbs import goes_on, loads, starts, verb
 from launcher.run.changes import changes, sets, unknown
 from launcher.runtime.lock import at_work
 
@@ -37,7 +37,7 @@ class Source:
 def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -> list[Problem]:
     """What is wrong with the checkpoints that the request names; needs no plan and no torch."""
     found: list[Problem] = []
-    comes = [*_loads(job), *(n for n, step in job.steps.items() if step.kind == "import")]
+    comes = [*_loads(job), *(n for n, step in job.steps.items() if starts(step))]
     if job.checkpoint.resume not in ("auto", "never"):
         found += _closed(RESUME, Path(job.checkpoint.resume), job)
         if comes:
@@ -61,9 +61,10 @@ def _loads(job: Job) -> dict[str, str]:
     home = Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name
     for name, step in job.steps.items():
         saved |= step.kind == "save"
-        if isinstance(step, Load) and step.path is not None:
-            own = Path(os.path.realpath(step.path)).is_relative_to(os.path.realpath(home))
-            out |= {} if saved and own else {name: step.path}
+        path = getattr(step, verb(step).source) if loads(step) else None
+        if path is not None:
+            own = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
+            out |= {} if saved and own else {name: path}
     return out
 
 
@@ -102,7 +103,7 @@ def _busy(run: Path) -> bool:
 
 def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iterator[Problem]:
     """Encryption that would be dropped."""
-    writes = any(s.kind in ("train", "save", "import") for name, s in job.steps.items() if name not in done)
+    writes = any(verb(s).checkpoints for name, s in job.steps.items() if name not in done)
     if job.checkpoint.encrypt is not None or not writes or ENCRYPT in job.checkpoint.accept_changes:
         return
     paths = [Path(path) for path in _loads(job).values()]
@@ -122,14 +123,14 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 def sources(job: Job, left: Collection[str] | None = None) -> list[Source]:
     """The checkpoints that the request names, and that of its run folder; ``left``: the steps to do, if not all."""
     steps = {name: s for name, s in job.steps.items() if left is None or name in left}
-    trains = any(s.kind in ("train", "save") for s in steps.values())
+    trains = any(map(goes_on, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
         return [Source(RESUME, Path(job.checkpoint.resume), trains)]
     here = _own(job)
     out = [] if here is None else [Source("run_dir", here, trains)]
     names = [*job.steps]
     for name, path in _loads(job).items():
-        later = any(job.steps[n].kind in ("train", "save") for n in names[names.index(name) :])
+        later = any(goes_on(job.steps[n]) for n in names[names.index(name) :])
         out.append(Source(f"steps.{name}.path", Path(path), later and here is None and name in steps))
     return out
 
@@ -200,7 +201,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
         which = "optim.name" if plan.optimizer is None else "optim._target_"
         return [Problem(which, f"{wrong}; {RESUME}=never starts anew")]
     done = int(checkpoint.state["step"])
-    if done > plan.sizes.steps and any(s.kind == "train" for s in job.steps.values()):
+    if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
         text = f"{plan.sizes.steps}: {checkpoint.folder} has seen {done} steps already"
         return [Problem("train.steps", text, f"train.steps={done}")]
     return []

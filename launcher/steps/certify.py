@@ -17,9 +17,12 @@ from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.data.open import open_data
 from launcher.data.source import Dataset
 from launcher.errors import RunError
+from launcher.job.schema import steps
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import MORE, Copy
+from launcher.plan.certify_copy import copies as copies_of
 from launcher.plan.plan import Plan
+from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
 from launcher.runtime.training.session import Session
@@ -41,7 +44,12 @@ HALF = 0.5
 T = TypeVar("T")
 
 
-def run(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings) -> str:
+def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan], ...]:
+    """What is trained of ``job``, one after the other, and the plan of each."""
+    return tuple((copy, plan_job(copy.job)) for copy in copies_of(job, step, plan.sizes))
+
+
+def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings) -> str:
     """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not hold.
 
     What does not hold in one precision is not looked at in the next.

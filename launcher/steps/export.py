@@ -2,66 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.checkpoint.atomic_folder import check_apart
 from launcher.checkpoint.export import check_file, export
-from launcher.checkpoint.foreign.hf_write import check_folder, to_theirs, write_hf
+from launcher.checkpoint.foreign.hf_write import check_beside, check_folder, size_in_bytes, to_theirs, write_hf
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import from_ours
+from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import Report
-from launcher.errors import RunError
+from launcher.errors import Problem, RunError
 from launcher.job.schema.job import Job
-from launcher.job.schema.steps import Evaluate, Export
+from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.cost.memory import bytes_text
-from launcher.plan.settings.saving import Trust, trust
+from launcher.plan.plan import Plan
+from launcher.plan.settings.saving import Trust
 from launcher.plan.values.text import many
-from launcher.steps.paths import Paths
+from launcher.plan.verbs import EXPORTED, TRANSFORMED
+from launcher.steps import transform
+from launcher.steps.files.checks import FileChecks
+from launcher.steps.files.run_files import RunFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Say = Callable[[str], None]
+
+def check(step: Export, at: FileChecks) -> list[Problem]:
+    found = [*_own_problems(step, at)]
+    if not found and step.src is not None and at.here(step.src):
+        src = Path(step.src)
+        found += at.problems("names", lambda: check_names(step, step.src, open_checkpoint(src, at.trust).strategy))
+        found += at.problems("src", lambda: check_source(step, src, at.trust))
+    return [*found, *at.unwritable("path", step.path)]
 
 
-def run(
-    step: Export, job: Job, paths: Paths, before: Mapping[str, float], say: Say, terms: int = 1
-) -> dict[str, float]:
-    """Returns the loss of what was written, where it is checked.
+def _own_problems(step: Export, at: FileChecks) -> Iterator[Problem]:
+    """Of each setting by itself."""
+    yield from at.problems("names", lambda: renamed((), from_ours(step.names)))
+    yield from at.problems("max_shard_size", lambda: size_in_bytes(step.max_shard_size))
+    if not at.later(step.path):
+        yield from at.problems("path", lambda: check_place(step))
+    along = [Path(p) for p in step.beside if not at.later(p)]
+    yield from at.problems("beside", lambda: check_beside(along))
+    if step.src is not None and at.here(step.src):
+        src = Path(step.src)
+        yield from at.problems("src", lambda: open_checkpoint(src, at.trust))
 
-    ``before`` are the figures of the steps before; ``terms``: of how many means the loss is the sum.
-    """
-    path = paths.exported()
+
+def fits(step: Export, at: FileChecks, plan: Plan) -> list[Problem]:
+    """Names that leave no place for what the run has; not of what a transform brings from elsewhere."""
+    elsewhere = any(isinstance(s, Transform) and s.src is not None for s in at.job.steps.values())
+    if at.shown or elsewhere or step.src is not None:
+        return []
+    return at.problems("names", lambda: check_names(step, "the run", of_plan(plan)))
+
+
+def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
+    """Returns the loss of what was written, where it is checked."""
+    path = written(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = _write(step, paths.export_source(step), path, trust(job))
+    done = _write(step, source(step, run), path, run.trust)
     files = f" in {many(done.files, 'file')}" if step.format == "hf" else ""
-    clear = ", not encrypted" if job.checkpoint.encrypt is not None else ""
-    doubt = unvouched(paths.export_source(step), trust(job))
-    say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}{doubt}")
-    if not step.check:
-        return {}
-    from launcher.steps import evaluate
+    clear = ", not encrypted" if run.job.checkpoint.encrypt is not None else ""
+    doubt = unvouched(source(step, run), run.trust)
+    run.say(f"export: {path}, {bytes_text(done.bytes_written)}{files}{clear}{doubt}")
+    return _compared(step, run) if step.check else {}
+
+
+def _compared(step: Export, run: RunFiles) -> dict[str, float]:
+    """The loss of what was written, and how far it is from the run's. Raises ``RunError`` when that is too far."""
     from launcher.steps.model import single_process
 
-    loss = evaluate.alone(single_process.of(job, read(step, paths)), job, _batches(job), terms)
+    job, before, terms = run.job, run.figures, run.plan.loss_terms
+    loss = single_process.held_out_loss(single_process.of(job, read(step, run)), job, _batches(job), terms)
     if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
-        say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
+        run.say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
         return {"exported_loss": loss}
-    gap, allowed = abs(loss - before["val_loss"]), step.tolerance * terms
+
+    gap = abs(loss - before["val_loss"])
+    allowed = step.tolerance * terms
     if not gap <= allowed:
-        text = f"export: {path} has validation loss {loss:.8f}, the run had {before['val_loss']:.8f}"
+        text = f"export: {written(run)} has validation loss {loss:.8f}, the run had {before['val_loss']:.8f}"
         raise RunError(f"{text}: {gap:.1e} apart, allowed {allowed:.0e} (steps.export.tolerance)")
-    say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
+    run.say(f"export: validation loss {loss:.6f} in one process, {gap:.1e} from the run's")
     return {"exported_loss": loss, "export_gap": gap}
 
 
+def written(run: RunFiles) -> Path:
+    """What the first ``export`` of the run writes."""
+    step = run.maker(EXPORTED)
+    named = step.path if isinstance(step, Export) else None
+    file = "hf" if isinstance(step, Export) and step.format == "hf" else "model.safetensors"
+    return Path(named) if named else run.folder / "exports" / file
+
+
+def source(step: Export, run: RunFiles) -> Path:
+    """What it names, else the transformed checkpoint if a transform comes before, else the run's own last one."""
+    if step.src is not None:
+        return Path(step.src)
+    steps = [*run.job.steps.values()]
+    first, mine = run.maker(TRANSFORMED), run.maker(EXPORTED)
+    early = first is not None and mine is not None and steps.index(first) < steps.index(mine)
+    return transform.written(run) if early else run.last()
+
+
 def check_place(step: Export) -> None:
-    """Raises as ``run`` does for a destination that is named. Writes nothing."""
+    """Raises as ``run_on_files`` does for a destination that is named. Writes nothing."""
     if step.path is not None and step.format == "safetensors":
         check_file(Path(step.path))
     if step.path is not None and step.format == "hf":
@@ -69,26 +120,33 @@ def check_place(step: Export) -> None:
 
 
 def check_source(step: Export, src: Path, trusted: Trust) -> None:
-    """Raises as ``run`` does for what the heads of the files in ``src`` tell. Writes nothing."""
+    """Raises as ``run_on_files`` does for what the heads of the files in ``src`` tell. Writes nothing."""
     if step.path is not None and step.format == "hf":
         check_apart(src, Path(step.path))
     Reader(open_checkpoint(src, trusted)).check_headers()
 
 
 def check_names(step: Export, src: object, strategy: Strategy) -> None:
-    """Raises as ``run`` does for what the table of names makes of the tensors of ``strategy``."""
+    """Raises as ``run_on_files`` does for what the table of names makes of the tensors of ``strategy``."""
     if step.format == "hf":
         to_theirs(src, strategy.only("param", "buffer").entries, from_ours(step.names))
 
 
-def read(step: Export, paths: Paths) -> Mapping[str, Tensor]:
+def exported(run: RunFiles) -> Mapping[str, Tensor]:
+    """What the first ``export`` of the run has written."""
+    step = run.maker(EXPORTED)
+    assert isinstance(step, Export), "the planner wants an export before what reads one"
+    return read(step, run)
+
+
+def read(step: Export, run: RunFiles) -> Mapping[str, Tensor]:
     """What the step has written, by our names, as the library of the format reads it: the writer is ours."""
     from safetensors.torch import load_file
 
-    path = paths.exported()
+    path = written(run)
     if step.format == "safetensors":
         return load_file(path)
-    ours = open_checkpoint(paths.export_source(step), trust(paths.job)).strategy.only("param", "buffer").entries
+    ours = open_checkpoint(source(step, run), run.trust).strategy.only("param", "buffer").entries
     back = {theirs: name for name, theirs in renamed(ours, from_ours(step.names)).names.items()}
     return {back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
 

@@ -3,31 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from launcher.checkpoint.foreign.cast import Cast, differing, exact
 from launcher.checkpoint.foreign.import_tensors import import_whole
 from launcher.checkpoint.foreign.mismatches import strange
-from launcher.checkpoint.foreign.read import outline, read_incoming
+from launcher.checkpoint.foreign.read import form_of, outline, read_incoming
+from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import to_ours
 from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
+from launcher.checkpoint.mindspore.strategy_input import given
 from launcher.checkpoint.store import latest, point, step_folder
 from launcher.checkpoint.whole_tensors import Chosen, Whole
+from launcher.data.fallback import with_data_read
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Import
+from launcher.plan.changed_settings import recorded
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.text import many
+from launcher.steps.files.checks import FileChecks
+from launcher.steps.files.run_files import RunFiles
 
 
-def place(checkpoints: Path) -> Path:
-    """What ``run`` writes."""
-    return step_folder(checkpoints, 0)
+def check(step: Import, at: FileChecks) -> list[Problem]:
+    strategy = None if step.strategy is None else Path(step.strategy)
+    found = at.problems("names", lambda: renamed((), to_ours(step.names)))
+    if at.here(step.src):
+        found += at.problems("src", lambda: form_of(Path(step.src)))
+    if at.here(step.strategy):
+        found += at.problems("strategy", lambda: given("strategy", step.strategy))
+    if not found and at.here(step.src) and not at.later(strategy):
+        found = at.problems("src", lambda: outline(Path(step.src), strategy))
+    return found
+
+
+def fits(step: Import, at: FileChecks, plan: Plan) -> list[Problem]:
+    away = not Path(step.src).exists() if at.shown else at.later(step.src)
+    return [] if away else misfits(at.name, step, plan)
+
+
+def pending(step: Import, at: FileChecks) -> list[str]:
+    if Path(step.src).exists():
+        return []
+    return [f"{at.key}.src: {step.src} is not here: whether it fits the model is seen when the run starts"]
 
 
 def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
@@ -40,47 +61,55 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
     return strange(f"steps.{name}", step.src, found, step.names, of_plan(plan), strict=step.strict)
 
 
-def run(
-    name: str,
-    step: Import,
-    plan: Plan,
-    checkpoints: Path,
-    say: Callable[[str], None],
-    *,
-    anew: bool,
-    known: Trust = ANYONE,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, float]:
-    """Everything is checked before the checkpoint appears, encrypted with the key of ``known``; it becomes the newest.
+def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
+    """Everything is checked before the checkpoint appears, encrypted with the key of the run; it becomes the newest.
 
-    What the run has saved since an earlier start is kept: the ranks go on from that. ``anew``: not.
+    What the run has saved since an earlier start is kept, unless it resumes never: the ranks go on from that.
     """
-    target, final = of_plan(plan), place(checkpoints)
-    if not anew and (newest := latest(checkpoints, known)) is not None and newest != final:
-        say(f"import: not again, for the run has gone on to {newest.name}")
+    final = step_folder(run.checkpoints, 0)
+    newest = None if run.job.checkpoint.resume == "never" else latest(run.checkpoints, run.trust)
+    if newest is not None and newest != final:
+        run.say(f"import: not again, for the run has gone on to {newest.name}")
         return {}
-    if wrong := misfits(name, step, plan):
+    if wrong := misfits(run.name, step, run.plan):
         raise RequestError(tuple(wrong))
-    checkpoints.mkdir(parents=True, exist_ok=True)
+
+    # What comes in, under our names; what the model has no place for is left.
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
+    target = of_plan(run.plan)
     strategy = Path(step.strategy) if step.strategy else None
     found = read_incoming(Path(step.src), to_ours(step.names), strategy=strategy, strict=step.strict)
     tensors, left = found.tensors, [*found.left]
     if not step.strict:
         left += [n for n in tensors.specs if n not in target.named]
         tensors = Chosen(tensors, {n: n for n in tensors.specs if n in target.named})
-    results = {"saved_step": 0}
-    state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
-             "settings": dict(settings), "results": results}  # fmt: skip
-    done = import_whole(_as_kept(tensors, target, say), final, target, state, overwrite=True, key=known.key)
-    point(final, known.key)
+
+    # The checkpoint of step 0, which is the newest from now on.
+    key, state = run.trust.key, _state(run)
+    done = import_whole(_as_kept(tensors, target, run.say), final, target, state, overwrite=True, key=key)
+    point(final, key)
+
     ranks = many(target.grid.size, "rank")
-    say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, "
-        f"{bytes_text(done.bytes_written)}")  # fmt: skip
+    size = bytes_text(done.bytes_written)
+    run.say(f"import: {step.src} -> {final.name}, {many(len(target.entries), 'tensor')} on {ranks}, {size}")
     if left:
-        say(f"import: left out, for this model has no place for it: {', '.join(left)}")
+        run.say(f"import: left out, for this model has no place for it: {', '.join(left)}")
     if found.others:
-        say(f"import: left out, for it is no tensor: {', '.join(found.others)}")
-    return dict(results)
+        run.say(f"import: left out, for it is no tensor: {', '.join(found.others)}")
+    return {"saved_step": 0}
+
+
+def _state(run: RunFiles) -> dict[str, object]:
+    """What the checkpoint says besides its tensors."""
+    plan = run.plan
+    return {
+        "step": 0,
+        "seed": plan.seed,
+        "name": plan.name,
+        "batch_size": plan.sizes.global_batch,
+        "settings": dict(recorded(with_data_read(run.job), plan)),
+        "results": {"saved_step": 0},
+    }
 
 
 def _as_kept(tensors: Whole, target: Strategy, say: Callable[[str], None]) -> Whole:

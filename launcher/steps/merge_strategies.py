@@ -10,7 +10,34 @@ from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.mindspore.formats import form_of, merged_file, read_stages, write_strategy
 from launcher.checkpoint.mindspore.merge_files import SUFFIX, merging
 from launcher.checkpoint.mindspore.strategy_input import is_ours
+from launcher.errors import Problem
 from launcher.job.schema.steps import MergeStrategies
+from launcher.plan.values.text import many
+from launcher.steps.files.checks import FileChecks
+from launcher.steps.files.run_files import RunFiles
+
+
+def check(step: MergeStrategies, at: FileChecks) -> list[Problem]:
+    found: list[Problem] = []
+    if step.src is not None and at.here(step.src):
+        src = Path(step.src)
+        found = at.problems("src", lambda: _check_folder(src))
+        if not found:
+            dst = target(step, Path(at.job.run_dir or at.job.runs), src)
+            found = at.problems("src" if step.dst is None else "dst", lambda: prepared(step, src, dst))
+    return [*found, *at.unwritable("dst", step.dst)]
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such folder")
+
+
+def run_on_files(step: MergeStrategies, run: RunFiles) -> dict[str, float]:
+    source = Path(step.src) if step.src else run.last() / "strategy"
+    merged = target(step, run.strategy, source)
+    run.say(f"merge_strategies: {many(merge(step, source, merged), 'stage')} -> {merged}")
+    return {}
 
 
 def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
@@ -21,7 +48,7 @@ def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
     return folder / f"merged{SUFFIX.get(same if step.form == 'same' else step.form, '.json')}"
 
 
-def run(step: MergeStrategies, source: Path, merged: Path) -> int:
+def merge(step: MergeStrategies, source: Path, merged: Path) -> int:
     """How many files were merged. Raises as ``merge_pipeline_strategies``."""
     files, write = prepared(step, source, merged)
     write()
@@ -29,7 +56,7 @@ def run(step: MergeStrategies, source: Path, merged: Path) -> int:
 
 
 def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Callable[[], None]]:
-    """How many files will be merged, and what writes the result. Raises as ``run``; writes nothing itself."""
+    """How many files will be merged, and what writes the result. Raises as ``merge``; writes nothing itself."""
     if merged.is_dir():
         raise ValueError(f"{merged}: the merged strategy is one file, this is a folder; give a file name in it")
     check_outside(merged)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from launcher.data.open import open_data
 from launcher.job.schema.components import Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Sample
+from launcher.steps import export
+from launcher.steps.files.run_files import RunFiles
 from launcher.steps.model import single_process
 
 
+def run_on_files(step: Sample, run: RunFiles) -> dict[str, float]:
+    model = single_process.of(run.job, export.exported(run))
+    run.say(f"sample:\n{sampled(run.job, step, model)}")
+    return {}
+
+
 @torch.no_grad()
-def run(job: Job, step: Sample, exported: Mapping[str, torch.Tensor]) -> str:
+def sampled(job: Job, step: Sample, model: torch.nn.Module) -> str:
     """The prompt and what follows it. Draws from the job's seed, so the same model says the same."""
     assert isinstance(job.data, Text), "the planner lets only text be sampled"
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     assert data.encode is not None
     assert data.decode is not None
-    model = single_process.of(job, exported).eval()
+    model.eval()
     tokens = data.encode(step.prompt) or data.encode("\n")
     stream = torch.Generator().manual_seed(job.seed)
     for _ in range(step.tokens):

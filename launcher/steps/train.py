@@ -9,15 +9,17 @@ import torch
 
 from launcher.job.schema.components import RandomTokens, Text
 from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Train
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
 from launcher.runtime.training import loop, save
 from launcher.runtime.training.session import Session
 
 
-def run(s: Session, job: Job) -> None:
-    with torch.autograd.set_detect_anomaly(job.debug.anomaly), _traced(s, job.debug.profiler):
-        loop.train(s, asked(s, job))
+def run_on_ranks(step: Train, session: Session, job: Job) -> str:
+    with torch.autograd.set_detect_anomaly(job.debug.anomaly), _traced(session, job.debug.profiler):
+        loop.train(session, asked(session, job))
+    return ""
 
 
 def asked(s: Session, job: Job) -> loop.Loop:

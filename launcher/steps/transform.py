@@ -6,8 +6,10 @@ from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_destination
 from launcher.checkpoint.layout.of_optimizer import followed
+from launcher.checkpoint.layout.of_plan import of_plan
 from launcher.checkpoint.layout.of_target import target_strategy
 from launcher.checkpoint.layout.strategy import Strategy, match
+from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.mindspore.api import Layouts
 from launcher.checkpoint.mindspore.strategy_input import Given, given, of_whole, whole_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
@@ -23,13 +25,89 @@ from launcher.checkpoint.transform_foreign import (
     writer,
 )
 from launcher.checkpoint.transform_plan import plan_transform
+from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Transform
 from launcher.plan.cost.memory import bytes_text
+from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.text import many
+from launcher.plan.verbs import TRANSFORMED
+from launcher.steps.files.checks import FileChecks
+from launcher.steps.files.run_files import RunFiles
 
 PREFIX = "checkpoint_"
 """Of the names of rank files, where none is asked for."""
+
+
+def check(step: Transform, at: FileChecks) -> list[Problem]:
+    found = [*_place_problems(step, at), *_file_problems(step, at)]
+    named = (step.src, step.strategy, step.src_strategy)
+    if not found and step.src is not None and not any(map(at.later, named)):
+        src = Path(step.src)
+        found = at.problems("src" if step.strategy is None else "strategy", lambda: check_heads(step, src, at.trust))
+    return [*found, *at.unwritable("dst", step.dst)]
+
+
+def _place_problems(step: Transform, at: FileChecks) -> list[Problem]:
+    """Where it writes."""
+    if step.dst is None or at.later(step.dst):
+        return []
+    dst = Path(step.dst)
+    return at.problems("dst", lambda: check_free(step, dst) if step.src is None else check_place(step, dst))
+
+
+def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
+    """What it reads, each by itself."""
+    found: list[Problem] = []
+    if step.src is not None and at.here(step.src):
+        src = Path(step.src)
+        found += at.problems("src", lambda: check_source(step, src, at.trust))
+    if at.here(step.strategy):
+        found += at.problems("strategy", lambda: given("strategy", step.strategy))
+    if at.here(step.src_strategy):
+        found += at.problems("src_strategy", lambda: given("src_strategy", step.src_strategy))
+    return found
+
+
+def fits(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:
+    """A layout in words that the run's own checkpoint cannot be given."""
+    if step.src is not None or step.strategy is not None:
+        return []
+    return at.problems("tp", lambda: target(step, of_plan(plan)))
+
+
+def preview(step: Transform, at: FileChecks) -> list[str]:
+    """What it will read and write, of a checkpoint that is there; nothing is written. Raises ``RequestError``."""
+    if step.src is None:
+        return []
+    try:
+        return [transfer(step, Path(step.src), at.trust)]
+    except RequestError:
+        raise
+    except (ValueError, OSError) as error:
+        raise RequestError((Problem(f"{at.key}.src", said(error)),)) from error
+
+
+def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
+    src, job = run.source(step.src), run.job
+    own = step.dst is None  # a folder of this run, which a second start may write again
+    step = step.model_copy(update={"overwrite": step.overwrite or own})
+    done = rewrite(step, src, written(run), job.checkpoint.encrypt, run.trust)
+    ranks = step.strategy if step.strategy is not None else many(step.nproc, "rank")
+    doubt = unvouched(src, run.trust) if is_checkpoint(src) else ""
+    files = "" if step.format == "launcher" else f" in .{step.format} files"
+    clear = ", not encrypted" if files and job.checkpoint.encrypt is not None else ""
+    run.say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}{files}{clear}, {done.path}{doubt}")
+    if done.left:
+        run.say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
+    return {}
+
+
+def written(run: RunFiles) -> Path:
+    """What the first ``transform`` of the run writes."""
+    step = run.maker(TRANSFORMED)
+    named = step.dst if isinstance(step, Transform) else None
+    return Path(named) if named else run.folder / "transformed"
 
 
 def target(step: Transform, src: Strategy) -> Strategy:
@@ -46,7 +124,7 @@ def target(step: Transform, src: Strategy) -> Strategy:
     return to
 
 
-def run(step: Transform, src: Path, dst: Path, key: str | None = None, trust: Trust = ANYONE) -> Report:
+def rewrite(step: Transform, src: Path, dst: Path, key: str | None = None, trust: Trust = ANYONE) -> Report:
     """``src`` is a checkpoint, or what ``import`` reads; ``dst`` is complete on return or not there.
 
     ``key`` is that of a checkpoint that is written; rank files are not encrypted.
@@ -65,7 +143,7 @@ def run(step: Transform, src: Path, dst: Path, key: str | None = None, trust: Tr
 
 
 def check_place(step: Transform, dst: Path) -> None:
-    """Raises as ``run`` does for a destination that is named beside its source. Writes nothing."""
+    """Raises as ``rewrite`` does for a destination that is named beside its source. Writes nothing."""
     check = check_places if step.format == "launcher" else check_rank_places
     check(Path(str(step.src)), dst, step.overwrite)
 
@@ -84,8 +162,8 @@ def check_source(step: Transform, src: Path, trust: Trust) -> None:
         _ours(step, src, trust)
 
 
-def check(step: Transform, src: Path, trust: Trust) -> None:
-    """Raises as ``run`` does for what the heads of the files in ``src`` tell. Writes nothing."""
+def check_heads(step: Transform, src: Path, trust: Trust) -> None:
+    """Raises as ``rewrite`` does for what the heads of the files in ``src`` tell. Writes nothing."""
     if step.format != "launcher":
         writer(src, _to(step, src), step.src_strategy, trust=trust, verify=False)
     elif is_foreign(src, step.src_strategy):
@@ -96,13 +174,13 @@ def check(step: Transform, src: Path, trust: Trust) -> None:
         Reader(checkpoint).check_headers()
 
 
-def preview(step: Transform, src: Path, trust: Trust) -> str:
-    """What ``run`` would read and write; nothing is written. Raises as it does."""
+def transfer(step: Transform, src: Path, trust: Trust) -> str:
+    """What ``rewrite`` would read and write; nothing is written. Raises as it does."""
     if step.format == "launcher" and not is_foreign(src, step.src_strategy):
         to = target(step, _ours(step, src, trust))
         plan = plan_transform(src, to, workers=step.workers, trust=trust)
         return f"{plan.text()}{plan.detail()}".removesuffix("\n")
-    check(step, src, trust)
+    check_heads(step, src, trust)
     after = writer(src, _to(step, src), step.src_strategy, trust=trust, verify=False).after
     size = bytes_text(sum(e.spec.nbytes for e in after.entries.values()))
     what = "a checkpoint" if step.format == "launcher" else f".{step.format} files"

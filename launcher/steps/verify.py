@@ -1,22 +1,32 @@
-"""``verify`` and ``inspect``: a checkpoint looked at, nothing written."""
+"""``verify``: every digest of a checkpoint worked out again, and that the pieces of every tensor are all there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.checkpoint.inspect import inspect
 from launcher.checkpoint.manifest import read_manifest
-from launcher.checkpoint.manifest_mac import opened
+from launcher.checkpoint.manifest_mac import opened, unvouched
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
+from launcher.errors import Problem
+from launcher.job.schema.steps import Verify
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.settings.saving import Trust
 from launcher.plan.values.text import many
+from launcher.steps.files.checks import FileChecks
+from launcher.steps.files.run_files import RunFiles
 
 
-def check(folder: Path, trust: Trust) -> None:
-    """Raises ``ValueError`` for what is no checkpoint, or is not to be opened: all else is for ``verified`` to find."""
+def check(step: Verify, at: FileChecks) -> list[Problem]:
+    """That it is a checkpoint, and one to be opened: all else is for the step to find."""
+    if step.src is None or at.later(step.src):
+        return []
+    src = Path(step.src)
+    return at.problems("src", lambda: _check_openable(src, at.trust))
+
+
+def _check_openable(folder: Path, trust: Trust) -> None:
     try:
         manifest = read_manifest(folder)
     except ValueError:
@@ -24,6 +34,12 @@ def check(folder: Path, trust: Trust) -> None:
             return
         raise
     opened(folder, manifest, trust)
+
+
+def run_on_files(step: Verify, run: RunFiles) -> dict[str, float]:
+    src = run.source(step.src)
+    run.say(f"verify: {verified(src, run.trust)}{unvouched(src, run.trust)}")
+    return {}
 
 
 def verified(folder: Path, trust: Trust) -> str:
@@ -36,7 +52,3 @@ def verified(folder: Path, trust: Trust) -> str:
     return (
         f"{folder}: {many(len(entries), 'tensor')}, {nbytes}, in {many(len(files), 'file')}: whole, every digest right"
     )
-
-
-def inspected(folder: Path, trust: Trust) -> str:
-    return f"{folder}: " + inspect(open_checkpoint(folder, trust).strategy).removesuffix("\n")

@@ -92,6 +92,7 @@ def imported() -> None:
     import launcher.__main__
     import launcher.run.outer_ranks
     import launcher.runtime.processes.start
+    import launcher.steps.certify
     import launcher.steps.model.single_process
     import launcher.steps.on_ranks
     import launcher.steps.sample  # noqa: F401

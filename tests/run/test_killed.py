@@ -199,7 +199,7 @@ def test_a_loss_that_is_no_number_names_its_step_and_leaves_the_weights(straight
 
 def test_a_signal_between_the_ranks_and_the_end_is_heard_too(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    monkeypatch.setattr("launcher.steps.transform.run", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("launcher.steps.transform.run_on_files", lambda *_: signal.raise_signal(signal.SIGTERM))
     command = [*TINY, f"run_dir={folder}", "train.steps=1", "steps=[train,save,transform]"]
     assert main(command) == 75
     assert capsys.readouterr().err == "preempted by SIGTERM\n"

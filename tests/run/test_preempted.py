@@ -13,6 +13,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.parallel.norms.grad_norm import Norm
 from launcher.run import status as run_status
+from launcher.runtime.training import save
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.steps import on_ranks
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, status, tensors
@@ -121,7 +122,7 @@ def asked_first(work: Callable[..., object]) -> Callable[..., object]:
 def test_a_signal_when_all_is_done_stops_what_would_follow(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     command = [*TINY, f"run_dir={folder}", "train.steps=2", "steps=[train,save,transform]"]
-    nth(monkeypatch, on_ranks.save.store, "commit", 1, 0, ask(signal.SIGTERM, os.getppid))
+    nth(monkeypatch, save.store, "commit", 1, 0, ask(signal.SIGTERM, os.getppid))
     assert main(command) == 75
     assert (status(folder)["status"], status(folder)["steps"]) == ("preempted", ["train", "save"])
     monkeypatch.undo()
@@ -188,7 +189,7 @@ def test_the_next_start_says_that_the_one_before_was_killed_and_sets_the_status_
 
 
 def test_a_signal_while_the_run_is_planned_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("launcher.run.run_job.plan_job", lambda _: signal.raise_signal(signal.SIGUSR1))
+    monkeypatch.setattr("launcher.run.run_job.plan_checked", lambda _: signal.raise_signal(signal.SIGUSR1))
     assert main([*TINY, f"run_dir={tmp_path}/run", "train.steps=5"]) == 75
     assert capsys.readouterr().err == "preempted by SIGUSR1\n"
     assert not (tmp_path / "run").exists()

@@ -99,7 +99,7 @@ def test_a_finished_run_has_nothing_left_to_do(straight, tmp_path, capsys):
 
 def test_only_the_steps_that_are_left_are_done(tmp_path, capsys, monkeypatch):
     folder, more = tmp_path / "run", ["steps=[train,evaluate,save,transform,export]", "steps.evaluate.batches=1"]
-    monkeypatch.setattr("launcher.steps.transform.run", broken)
+    monkeypatch.setattr("launcher.steps.transform.run_on_files", broken)
     assert main([*TINY, f"run_dir={folder}", "train.steps=2", *more]) == 1
     assert capsys.readouterr().err == "error: transform: the disk is full\n"
     assert status(folder)["steps"] == ["train", "evaluate", "save"]

@@ -239,9 +239,9 @@ from pathlib import Path
 from launcher.job.schema.steps import Transform
 from launcher.steps import transform
 step = Transform(src="src", src_strategy={str(strategy(folder, "src"))!r}, nproc=2, shard_size=2)
-transform.run(step, Path("src"), Path("ours"))
+transform.rewrite(step, Path("src"), Path("ours"))
 files = step.model_copy(update={{"format": "ckpt", "src_strategy": None}})
-transform.run(files, Path("ours"), Path("files"))
+transform.rewrite(files, Path("ours"), Path("files"))
 print(sorted({{"torch"}} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})

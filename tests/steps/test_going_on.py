@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import state
+from launcher.runtime.training import loop, state
 from launcher.runtime.training.session import Session
 from launcher.steps import train
 from launcher.steps.model import build_session
@@ -38,11 +38,11 @@ def stopped_and_not(world: World, j: Job, plan: Plan, folder: Path) -> tuple[lis
     rows: list[list[Any]] = [[], []]
     straight = build_session.build(replace(world, send=rows[0].append), j, plan, folder, drawn=DRAWN)
     straight.scaling.factor, straight.scaling.good = 1024.0, 1997  # doubled after 2000, which is step 3
-    train.run(straight, j)
+    loop.train(straight, train.asked(straight, j))
     want = left(straight)
     again = build_session.build(replace(world, send=rows[1].append), j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
-    train.run(again, j)
+    loop.train(again, train.asked(again, j))
     got = left(again)
     assert got.keys() == want.keys()
     moved = [[{k: row[k] for k in MOVES} for row in told if "loss" in row] for told in rows]

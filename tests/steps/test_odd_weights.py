@@ -16,7 +16,7 @@ from launcher.plan.certify_copy import Copy, reduced
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training import state
+from launcher.runtime.training import loop, state
 from launcher.steps import train
 from launcher.steps.certification.gather_full import Piece, error, pieces
 from launcher.steps.certify import examine
@@ -34,7 +34,7 @@ def lived(
     """The weights after four steps, those after two and, from the checkpoint, two more, and the certificate."""
     mute = replace(world, send=lambda _: None)
     straight = build_session.build(mute, j, plan, folder, drawn=DRAWN)
-    train.run(straight, j)
+    loop.train(straight, train.asked(straight, j))
     state.broadcast(straight)
     for tied in straight.model.ties:
         tied.sync()
@@ -44,7 +44,7 @@ def lived(
 def gone_on(world: World, j: Job, plan: Plan, folder: Path) -> list[Piece]:
     again = build_session.build(world, j, plan, folder, drawn=DRAWN)
     state.load(again, folder / "checkpoints/step-000002")
-    train.run(again, j)
+    loop.train(again, train.asked(again, j))
     return pieces(again.model, weights=True)
 
 

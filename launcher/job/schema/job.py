@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, SerializeAsAny
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.components import Data, Model, Optim, Schedule
@@ -81,7 +81,10 @@ class Security(Settings):
 
 
 class Job(Settings):
-    """What was asked. Nothing is worked out here: ``null`` and ``-1`` are resolved by the plan, which notes it."""
+    """What was asked. Nothing is worked out here: ``null`` and ``-1`` are resolved by the plan, which notes it.
+
+    A job that is made in Python may have steps of settings that the schema does not list.
+    """
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     seed: Index = 0
@@ -98,7 +101,7 @@ class Job(Settings):
     parallel: Parallel = Parallel()
     launch: Launch = Launch()
     checkpoint: Checkpoint = Checkpoint()
-    steps: Annotated[dict[str, Step], BeforeValidator(named)] = {}
+    steps: Annotated[dict[str, SerializeAsAny[Step]], BeforeValidator(named)] = {}
     logger: Logger = Logger()
     debug: Debug = Debug()
     security: Security = Security()

@@ -1,4 +1,8 @@
-"""What to do, in order: the settings of each verb below ``steps``."""
+"""What to do, in order: the settings of each verb below ``steps``.
+
+Another verb is a class here, in the union ``Step`` too, a file in ``conf/steps``, a row in ``launcher.plan.verbs`` and
+a file in ``launcher.steps``.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher.errors import Problem, problems
 
@@ -32,25 +33,32 @@ class Place:
 def rank(env: Mapping[str, str] = os.environ) -> int | None:
     """This process's rank when an outer launcher has started it, also one that says no more than this."""
     with problems() as found:
-        if "RANK" in env and "WORLD_SIZE" in env:
-            return _Reader(env, found).number("RANK")
         read = _Reader(env, found)
-        if "SLURM_PROCID" in env and max(read.number(n, 1) for n in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS")) > 1:
-            return read.number("SLURM_PROCID")
-    return None
+        launcher = _outer_launcher(read)
+        return None if launcher is None else read.number("RANK" if launcher == "torchrun" else "SLURM_PROCID")
 
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:
-    """Our place if torchrun or srun has started every rank, else ``None``. Raises ``RequestError``.
-
-    The shell of ``sbatch`` has SLURM_PROCID too, but only ``srun`` sets SLURM_STEP_NUM_TASKS.
-    """
+    """Our place if torchrun or srun has started every rank, else ``None``. Raises ``RequestError``."""
     with problems() as found:
         read = _Reader(env, found)
-        if "RANK" in env and "WORLD_SIZE" in env:
-            return _torchrun(read) if read.number("WORLD_SIZE") != 1 or not read.lacks() else None
-        if "SLURM_PROCID" in env and read.number("SLURM_STEP_NUM_TASKS", 1) > 1:
+        launcher = _outer_launcher(read)
+        if launcher == "srun":
             return _srun(read)
+        if launcher == "torchrun" and (read.number("WORLD_SIZE") != 1 or not read.lacks()):
+            return _torchrun(read)
+    return None
+
+
+def _outer_launcher(read: _Reader) -> Literal["torchrun", "srun"] | None:
+    """Who has started this process among others, if not we.
+
+    The shell of ``sbatch`` has SLURM_PROCID and SLURM_NTASKS too, but only ``srun`` sets SLURM_STEP_NUM_TASKS.
+    """
+    if "RANK" in read.env and "WORLD_SIZE" in read.env:
+        return "torchrun"
+    if "SLURM_PROCID" in read.env and read.number("SLURM_STEP_NUM_TASKS", 1) > 1:
+        return "srun"
     return None
 
 

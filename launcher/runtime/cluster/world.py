@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.runtime.cluster.launch_env import Place
-from launcher.runtime.cluster.launch_env import place as place_among
 
 _BARRIER = "TORCH_DIST_INIT_BARRIER"
 
@@ -55,12 +54,6 @@ def place(device: str, local_rank: int) -> str:
 def backend_of(device: str) -> str:
     """The collectives that fit a device; next to NCCL, gloo carries what lives in host memory."""
     return "gloo" if device == "cpu" else f"cpu:gloo,{device}:nccl"
-
-
-def outer(device: str = "cpu", backend: str | None = None, env: Mapping[str, str] = os.environ) -> World | None:
-    """Our place if torchrun or srun already started every rank, else ``None``."""
-    at = place_among(env)
-    return None if at is None else among(at, device, backend)
 
 
 def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:

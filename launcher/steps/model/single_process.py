@@ -1,4 +1,4 @@
-"""A model in one process, with the numbers of a file or of a checkpoint."""
+"""A model in one process, with the numbers of a file or of a checkpoint, and its loss."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import torch
 
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
+from launcher.data.open import open_data
 from launcher.job.schema.job import Job
+from launcher.models.loss import cross_entropy
 from launcher.parallel.deferred_init.fill import tensors
+from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 from launcher.plan.settings.saving import trust
-from launcher.plan.values.facts import DTYPE
+from launcher.plan.values.facts import COMPUTE, DTYPE, IGNORED, class_dims
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.state import unpacked
+from launcher.runtime.training.target_classes import check
 
 
 def from_checkpoint(job: Job, folder: Path) -> torch.nn.Module:
@@ -40,3 +44,28 @@ def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
     if missing:
         raise ValueError(f"no numbers for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}")
     return model
+
+
+@torch.no_grad()
+def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
+    """The loss that ``evaluate`` finds on ranks, over the same samples; ``terms`` as the plan has them."""
+    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
+    compute, size = COMPUTE[job.train.precision], job.train.batch_size
+    dtype = dtype_of(compute)
+    if compute in ("bfloat16", "float16"):
+        model = narrowed(model, compute)
+    n = len(val) if batches is None else min(len(val), batches * size)
+    total = torch.zeros((), dtype=torch.float64)
+    counted = 0
+    model.eval()
+    piece = max(1, size // 8)  # small pieces: the logits of a whole batch may not fit
+    for start in range(0, n, piece):
+        indices = torch.arange(start, min(start + piece, n)).numpy()
+        xs = tuple(x.to(dtype) if x.is_floating_point() else x for x in val.inputs(indices))
+        y = val.targets(indices)
+        output = model(*xs)
+        if dims := class_dims(output.shape, y.shape):
+            check(y, indices, output.shape[dims[0]], "validation", "held-out")
+        total += cross_entropy(output.double(), y, reduction="sum")  # as the run does
+        counted += int((y != IGNORED).sum())
+    return float(total / counted) * terms

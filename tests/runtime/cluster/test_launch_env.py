@@ -102,6 +102,7 @@ def test_the_command_refuses_it_in_words(more, monkeypatch, capsys):
 
 def test_a_rank_is_known_before_all_the_rest():
     assert [rank(e) for e in ({}, {"RANK": "3", "WORLD_SIZE": "4"}, SRUN, {"SLURM_PROCID": "1"})] == [None, 3, 5, None]
+    assert rank({k: v for k, v in SRUN.items() if "STEP" not in k}) is None  # the shell of sbatch, which starts a sweep
     assert rank(SRUN | {"SLURM_NTASKS": "0"}) == rank({k: v for k, v in SRUN.items() if k != "SLURM_NTASKS"}) == 5
 
 

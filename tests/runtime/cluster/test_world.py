@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.runtime.cluster.launch_env import first_host, tasks_per_node
-from launcher.runtime.cluster.world import World, connect, deterministic, outer
+from launcher.runtime.cluster.launch_env import first_host, place, tasks_per_node
+from launcher.runtime.cluster.world import World, among, connect, deterministic
 from tests.ranks import on_ranks
 
 ROOT = Path(__file__).parents[3]
@@ -26,11 +26,11 @@ SRUN = {
 
 
 def test_torchrun_tells_every_place():
-    assert outer("cuda", env=TORCHRUN) == World(5, 8, 1, 4, 2, "cuda:1", "cpu:gloo,cuda:nccl")
+    assert among(place(TORCHRUN), "cuda") == World(5, 8, 1, 4, 2, "cuda:1", "cpu:gloo,cuda:nccl")
 
 
 def test_srun_tells_every_place():
-    assert outer("cpu", env=SRUN) == World(5, 7, 1, 3, 0, "cpu", "gloo")
+    assert among(place(SRUN), "cpu") == World(5, 7, 1, 3, 0, "cpu", "gloo")
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_srun_tells_every_place():
     ids=["nothing", "the only rank", "the shell of sbatch", "srun of one task"],
 )
 def test_nobody_started_us(env):
-    assert outer(env=env) is None
+    assert place(env) is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""The order of steps: which run together, what each needs from those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from shlex import quote
+from typing import cast
+
+from launcher.errors import Problem
+from launcher.job.schema.steps import Step
+from launcher.plan.verbs import CHECKPOINT, EXPORTED, TRANSFORMED, VERBS, Where, loads, needs, starts, verb, where
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive steps in one place: on all ``ranks``, in one process ``alone``, or on ``files`` without torch."""
+
+    where: Where
+    steps: tuple[str, ...]
+
+
+def phases(steps: Mapping[str, Step]) -> tuple[Phase, ...]:
+    """Group ``steps``, in order, by where they run."""
+    out: list[Phase] = []
+    for name, step in steps.items():
+        if out and out[-1].where == where(step):
+            out[-1] = Phase(out[-1].where, (*out[-1].steps, name))
+        else:
+            out.append(Phase(where(step), (name,)))
+    return tuple(out)
+
+
+def alone(steps: Mapping[str, Step]) -> bool:
+    """Whether every step works on files that the request names: no model has a part in it."""
+    return all(where(s) == "files" and not starts(s) and not needs(s) for s in steps.values())
+
+
+def check(steps: Mapping[str, Step]) -> list[Problem]:
+    """Steps in an order that cannot work. Every cure is the same: the whole list, put right."""
+    found: list[Problem] = []
+    before: list[str] = []
+    ended = ""
+    for name, step in steps.items():
+        done: set[str] = {steps[n].kind for n in before}
+        live = any(where(steps[n]) == "ranks" for n in before)
+        for text in (_lacks(name, step, steps, done), _forgets(step, done, live), _too_late(step, ended)):
+            if text:
+                found.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_righted(steps))}]")))
+        if where(step) != "ranks" and not ended and live:
+            ended = name
+        before.append(name)
+    return found
+
+
+def _makers(thing: str) -> list[str]:
+    """The verbs that leave it."""
+    return [kind for kind, row in VERBS.items() if row.leaves == thing]
+
+
+def _made(thing: str, done: Collection[str]) -> bool:
+    """``import`` leaves a checkpoint as ``save`` does, but not of what is learned after it."""
+    trained = any(VERBS[kind].trains for kind in done)
+    return any(kind in done and not (VERBS[kind].brings and trained) for kind in _makers(thing))
+
+
+def _lacks(name: str, step: Step, steps: Mapping[str, Step], done: set[str]) -> str:
+    thing = needs(step)
+    if not thing or _made(thing, done):
+        return ""
+
+    maker, *others = _makers(thing)
+    kinds = {s.kind for s in steps.values()}
+    if maker not in kinds and _made(thing, kinds):
+        maker = next(kind for kind in others if kind in kinds)
+
+    if maker in kinds:
+        return f"needs {thing}, which {maker!r} makes, and it comes after {name!r}"
+    old = f", nor an old one named by steps.{name}.src" if hasattr(step, "src") else ""
+    return f"needs {thing}, which {maker!r} makes, and no {maker!r} step is asked for{old}"
+
+
+def _forgets(step: Step, done: set[str], live: bool) -> str:
+    learned = next((kind for kind in done if VERBS[kind].trains), None)
+    if loads(step) and learned is not None and not _made(CHECKPOINT, done):
+        return f"would overwrite what {learned!r} has just learned"
+    return "the ranks start from what it brings; put it before them" if starts(step) and live else ""
+
+
+def _too_late(step: Step, ended: str) -> str:
+    late = where(step) == "ranks" and ended
+    return f"needs the ranks, which have ended before {ended!r}; put it before {ended!r}" if late else ""
+
+
+def _righted(steps: Mapping[str, Step]) -> tuple[str, ...]:
+    """The names in the nearest order that works, with the steps that were missing."""
+    left = dict(steps)
+    for thing in (TRANSFORMED, EXPORTED, CHECKPOINT):  # what makes the first two needs the last
+        kinds = {s.kind for s in left.values()}
+        if any(needs(s) == thing and not _made(thing, kinds) for s in left.values()):
+            maker = _makers(thing)[0]
+            left[maker] = cast(Step, VERBS[maker].settings())
+
+    out: list[str] = []
+    done: set[str] = set()
+    while left:
+        name = next(n for n, s in left.items() if _may_be_next(s, left.values(), done))
+        done.add(left.pop(name).kind)
+        out.append(name)
+    return tuple(out)
+
+
+def _may_be_next(step: Step, left: Collection[Step], done: set[str]) -> bool:
+    thing = needs(step)
+    if thing and not _made(thing, done):
+        return False
+    if any(starts(s) for s in left):
+        return starts(step)
+    if verb(step).trains:
+        return all(not loads(s) or needs(s) for s in left)
+    return where(step) == "ranks" or all(where(s) != "ranks" for s in left)

@@ -1,0 +1,110 @@
+"""What can be refused before anything is started or written: without a plan and without torch, then with the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.data.checks import absent
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.job import Job
+from launcher.plan.partition.sizes import Note
+from launcher.plan.plan import Plan
+from launcher.plan.verbs import output, verb, writes
+from launcher.run import launch, layout_files, resume
+from launcher.run.settle import Settled, home
+from launcher.runtime import folder
+from launcher.steps import module
+from launcher.steps.files.checks import FileChecks
+
+
+def before_plan(run: Settled) -> list[Problem]:
+    """What is wrong with a request besides its settings, as far as it can be known without a plan."""
+    job = run.job
+    key, where = home(job)
+    writable = folder.check_writable(where, key)
+    return [
+        *([writable] if writable else []),
+        *launch.refused(job, run.outer),
+        *resume.named(job, run.overrides, run.done),
+        *_step_problems(run),
+        *(absent(job.data) if _reads(job) else []),
+        *layout_files.unwritable(job),
+    ]
+
+
+def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:
+    """What does not fit the model of ``plan``, and what the plan has to say of the checkpoints that it goes on from."""
+    found, notes = resume.looked(run.job, plan, run.overrides, run.done)
+    for at in _looks(run.job):
+        if at.name not in run.done:
+            found += _unfit(at, plan)
+    return found, notes
+
+
+def pending(job: Job, plan: Plan) -> list[str]:
+    """Of a plan that is only shown: what is seen when the run starts. Raises ``RequestError`` for what does not fit."""
+    looks = [FileChecks(name, job, shown=True) for name in job.steps]
+    if found := [p for at in looks for p in _unfit(at, plan)]:
+        raise RequestError(tuple(found))
+    return _told(looks, "pending")
+
+
+def previews(job: Job) -> list[str]:
+    """What each transform of a checkpoint that is there will read. Raises ``RequestError``."""
+    return _told([FileChecks(name, job, shown=True) for name in job.steps], "preview")
+
+
+def _step_problems(run: Settled) -> list[Problem]:
+    """Of the files that steps name; what a step before may write is left to the step, as are those that are done.
+
+    What files say together is looked at when each of them can be read.
+    """
+    found: list[Problem] = []
+    for at in _looks(run.job):
+        if at.name not in run.done and (check := _part(at, "check")):
+            found += check(run.job.steps[at.name], at)
+    return found
+
+
+def _looks(job: Job) -> Iterator[FileChecks]:
+    """Each step, with the places where those before it leave files."""
+    written: list[Path] = []
+    for name, step in job.steps.items():
+        yield FileChecks(name, job, tuple(written))
+        if writes(step):
+            written.append(Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name)
+        if (path := output(step)) is not None:
+            written.append(Path(path))
+
+
+def _unfit(at: FileChecks, plan: Plan) -> list[Problem]:
+    fits = _part(at, "fits")
+    return fits(at.job.steps[at.name], at, plan) if fits else []
+
+
+def _part(at: FileChecks, name: str) -> Callable[..., Any] | None:
+    """What the file of the verb has under this name; nothing is imported of one that refuses nothing."""
+    step = at.job.steps[at.name]
+    return getattr(module(step), name, None) if verb(step).checks else None
+
+
+def _told(looks: list[FileChecks], what: str) -> list[str]:
+    """What the steps that have something to say answer; all that they refuse is raised at once."""
+    out: list[str] = []
+    found: list[Problem] = []
+    for at in looks:
+        tell = _part(at, what)
+        try:
+            out += tell(at.job.steps[at.name], at) if tell else []
+        except RequestError as error:
+            found += error.problems
+    if found:
+        raise RequestError(tuple(found))
+    return out
+
+
+def _reads(job: Job) -> bool:
+    """Whether a step opens the data of the request; one that trains copies has a copy of it."""
+    return any(not verb(step).copies for step in job.steps.values())

@@ -1,0 +1,70 @@
+"""What a request means for this process: one rank or all of them, a first start or one more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.errors import refuse
+from launcher.job.schema.job import Job
+from launcher.planner.plan_job import settled
+from launcher.run import launch, resume, status
+from launcher.runtime import folder
+
+if TYPE_CHECKING:
+    from launcher.run.outer_ranks import Others
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A request to be carried out. ``config``: all of it, as it is written into the folder of the run.
+
+    ``outer``: how many ranks an outer launcher has started; ``done``: the steps that a start before this one has done.
+    """
+
+    job: Job
+    config: str
+    overrides: Sequence[str]
+    outer: int | None
+    done: tuple[str, ...]
+
+    @property
+    def anew(self) -> bool:
+        """Whether nothing that is there already counts."""
+        return self.job.checkpoint.resume == "never"
+
+
+def settle(job: Job, config: str, overrides: Sequence[str], others: Others | None) -> Settled:
+    """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
+    outer = launch.outer_size()
+    job = launch.at_home(_again(settled(job), config, others), outer)
+    return Settled(job, config, overrides, outer, _done(job, config, overrides))
+
+
+def home(job: Job) -> tuple[str, Path]:
+    """The setting that says where the run goes, and the folder that it names."""
+    return ("runs", Path(job.runs)) if job.run_dir is None else ("run_dir", Path(job.run_dir))
+
+
+def _again(job: Job, config: str, others: Others | None) -> Job:
+    """A job that its outer launcher starts again goes on in the folder of its first start, whatever that resumed."""
+    run = others.folder() if others is not None else None
+    if run is None and job.run_dir is None:
+        run = status.begun(Path(job.runs) / job.name, config)
+    if run is None:
+        return job
+    anew = job.checkpoint.resume if resume.own(job, run) is None else "auto"
+    checkpoint = job.checkpoint.model_copy(update={"resume": anew})
+    return job.model_copy(update={"run_dir": str(run), "checkpoint": checkpoint})
+
+
+def _done(job: Job, config: str, overrides: Sequence[str]) -> tuple[str, ...]:
+    """The steps that a start in its folder would go on behind."""
+    if job.run_dir is None:
+        return ()
+    key, where = home(job)
+    unwritable = folder.check_writable(where, key)
+    refuse([p for p in [folder.check_entries(where)] if p])
+    return () if unwritable else status.done(job.run_dir, overrides, config, job.checkpoint.resume == "never")

@@ -1,0 +1,38 @@
+"""A request that is only shown: its plan or its timeline, and what is known of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from launcher.errors import refuse
+from launcher.job.schema.job import Job
+from launcher.plan.plan import impossible
+from launcher.plan.schedule.timeline import text as drawn
+from launcher.plan.show import text
+from launcher.plan.step_order import alone
+from launcher.planner.plan_job import before_torch, plan_job, planning, settled
+from launcher.run import memory_check, preflight, resume
+
+
+def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
+    """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
+    transforms = preflight.previews(job)
+    if not (transforms and alone(job.steps)):
+        plan = plan_job(job)
+        with planning():
+            since = resume.shown(job, plan, overrides)
+            notes = preflight.pending(job, plan)
+        plan = replace(plan, notes=(*plan.notes, *since))
+        yield drawn(plan.timeline) if job.show == "timeline" else text(plan)
+        yield from notes if job.show == "plan" else ()
+        if job.show == "plan" and (short := memory_check.shortage(job, plan)):
+            yield short
+    if job.show == "plan":
+        yield from transforms
+
+
+def check(job: Job) -> None:
+    """Raises ``RequestError`` for what would keep it from being shown, as far as that is known without torch."""
+    if not (preflight.previews(job) and alone(job.steps)):
+        refuse(impossible(before_torch(settled(job)).asked))

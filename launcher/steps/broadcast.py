@@ -1,0 +1,20 @@
+"""``broadcast``: the first rank of each piece sends it to its replicas."""
+
+from __future__ import annotations
+
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Broadcast
+from launcher.plan.cost.memory import bytes_text
+from launcher.plan.values.text import many
+from launcher.runtime.training import state
+from launcher.runtime.training.session import Session
+
+
+def run_on_ranks(step: Broadcast, session: Session, job: Job) -> str:
+    sent = state.broadcast(session)
+    if not sent.collectives:
+        return "nobody holds a copy of another's"
+    return (
+        f"{many(sent.tensors, 'tensor')} from the first rank of each to its replicas in "
+        f"{many(sent.collectives, 'collective')}, {bytes_text(sent.nbytes)}; all digests agree"
+    )

@@ -1,0 +1,1 @@
+"""What a step on files is given: before anything starts, and when it is carried out."""

@@ -1,0 +1,54 @@
+"""The run as a step on files sees it: its folder, its settings, and the figures so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.checkpoint.store import latest
+from launcher.errors import RunError
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Step
+from launcher.plan.plan import Plan
+from launcher.plan.settings.saving import Trust, trust
+from launcher.plan.verbs import VERBS
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files of the run in ``folder``; ``name`` is that of the step, ``figures`` are those of the steps before it."""
+
+    name: str
+    job: Job
+    plan: Plan
+    folder: Path
+    figures: Mapping[str, float]
+    say: Callable[[str], None]
+
+    @property
+    def trust(self) -> Trust:
+        return trust(self.job)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def strategy(self) -> Path:
+        return self.folder / "strategy"
+
+    def last(self) -> Path:
+        """The newest complete checkpoint of this run."""
+        found = latest(self.checkpoints, self.trust)
+        if found is None:
+            raise RunError(f"{self.checkpoints}: no complete checkpoint; the step 'save' makes one")
+        return found
+
+    def source(self, named: str | None) -> Path:
+        """The checkpoint ``named``, else the newest of this run."""
+        return self.last() if named is None else Path(named)
+
+    def maker(self, thing: str) -> Step | None:
+        """The first step that leaves ``thing``."""
+        return next((s for s in self.job.steps.values() if VERBS[s.kind].leaves == thing), None)

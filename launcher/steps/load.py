@@ -1,0 +1,27 @@
+"""``load``: the weights of a checkpoint of any layout, in that of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.checkpoint.manifest_mac import unvouched
+from launcher.checkpoint.store import latest
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import Load
+from launcher.plan.cost.memory import bytes_text
+from launcher.runtime.training import save, state
+from launcher.runtime.training.session import Session
+
+
+def run_on_ranks(step: Load, session: Session, job: Job) -> str:
+    save.finish(session)  # it may be writing what is asked for
+    checkpoints = session.folder / "checkpoints"
+    path = Path(step.path) if step.path is not None else latest(checkpoints, session.trust)
+    assert path is not None, "the planner wants a save before a load without a path"
+
+    state.load(session, path, broadcast=step.broadcast)
+
+    read, held = (bytes_text(int(session.results[f"load_bytes_{what}"])) for what in ("read", "held"))
+    spared = ", the rest broadcast, all digests agree" if step.broadcast else ""
+    doubt = unvouched(path, session.trust)
+    return f"took {path}, after {session.step} steps; {read} read for {held} held{spared}{doubt}"

@@ -1,0 +1,16 @@
+"""``sync_shared``: parameters that stages share are made equal on all of them."""
+
+from __future__ import annotations
+
+from launcher.job.schema.job import Job
+from launcher.job.schema.steps import SyncShared
+from launcher.runtime.training.session import Session
+
+
+def run_on_ranks(step: SyncShared, session: Session, job: Job) -> str:
+    for tied in session.model.ties:
+        tied.sync()
+    count = len(session.plan.ties)
+    if not count:
+        return "nothing is tied"
+    return f"{count} tied parameter{'s' if count > 1 else ''} made equal on all stages"

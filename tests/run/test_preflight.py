@@ -1,0 +1,44 @@
+"""What is looked at before a run is looked at once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job.compose import compose
+from launcher.planner import plan_job
+from launcher.planner.plan_job import before_torch
+from launcher.run import preflight, run_job
+from launcher.run.settle import settle
+from tests.run.launching import TINY, shape
+
+
+def test_a_run_settles_checks_and_reads_its_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+    for home, name in ((plan_job, "inlined"), (plan_job, "ask"), (run_job, "settle"), (run_job, "before_torch")):
+        real = getattr(home, name)
+
+        def counted(*args: Any, real: Any = real, name: str = name) -> Any:
+            seen[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(home, name, counted)
+    switches = tmp_path / "speed_up.json"
+    switches.write_text(json.dumps({}))
+    words = [*TINY, f"run_dir={tmp_path}/run", f"parallel.transformer_opt={switches}", *shape()]
+    run_job.rehearse(compose(words))
+    assert seen == {"inlined": 1, "ask": 1, "settle": 1, "before_torch": 1}
+
+
+def test_what_is_wrong_without_a_plan_is_found_without_one(tmp_path: Path) -> None:
+    words = [*TINY, f"run_dir={tmp_path}/run", "steps=[train,save,verify]", f"steps.verify.src={tmp_path}/nowhere"]
+    request = compose(words)
+    asked = settle(request.job, "", request.overrides, None)
+    assert [str(p) for p in preflight.before_plan(asked)] == [
+        f"steps.verify.src: {tmp_path}/nowhere: no checkpoint: no such folder"
+    ]
+    assert before_torch(asked.job).asked.sizes.grid.size == 4
