@@ -25,7 +25,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sequence.carry import Carry, attach
 from launcher.parallel.tensor_parallel import apply
 from launcher.parallel.tensor_parallel.collectives import Axis, bring
-from launcher.parallel.tensor_parallel.op_rules import UNITS, Given, Refused, State, after
+from launcher.parallel.tensor_parallel.op_rules import UNITS, CutRefused, CutState, OpCall, OpInput, after
 from launcher.parallel.trace.data_dependent import looking
 from launcher.parallel.trace.fx_glue import RUNNING, refusing
 from launcher.parallel.trace.model_facts import NORMS, meta
@@ -47,7 +47,7 @@ class _Run:
     axis: Axis | None = None
     whole: list[Row] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    states: dict[int, tuple[Tensor, State]] = field(default_factory=dict)
+    states: dict[int, tuple[Tensor, CutState]] = field(default_factory=dict)
     spreads: dict[Operator, Spread] = field(default_factory=dict)
     terms: set[str] = field(default_factory=set)
     full: set[str] = field(default_factory=set)
@@ -61,10 +61,10 @@ class _Run:
             seen.clear()
         self.where, self.quiet = [""], 0
 
-    def state(self, t: Tensor) -> State:
-        return self.states[id(t)][1] if id(t) in self.states else State()
+    def state(self, t: Tensor) -> CutState:
+        return self.states[id(t)][1] if id(t) in self.states else CutState()
 
-    def tag(self, t: Tensor, s: State) -> None:
+    def tag(self, t: Tensor, s: CutState) -> None:
         self.states[id(t)] = (t, s)  # kept alive: a freed tensor's id could come back as another's
 
     def row(self, name: str, outs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
@@ -75,7 +75,8 @@ class _Run:
         if self.axis is None:
             return shapes
         if at >= len(self.whole) or self.whole[at][0] != name or len(self.whole[at][1]) != len(shapes):
-            raise Refused(f"{name} runs here only with the pieces of a rank: the code depends on shapes that are cut")
+            text = f"{name} runs here only with the pieces of a rank"
+            raise CutRefused(f"{text}: the code depends on shapes that are cut")
         return self.whole[at][1]
 
     def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
@@ -85,8 +86,9 @@ class _Run:
         if self.axis is None:
             return
         ins = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        given = [Given(tuple(t.shape), self.state(t), t.is_floating_point()) for t in ins]
-        made, mixed = after(name, func, args, given, [tuple(t.shape) for t in outs], shapes, self.axis.size)
+        inputs = [OpInput(tuple(t.shape), self.state(t), t.is_floating_point()) for t in ins]
+        here = [tuple(t.shape) for t in outs]
+        made, mixed = after(OpCall(name, func, args, inputs, here=here, whole=shapes), self.axis.size)
         self.terms |= mixed
         for t, s in zip(outs, made, strict=True):
             self.tag(t, s)
@@ -133,10 +135,10 @@ class _Calls(TorchFunctionMode):
             return
         if name == "linear":
             text = f"{at} takes all features of its input, and they arrive cut over tp; cut its weight on them too"
-            raise Refused(text, KEY, quote(f"{KEY}.{at}.weight=[null, tp]"))
+            raise CutRefused(text, KEY, quote(f"{KEY}.{at}.weight=[null, tp]"))
         if name in ("layer_norm", "rms_norm"):
             text = f"{at} takes all features of its input, and they arrive cut over tp; have them gathered before it"
-            raise Refused(text, KEY, quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}"))
+            raise CutRefused(text, KEY, quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}"))
 
 
 def follow(
@@ -180,7 +182,7 @@ def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec
 
 def _pass(
     model: nn.Module, operators: tuple[Operator, ...], run: _Run, inputs: Sequence[TensorSpec], lengths: Lengths
-) -> list[list[tuple[Tensor, State]]]:
+) -> list[list[tuple[Tensor, CutState]]]:
     """One forward, or one of every piece in turn; their outputs. Zeros in memory for a model that looks at data."""
     clean = copied(model)
     try:
@@ -197,13 +199,13 @@ def _passed(
     inputs: Sequence[TensorSpec],
     lengths: Lengths,
     device: torch.device,
-) -> list[list[tuple[Tensor, State]]]:
+) -> list[list[tuple[Tensor, CutState]]]:
     carry = Carry(lengths)
     attach(model, carry)
     for b in model.buffers():
-        run.tag(b, State())
+        run.tag(b, CutState())
     for name, p in model.named_parameters():
-        run.tag(p, State(made=frozenset({name})))
+        run.tag(p, CutState(made=frozenset({name})))
     run.layers = frozenset(n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *NORMS)))
     for o in operators:
         module = model.get_submodule(o.module)
@@ -236,9 +238,9 @@ class _Looks(Exception):
     """The model looks at data."""
 
 
-def _forward(model: nn.Module, run: _Run, xs: list[Tensor], device: torch.device) -> list[tuple[Tensor, State]]:
+def _forward(model: nn.Module, run: _Run, xs: list[Tensor], device: torch.device) -> list[tuple[Tensor, CutState]]:
     for x in xs:
-        run.tag(x, State())
+        run.tag(x, CutState())
     try:
         with (
             refusing(model, xs),
@@ -263,7 +265,7 @@ def _refuse(run: _Run) -> None:
     """Only one of its ways has been followed."""
     at = run.where[-1] or "the model's own forward"
     text = f"{at} looks at numbers that come from its inputs or weights, and does something else for others"
-    raise Refused(f"{text}; beside operators that are cut this cannot be followed", KEY)
+    raise CutRefused(f"{text}; beside operators that are cut this cannot be followed", KEY)
 
 
 def _begin(run: _Run, name: str, *_: Any) -> None:
@@ -277,7 +279,7 @@ def _end(run: _Run, *_: Any) -> None:
 def _told(p: Problem, why: BaseException | None, run: _Run) -> Problem:
     """What goes wrong only with pieces is the strategy's fault."""
     at = run.where[-1] or "the model's own forward"
-    if isinstance(why, Refused):
+    if isinstance(why, CutRefused):
         return Problem(why.key or KEY, str(why) if why.key else f"in {at}: {why}", why.cure)
     if run.axis is None:
         return p
@@ -286,7 +288,7 @@ def _told(p: Problem, why: BaseException | None, run: _Run) -> Problem:
     return Problem(KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}{hint}")
 
 
-def _output(outs: list[tuple[Tensor, State]], run: _Run) -> Cut:
+def _output(outs: list[tuple[Tensor, CutState]], run: _Run) -> Cut:
     """How the model's output leaves: the loss takes it whole, or one cut on its last dim, the classes."""
     for _, s in outs:
         run.full |= s.made
@@ -306,7 +308,7 @@ def _operate(run: _Run, module: nn.Module, plain: Callable[..., Any], o: Operato
     """An operator is called: find out what it needs, and do it."""
     name, (x, *rest) = f"operator {o.module}", args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
-        raise Refused(f"the first thing that {o.module} takes is no tensor", f"{KEY}.{o.key}")
+        raise CutRefused(f"the first thing that {o.module} takes is no tensor", f"{KEY}.{o.key}")
     if run.axis is None:
         run.quiet += bool(o.mode)
         y = plain(x, *rest, **kwargs)
@@ -323,18 +325,18 @@ def _operate(run: _Run, module: nn.Module, plain: Callable[..., Any], o: Operato
     if o.mode:
         y = _quietly(run, log, lambda axis: apply.compute(module, plain, planned, axis, x, *rest, **kwargs))
     else:
-        run.tag(x, State(planned.takes, frozenset({f"{o.module}()"} if s.made else ())))
+        run.tag(x, CutState(planned.takes, frozenset({f"{o.module}()"} if s.made else ())))
         y = plain(x, *rest, **kwargs)
         planned = replace(planned, makes=run.state(_tensor(y, o)).cut)
     planned = _out_of(o, y, planned, run.axis.size)
     y = _quietly(run, log, lambda axis: apply.hand_on(module, y, planned, axis))
     planned = replace(planned, comms=tuple(log))
     if run.spreads.setdefault(o, planned) != planned:
-        raise Refused(f"{o.module} is called more than once, and not with the same cuts", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", f"{KEY}.{o.key}")
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
         run.terms.add(f"{o.module}.bias")
     run.row(name, [y])
-    run.tag(y, State(planned.gives, frozenset({f"{o.module}()"})))
+    run.tag(y, CutState(planned.gives, frozenset({f"{o.module}()"})))
     return y
 
 
@@ -350,7 +352,7 @@ def _quietly(run: _Run, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor
 
 def _tensor(y: Any, o: Operator) -> Tensor:
     if not isinstance(y, Tensor):
-        raise Refused(f"{o.module} returns a {type(y).__name__}, not a tensor", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module} returns a {type(y).__name__}, not a tensor", f"{KEY}.{o.key}")
     return y
 
 
@@ -362,9 +364,10 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
     takes = x.dim() - 1 if o.mode == "row" else None
     if o.input is not None and asked not in (arrives, takes):
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
-        raise Refused(f"{o.module}: {text}", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module}: {text}", f"{KEY}.{o.key}")
     if takes is not None and arrives != takes and x.shape[takes] % n:
-        raise Refused(f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}", f"{KEY}.{o.key}")
+        text = f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}"
+        raise CutRefused(text, f"{KEY}.{o.key}")
     return Spread(o, arrives, takes, None, False, None)
 
 
@@ -382,13 +385,13 @@ def _asked(o: Operator, name: str, axes: Axes | None, t: Tensor, n: int, now: Cu
         return None
     if len(axes) != t.dim():
         text = f"{o.module}: {name} {axes_text(axes)} has {len(axes)} dims, and the tensor there {t.dim()}"
-        raise Refused(text, f"{KEY}.{o.key}")
+        raise CutRefused(text, f"{KEY}.{o.key}")
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:
         text = (
             f"{o.module}: {name} {axes_text(axes)} cuts dim {dim}, of {t.shape[dim]}, which does not divide by tp={n}"
         )
-        raise Refused(text, f"{KEY}.{o.key}")
+        raise CutRefused(text, f"{KEY}.{o.key}")
     return dim
 
 

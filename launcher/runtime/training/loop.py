@@ -58,11 +58,22 @@ def train(s: Session, loop: Loop) -> None:
             s.local_norm.tell(s.step, loud, scaled)
         if s.world.rank == 0 and loud and math.isfinite(loss + norm):
             seconds = time.perf_counter() - began
-            s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
-                    f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
-                    "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20,
-                    **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {}),
-                    **({"unsaved": s.unsaved} if s.unsaved else {}), **stall})  # fmt: skip
+            row = {
+                "step": s.step,
+                "steps": loop.until,
+                "loss": loss,
+                "lr": lr,
+                "grad_norm": norm,
+                f"{loop.unit}_per_s": loop.units / seconds,
+                "step_ms": seconds * 1e3,
+                "bubble": s.plan.timeline.bubble,
+                "memory_mb": memory(s) / 2**20,
+            }
+            if s.scaling.dynamic:
+                row["loss_scale"] = s.scaling.factor
+            if s.unsaved:
+                row["unsaved"] = s.unsaved
+            s.emit(row | stall)
             stall = {}
         if s.told:
             stop(s)
