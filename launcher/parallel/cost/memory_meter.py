@@ -13,7 +13,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 
 
-class Held(Dispatch):
+class MemoryMeter(Dispatch):
     """``peak``: most bytes held at the end of any operation while entered.
 
     Counts every storage once, at its size then: FSDP2 empties and refills storages without an operation. What an

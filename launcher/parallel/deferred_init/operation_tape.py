@@ -36,7 +36,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 @dataclass
-class Constant:
+class ConstantTensor:
     """Numbers that no operation made. ``sum`` tells whether somebody else than torch has changed them since."""
 
     value: torch.Tensor
@@ -73,7 +73,7 @@ class Tape(Dispatch):
         self.marks: dict[str, tuple[str, ...]] = {}
         self.asked_meta, self._pause = False, 0
         self._streams = Streams(seed)
-        self._lent: dict[int, list[Constant]] = {}
+        self._lent: dict[int, list[ConstantTensor]] = {}
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -125,7 +125,7 @@ class Tape(Dispatch):
     def remember(self, t: torch.Tensor) -> None:
         """Take over the numbers of a tensor that an earlier construction made, if one did."""
         if (value := remembered(t)) is not None:
-            self.log.add(Op(Constant(value), makes=(t.detach(),)))
+            self.log.add(Op(ConstantTensor(value), makes=(t.detach(),)))
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, draw: Draw | None) -> None:
         ins = {key(t) for t in tensors((args, kwargs))}
@@ -225,7 +225,7 @@ class Tape(Dispatch):
 
     def constant(self, value: torch.Tensor) -> torch.Tensor:
         """A meta tensor that stands for ``value``, whose numbers are known."""
-        held = Constant(value.detach())
+        held = ConstantTensor(value.detach())
         held.sum = held.checksum()
         self._lent.setdefault(key(value), []).append(held)
         meta = torch.empty_like(value, device="meta", requires_grad=False)

@@ -64,7 +64,7 @@ def _patched(tape: Tape) -> Iterator[None]:
 def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Tape]:
     """Build with a tape running. The model's tensors are meta tensors.
 
-    A constructor that cannot be recorded runs with numbers (``really``), and the tape says ``why``.
+    A constructor that cannot be recorded runs with numbers (``build_in_memory``), and the tape says ``why``.
     """
     tape = Tape(seed)
     try:
@@ -100,7 +100,7 @@ def _plain_device() -> AbstractContextManager[Any]:
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def really(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """The model with its numbers, all of it, in memory: as after ``torch.manual_seed(seed)``."""
     with seeded(seed), _plain_device():
         model = owned(build())

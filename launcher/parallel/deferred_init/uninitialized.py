@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from launcher.errors import Problem
-from launcher.parallel.deferred_init.operation_tape import BLANK, Constant, Tape, name_of
-from launcher.parallel.deferred_init.record import really, record
+from launcher.parallel.deferred_init.operation_tape import BLANK, ConstantTensor, Tape, name_of
+from launcher.parallel.deferred_init.record import build_in_memory, record
 from launcher.parallel.deferred_init.replay import Log, key, replay
 from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
@@ -92,7 +92,7 @@ class _Filled(Dispatch):
 
 def _digests(build: Build, seed: int, fill: int) -> dict[str, bytes]:
     with _Filled(fill):
-        model = really(build, seed)
+        model = build_in_memory(build, seed)
     return {n: b"" if t.is_meta else _bytes(t) for n, t in _named(model)}
 
 
@@ -134,6 +134,6 @@ def _texts(log: Log) -> list[str]:
 def _text(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return f"{tuple(leaf.shape)} {leaf.stride()} {leaf.storage_offset()} {leaf.dtype}"
-    if isinstance(leaf, Constant):
+    if isinstance(leaf, ConstantTensor):
         return str(_bytes(leaf.value))
     return getattr(leaf, "__name__", "") or str(leaf)

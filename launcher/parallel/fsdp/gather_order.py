@@ -24,7 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from launcher.errors import RunError
 from launcher.parallel.fsdp.shard import param_groups
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.plan.cost.fusion import Group
 from launcher.plan.plan import Plan
 
@@ -40,14 +40,14 @@ class Turn:
     group: int
 
 
-class Order:
+class GatherOrder:
     """The sharded groups of one part, and what is due of a pass through it that is under way.
 
     ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
     parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
     """
 
-    def __init__(self, part: Part, plan: Plan) -> None:
+    def __init__(self, part: StagePart, plan: Plan) -> None:
         self.part = part
         self.rows = {i: g for i, g in enumerate(plan.groups) if g.stage == part.stage.index and plan.hsdp}
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
@@ -217,7 +217,7 @@ class Order:
         return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
 
 
-def _group(part: Part, row: Group) -> Any:
+def _group(part: StagePart, row: Group) -> Any:
     module = part.module.get_submodule(row.modules[0])
     assert isinstance(module, FSDPModule)
     (group,) = param_groups(module._get_fsdp_state())
@@ -245,7 +245,7 @@ def _grad(p: Any) -> torch.Tensor | None:
 
 
 @torch.no_grad()
-def agree(orders: list[Order], meshes: Meshes) -> None:
+def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
     """After a step: where every rank missed a gradient in every micro batch there is none, and not zeros.
 
     An optimizer would decay the weight.

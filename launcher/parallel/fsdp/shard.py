@@ -10,12 +10,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from launcher.parallel.dispatch.pytree import tree_map_only
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
 
-def shard(part: Part, plan: Plan, meshes: Meshes) -> None:
+def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
     """One FSDP2 group a ``plan.groups`` row, and the part as the root. Parameters that stay whole are left alone.
 
     Gradients are summed, never averaged: the loss carries the whole scale (``runtime.training.pipeline``).

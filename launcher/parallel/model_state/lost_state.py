@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.python_state import Key, State, changed
+from launcher.parallel.model_state.python_state import Key, PythonState, changed
 from launcher.plan.partition.stages import covers
 
 
-def counters(before: State, after: State, leaves: frozenset[str], copies: Iterable[Key]) -> list[str]:
+def counters(before: PythonState, after: PythonState, leaves: frozenset[str], copies: Iterable[Key]) -> list[str]:
     """The attributes inside of ``leaves`` that a forward changes; ``copies``: those that changed in a copy of a leaf.
 
     Raises ``RequestError`` for others, and for what several leaves hold.

@@ -43,7 +43,7 @@ def library(name: str) -> bool:
     return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED)
 
 
-class State:
+class PythonState:
     """``marks``: what is the same at each place as long as nobody can tell a difference.
 
     ``chains``: the objects that lead to each place, by id; ``also``: further attributes that lead to an object.
@@ -81,9 +81,9 @@ class State:
                 self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
 
-def held(model: nn.Module) -> State:
+def held(model: nn.Module) -> PythonState:
     """What the modules keep in Python, and which buffers they have."""
-    out = State()
+    out = PythonState()
     for path, module in model.named_modules():
         for name, value in [*vars(module).items(), *module._buffers.items()]:
             if name not in OURS:
@@ -91,7 +91,7 @@ def held(model: nn.Module) -> State:
     return out
 
 
-def changed(before: State, after: State) -> list[Key]:
+def changed(before: PythonState, after: PythonState) -> list[Key]:
     """Where they differ, in their order."""
     a, b = before.marks, after.marks
     return [k for k in dict.fromkeys((*a, *b)) if k not in a or k not in b or not _same(a[k], b[k])]

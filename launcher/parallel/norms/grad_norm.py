@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import grad, local
 
 
@@ -39,7 +39,7 @@ class Norm:
             torch._foreach_mul_(grads, scale / scaled)
 
 
-def build(model: Parallel) -> Norm:
+def build(model: ParallelModel) -> Norm:
     """The norm of ``model``'s gradients on this rank."""
     pieces = []
     for placed, t in model.named():

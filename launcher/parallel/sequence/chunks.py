@@ -132,7 +132,7 @@ def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> t
 def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     """Modules that may look at other positions and have no ``piece`` to do so over several pieces."""
     model = copied(model)
-    watch = _Watch()
+    watch = _PositionMixing()
     for name, module in model.named_modules():
         module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
         module.register_forward_hook(watch.leave, always_call=True)
@@ -153,7 +153,7 @@ def _named(name: str, model: nn.Module) -> str:
     return f"{name} ({kind})" if name else f"the forward of {kind}"
 
 
-class _Watch(TorchFunctionMode):
+class _PositionMixing(TorchFunctionMode):
     """Notes functions that are called outside of modules that are known to be fine."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from launcher.plan.operators.strategy import Axes, axes_text
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.values.facts import TensorSpec
 
-Row = tuple[str, tuple[tuple[int, ...], ...]]
+OpRow = tuple[str, tuple[tuple[int, ...], ...]]
 Lengths = tuple[int, ...]
 """Of the pieces of a sequence; empty when it passes whole."""
 
@@ -45,8 +45,8 @@ class _Run:
     """One pass. ``rows`` are its operations in order; ``whole`` those of the pass before, to compare with."""
 
     axis: Axis | None = None
-    whole: list[Row] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    whole: list[OpRow] = field(default_factory=list)
+    rows: list[OpRow] = field(default_factory=list)
     states: dict[int, tuple[Tensor, CutState]] = field(default_factory=dict)
     spreads: dict[Operator, Spread] = field(default_factory=dict)
     terms: set[str] = field(default_factory=set)

@@ -49,7 +49,7 @@ def ambient() -> Ambient:
 
 
 @dataclass(frozen=True)
-class Under:
+class UnderModes:
     """``func`` as a function that enters ``modes`` for its call; fx writes it into code by its name."""
 
     func: Callable[..., Any]

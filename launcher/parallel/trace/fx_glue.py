@@ -25,7 +25,7 @@ from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import changed, held, reading
 from launcher.parallel.trace.ambient_modes import ambient
 from launcher.parallel.trace.capture import Capture, Uncuttable, capturing, scripted
-from launcher.parallel.trace.side_channels import Aside
+from launcher.parallel.trace.side_channels import SideChannels
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import call, cast, looks
 from launcher.plan.partition.stages import covers
@@ -49,7 +49,7 @@ class Tracer(Capture):
     """
 
     watch: Watch
-    aside: Aside | None = None
+    aside: SideChannels | None = None
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -85,7 +85,7 @@ class Tracer(Capture):
         if kind == "call_module":
             self._begin(leaf := self.leaves[id(func)])
             told = partial(self._depends, leaf) if self.aside is not None else None
-            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts, told=told)
+            out = call(func, args, kwargs, self.meter, self.watch, on_zeros=ambient().casts, told=told)
             if self.aside is not None:
                 self.aside.end(leaf)
         elif ambient().casts:
@@ -224,7 +224,7 @@ def _follow(
     ):
         meter.tell(tracer.escaped)
         if asides:
-            tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
+            tracer.aside = SideChannels(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.backward_memory import Scales, product
+from launcher.parallel.cost.backward_memory import BackwardMeter, product
 from launcher.parallel.cost.forward_cost import Meter
-from launcher.parallel.dispatch.containers import Named
+from launcher.parallel.dispatch.containers import NamedFunction
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied
@@ -123,7 +123,7 @@ def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
-    out, watched, scales = [], _watched(tracer.watch, known, _returned(tracer), tracer.meter), Scales()
+    out, watched, scales = [], _watched(tracer.watch, known, _returned(tracer), tracer.meter), BackwardMeter()
     spaces = memory(tracer)
     gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
@@ -134,7 +134,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         if kind == "module":
             backward = scales.weigh(*tracer.called(n)) or Backward(kept=saved)
         else:
-            backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, Named) else Backward()
+            backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, NamedFunction) else Backward()
         ins = tuple(i.name for i in n.all_input_nodes)
         at = spaces[n]
         out.append(Node(
@@ -194,7 +194,7 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
 
 def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
     """The calls of units in their order, and what was kept outside of them."""
-    scales = Scales()
+    scales = BackwardMeter()
     runs = [
         Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs) or Backward(), _nbytes(r.made))
         for r in watch.runs

@@ -10,11 +10,11 @@ from torch import nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.module_globals import files, variables
-from launcher.parallel.model_state.python_state import State, changed, held, library
+from launcher.parallel.model_state.python_state import PythonState, changed, held, library
 from launcher.plan.partition.stages import covers
 
 
-class Aside:
+class SideChannels:
     """Of one forward: what a leaf can see in Python, its arguments excepted, is as leaves have left it."""
 
     def __init__(self, model: nn.Module, leaves: Mapping[str, nn.Module]) -> None:
@@ -57,7 +57,7 @@ class Aside:
 HOOKED = "the hooks of"
 
 
-def _own(leaf: nn.Module) -> State:
+def _own(leaf: nn.Module) -> PythonState:
     """What its modules keep in Python, and their hooks, those of libraries excepted, which only look."""
     out = held(leaf)
     for path, module in leaf.named_modules():

@@ -42,7 +42,7 @@ class _Seen:
     at: dict[str, None] = field(default_factory=dict)
 
 
-class Effects(Dispatch):
+class StateEffects(Dispatch):
     """Enter it around a forward of ``model``; ``running`` names the innermost module that runs."""
 
     def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:

@@ -21,7 +21,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.python_state import Key, changed, held
 from launcher.parallel.model_state.references import forget
-from launcher.parallel.trace.state_effects import Effects
+from launcher.parallel.trace.state_effects import StateEffects
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import Inner
@@ -51,7 +51,7 @@ GRAD: Any = torch.Tensor.grad
 
 
 @dataclass(frozen=True)
-class Run:
+class ModuleCall:
     """One call: what it was given, the tensors it ``made``, and the bytes ``saved`` for backward on the way."""
 
     name: str
@@ -102,7 +102,7 @@ class Watch(TorchFunctionMode):
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
-        self.runs: list[Run] = []
+        self.runs: list[ModuleCall] = []
         self.order: list[tuple[str, bool]] = []
         self.looks: set[str] = set()
         self.looked = 0
@@ -111,7 +111,7 @@ class Watch(TorchFunctionMode):
         self.grads: dict[str, None] = {}
         self._paths = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
-        self.effects = Effects(model, given, lambda: self._running[-1])
+        self.effects = StateEffects(model, given, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """What makes it forget all that it sees from now on, or all but ``effects``."""
@@ -223,7 +223,7 @@ class Watch(TorchFunctionMode):
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
-            self.runs.append(Run(name, module, args, kwargs, made, grown))
+            self.runs.append(ModuleCall(name, module, args, kwargs, made, grown))
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -66,15 +66,15 @@ def call(
     kwargs: Any,
     meter: Meter | None = None,
     watch: Watch | None = None,
-    really: bool = False,
+    on_zeros: bool = False,
     told: Callable[[str], None] | None = None,
 ) -> Any:
     """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead.
 
-    Then ``meter`` and ``watch`` forget what they saw of the first try. ``really``: on zeros without trying.
+    Then ``meter`` and ``watch`` forget what they saw of the first try. ``on_zeros``: without trying.
     ``told``: of what it returns, where that hangs on the numbers and Python can see it.
     """
-    if not really:
+    if not on_zeros:
         undo = [seen.mark() for seen in (meter, watch) if seen is not None]
         try:
             return module(*args, **kwargs)

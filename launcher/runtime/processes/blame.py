@@ -18,12 +18,12 @@ from launcher.runtime.processes.hang import stopped
 CAUSE_S = 2.0  # until the rank that failed first has written why, or every rank that it lost its peer
 
 
-Where = Callable[[int], str]
+HostAndPid = Callable[[int], str]
 """Host and process id of a rank, as ``host 123``; empty when that cannot be known."""
 
 
 def failed(
-    error: BaseException, world: World, folder: Path, where: Where, timeout_s: float, *, skip: str
+    error: BaseException, world: World, folder: Path, where: HostAndPid, timeout_s: float, *, skip: str
 ) -> BaseException:
     """Write down the failure; on the rank that tells it the error to raise is a ``RanksFailed``.
 
@@ -60,7 +60,7 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
         time.sleep(0.05)
 
 
-def _silent(ranks: Iterable[int], world: World, where: Where, timeout_s: float) -> list[Fault]:
+def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:
     """The faults of ranks that have written none: those known to be dead or stopped, else all that nobody can see."""
     known: list[Fault] = []
     unseen: list[Fault] = []

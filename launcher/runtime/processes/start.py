@@ -15,7 +15,7 @@ from launcher.runtime.interrupts import later
 from launcher.runtime.preemption import STOPS
 from launcher.runtime.processes.rank_processes import Child, fork, spawn
 from launcher.runtime.processes.rendezvous import meeting
-from launcher.runtime.processes.supervise import OnMessage, Outcome, caught, watch
+from launcher.runtime.processes.supervise import AttemptOutcome, OnMessage, caught, watch
 from launcher.runtime.processes.worker import Task
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def run_ranks(
     raise error
 
 
-def _judge(out: Outcome, task: Task) -> faults.RanksFailed | None:
+def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
     """What to raise for the user is raised; a failure is returned, for there may be another attempt."""
     stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
     if stop is not None and not out.faults:
@@ -92,7 +92,7 @@ def _judge(out: Outcome, task: Task) -> faults.RanksFailed | None:
     return faults.failed(out.faults.values(), out.stopped - out.faults.keys(), out.results, task.folder)
 
 
-def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | None) -> Outcome:
+def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | None) -> AttemptOutcome:
     live: dict[int, Child] = {}
     try:
         for rank in range(task.size):

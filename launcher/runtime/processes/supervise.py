@@ -16,7 +16,7 @@ from functools import partial
 
 from launcher.runtime.faults import Fault, died, hung, root, signal_name
 from launcher.runtime.folder import still_there
-from launcher.runtime.preemption import STOPS, Flag
+from launcher.runtime.preemption import STOPS, StopFlag
 from launcher.runtime.processes.hang import ASK, culprits, stopped
 from launcher.runtime.processes.rank_processes import Child
 from launcher.runtime.processes.worker import Task
@@ -29,7 +29,7 @@ OnMessage = Callable[[int, object], None]
 
 
 @dataclass
-class Outcome:
+class AttemptOutcome:
     """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent.
 
     ``insisted``: the user sent a second one.
@@ -80,29 +80,29 @@ def _note(fd: int, signum: int) -> None:
     os.write(fd, bytes([signum]))
 
 
-def watch(live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> Outcome:
+def watch(live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> AttemptOutcome:
     """Returns when ``live`` is empty: each child leaves it as it is reaped.
 
     After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody wants it.
     A rank that is stopped for ``task.timeout_s`` has hung.
     """
-    return _Watch(live, task, stop, on_message).run()
+    return _Supervisor(live, task, stop, on_message).run()
 
 
-class _Watch:
+class _Supervisor:
     def __init__(self, live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> None:
         self._live = live
         self._task = task
         self._stop = stop
         self._on_message = on_message
         self._deadline: float | None = None
-        self._out = Outcome(task.attempt)
+        self._out = AttemptOutcome(task.attempt)
         self._halted: dict[int, float] = {}
         self._looked = time.monotonic()
-        self._flag = Flag()
+        self._flag = StopFlag()
         self._bare = False
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptOutcome:
         with selectors.DefaultSelector() as ready:
             if self._stop is not None:
                 ready.register(self._stop, selectors.EVENT_READ, self._told)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
-from launcher.parallel.fsdp.gather_order import Order
+from launcher.parallel.fsdp.gather_order import GatherOrder
 from launcher.parallel.fsdp.shard import param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
@@ -43,7 +43,7 @@ Runtime = _PipelineScheduleRuntime
 Metas = Sequence[tuple[torch.Tensor, ...]]
 
 
-class Stage(Base):
+class RuntimeStage(Base):
     """A stage whose sharded gradients are reduced once a step, or (``each``) after every micro batch.
 
     torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``again``: weights are dropped after
@@ -54,7 +54,7 @@ class Stage(Base):
 
     def __init__(
         self, *args: Any, each: bool, again: bool, collect: Callable[[], None], takes: Metas, sends: Metas,
-        carry: Carry | None, order: Order, **kwargs: Any,
+        carry: Carry | None, order: GatherOrder, **kwargs: Any,
     ) -> None:  # fmt: skip
         kwargs |= {"input_args": takes[0], "output_args": sends[0]}
         super().__init__(*args, **kwargs)
@@ -191,7 +191,7 @@ def _spec(t: torch.Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
 
 
-class Run(_PipelineScheduleRuntime):
+class ScheduleRuntime(_PipelineScheduleRuntime):
     """A schedule that gathers the weights of a stage once, before it is first used, and drops them after the last.
 
     torch would drop them earlier when a rank holds more than three stages. Stages that gather for each use (level3)
@@ -205,7 +205,7 @@ class Run(_PipelineScheduleRuntime):
 
     def _lower(self, actions: Any) -> None:
         rows: dict[int, Any] = dict(actions)
-        if not any(isinstance(s, Stage) and s.again for s in self._stages):
+        if not any(isinstance(s, RuntimeStage) and s.again for s in self._stages):
             rows = {r: _add_unshard_reshard(row, max_active_stages=self._num_stages) for r, row in rows.items()}
         if self._has_backward:
             rows = {r: _add_reduce_grad(row, self._n_microbatches) for r, row in rows.items()}
@@ -217,7 +217,7 @@ class Run(_PipelineScheduleRuntime):
             super()._assert_unsharded(stage)
 
 
-class Forward(Run):
+class ForwardRuntime(ScheduleRuntime):
     """A schedule without backwards, which torch's own check of schedules would refuse."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -232,10 +232,10 @@ class Forward(Run):
         self._lower(actions)
 
 
-def runtime(stages: Sequence[Stage], schedule: Schedule, micros: int, loss: Callable[..., Any]) -> Runtime:
+def runtime(stages: Sequence[RuntimeStage], schedule: Schedule, micros: int, loss: Callable[..., Any]) -> Runtime:
     """torch's pipeline runtime on exactly these actions; torch adds sends, receives and FSDP2's gathers."""
     backward = any(a.kind != "F" for row in schedule for a in row)
-    kind = Run if backward else Forward
+    kind = ScheduleRuntime if backward else ForwardRuntime
     run = kind(list(stages), micros, loss_fn=loss, scale_grads=False)
     if any(a.kind == "I" for row in schedule for a in row):
         for part in stages:
@@ -251,9 +251,9 @@ def _action(a: Action) -> _Action:
 
 def stage(
     module: nn.Module, index: int, count: int, device: torch.device, group: dist.ProcessGroup, **kwargs: Any
-) -> Stage:
+) -> RuntimeStage:
     """One stage with static metadata: ``takes`` and ``sends`` are meta tensors of one micro batch, or of its pieces."""
-    return Stage(module, index, count, device, group=group, **kwargs)
+    return RuntimeStage(module, index, count, device, group=group, **kwargs)
 
 
 def run(schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.parallel.norms.local_grad_norm import Own
+from launcher.parallel.norms.local_grad_norm import OwnGradients
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.metrics import Metrics
 
@@ -18,10 +18,10 @@ FEW = 4
 
 
 @dataclass
-class LocalNorm:
+class LocalNormLog:
     """``device``: one number a rank instead of one a parameter. ``scale`` undoes the mean over data-parallel ranks."""
 
-    own: Own
+    own: OwnGradients
     world: World
     emit: Callable[[dict[str, Any]], None]
     print: bool

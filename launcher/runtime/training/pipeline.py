@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
 from launcher.parallel.trace.model_facts import dtype_of
@@ -29,7 +29,7 @@ class Pipeline:
     plain sums, over micro batches and data-parallel ranks, give the gradient, and nothing is divided afterwards.
     """
 
-    def __init__(self, model: Parallel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
+    def __init__(self, model: ParallelModel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
         self.model, self.loss = model, loss
         plan = model.plan
         self.parts = (model.axis,) if plan.operators.output is not None else ()
@@ -161,7 +161,7 @@ class Pipeline:
 class _Count:
     """How many targets of the global batch count: summed over the data-parallel ranks while the first stages run."""
 
-    def __init__(self, model: Parallel) -> None:
+    def __init__(self, model: ParallelModel) -> None:
         self._group = model.meshes.dp
         self._whole = torch.zeros((), dtype=torch.float64)
         self._work: dist.Work | None = None
@@ -183,7 +183,7 @@ def _counted(targets: torch.Tensor) -> torch.Tensor:
     return (targets != IGNORED).sum(dtype=torch.float64)
 
 
-def broadcast(outputs: list[torch.Tensor], model: Parallel) -> list[torch.Tensor]:
+def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.Tensor]:
     """The last stage's ``outputs`` of every micro batch, on all its pipeline's ranks: one collective."""
     plan = model.plan
     (spec,) = plan.output
@@ -202,8 +202,8 @@ def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tens
 
 
 def _stages(
-    model: Parallel, inputs: Sequence[TensorSpec], device: torch.device, pieces: tuple[int, ...] = ()
-) -> list[pipelining.Stage]:
+    model: ParallelModel, inputs: Sequence[TensorSpec], device: torch.device, pieces: tuple[int, ...] = ()
+) -> list[pipelining.RuntimeStage]:
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []

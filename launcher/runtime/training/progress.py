@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
-Mode = Literal["auto", "bar", "plain", "off"]
+ProgressMode = Literal["auto", "bar", "plain", "off"]
 News = Mapping[str, Any]
 Clock = Callable[[], float]
 
 
-class Off:
+class SilentProgress:
     """Says nothing; also the base of what does. Feed it the dict of each step and of each validation.
 
     Known keys: ``step``, ``steps``, ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s`` or ``samples_per_s``,
@@ -36,7 +36,7 @@ class Off:
         return None
 
 
-class Plain(Off):
+class PlainProgress(SilentProgress):
     """A line at the first and the last step, at every tenth of the way, and when 10 s went by without one."""
 
     def __init__(self, out: TextIO, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class Plain(Off):
         return step * 10 // steps > self._step * 10 // steps
 
 
-class Bar(Off):
+class ProgressBar(SilentProgress):
     """A live bar, redrawn at most ten times a second; validations stay above it.
 
     It is drawn from ``feed`` alone: a thread of its own would not survive the fork of a restart.
@@ -103,12 +103,14 @@ class Bar(Off):
             self._drawn = self._clock()
 
 
-def progress(mode: Mode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic) -> Off:
+def progress(mode: ProgressMode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic) -> SilentProgress:
     """``auto`` draws a bar on a terminal and prints plain lines elsewhere. ``clock`` counts seconds."""
     out = sys.stdout if out is None else out
     if mode == "auto":
         mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
-    return Bar(out, clock) if mode == "bar" else Plain(out, clock) if mode == "plain" else Off()
+    return (
+        ProgressBar(out, clock) if mode == "bar" else PlainProgress(out, clock) if mode == "plain" else SilentProgress()
+    )
 
 
 class Pace:
