@@ -1,4 +1,4 @@
-"""Which failure came first, and how to tell it."""
+"""Which rank failed first, and how the user is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of one run."""
+"""The folder of one run: made, reopened, its status written and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that can be had now on this machine, as the kernel, the control group and the devices say."""
+"""Memory that is free on this machine: by the kernel, the control group and the devices."""
 
 from __future__ import annotations
 

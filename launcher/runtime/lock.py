@@ -1,4 +1,4 @@
-"""One launcher at a time in a run folder."""
+"""The lock of a run folder: one launcher at a time works there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, as a flag that its ranks poll."""
+"""Turns signals that ask to stop into a flag that ranks poll, so that they can save first."""
 
 from __future__ import annotations
 

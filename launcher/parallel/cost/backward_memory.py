@@ -1,4 +1,4 @@
-"""What the backward of a module needs beyond what was saved for it, tried out on meta tensors."""
+"""Measures what the backward of a module needs beyond the saved tensors, by running it on meta tensors."""
 
 from __future__ import annotations
 

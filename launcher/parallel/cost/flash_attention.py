@@ -1,4 +1,4 @@
-"""On meta tensors, attention costs what the fused kernel costs: torch would work out the whole matrix there."""
+"""On meta tensors attention costs what the fused kernel costs: torch would form the whole score matrix there."""
 
 from __future__ import annotations
 

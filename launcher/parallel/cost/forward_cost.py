@@ -1,4 +1,4 @@
-"""What one forward costs, counted while it runs on meta tensors: flops and bytes kept for backward."""
+"""Counts what one forward costs while it runs on meta tensors: FLOPs, and bytes kept for backward."""
 
 from __future__ import annotations
 

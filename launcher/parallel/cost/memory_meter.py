@@ -1,4 +1,4 @@
-"""Measures the bytes of all tensors alive, at most, while something runs."""
+"""Measures the peak bytes of all tensors alive while something runs."""
 
 from __future__ import annotations
 

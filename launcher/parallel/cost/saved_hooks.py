@@ -1,4 +1,4 @@
-"""Hooks on what autograd saves that step aside for torch.func.grad, which runs under none."""
+"""Saved-tensor hooks that step aside for torch.func.grad, which refuses to run under any."""
 
 from __future__ import annotations
 

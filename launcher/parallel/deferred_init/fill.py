@@ -1,4 +1,4 @@
-"""Gives every tensor of a part its numbers at step 0, the same in every layout."""
+"""Gives every tensor of a stage its numbers at step 0, the same in every layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the operations of a constructor that runs on meta tensors, and works out what it wants to see of them."""
+"""The tape of a constructor that runs on meta tensors: its operations, and the numbers that it asks to see."""
 
 from __future__ import annotations
 

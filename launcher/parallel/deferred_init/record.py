@@ -1,4 +1,4 @@
-"""Records how a model's constructor makes its tensors, so that any one of them can be made again, alone.
+"""Records how a constructor makes its tensors, so that any one of them can be made again by itself.
 
 The constructor runs on meta tensors that say they are on the CPU: its code goes the way it goes in a plain ``Model()``,
 but no memory is taken. The tape keeps every operation; ``replay`` repeats, in real memory, just those that one tensor

@@ -1,4 +1,4 @@
-"""Finds what a constructor leaves to chance: memory that nobody wrote, and numbers that no seed decides."""
+"""Finds tensors that a constructor leaves to chance: uninitialised memory, and numbers that no seed decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors inside of what a forward hands around: lists, dicts, dataclasses, and how to reach and to rebuild them."""
+"""Finds, replaces and rebuilds tensors inside lists, dicts and dataclasses."""
 
 from __future__ import annotations
 

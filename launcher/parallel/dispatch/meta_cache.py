@@ -1,4 +1,4 @@
-"""Remembers what operations make of meta tensors: torch works many of them out in Python, a millisecond a layer."""
+"""Caches the output shapes of operations on meta tensors: torch computes many in Python, a millisecond a layer."""
 
 from __future__ import annotations
 

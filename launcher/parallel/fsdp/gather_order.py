@@ -1,4 +1,4 @@
-"""Keeps FSDP2's collectives the same on every rank, whatever the data do.
+"""Keeps FSDP2's collectives in one order on every rank, even where control flow depends on data.
 
 FSDP2 gathers a group of weights when one of its modules is called, and reduces what gradients are there once backward
 has come by. Where code looks at data, that differs from rank to rank: ranks would gather and reduce different weights,

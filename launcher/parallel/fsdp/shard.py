@@ -1,4 +1,4 @@
-"""Shards a part's parameters with FSDP2 as the plan lays them out."""
+"""Shards a stage's parameters with FSDP2 as the plan lays them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses what a forward changes in Python where another stage, or a later step, would not see it."""
+"""Refuses Python state that a forward changes where another stage or a later step would not see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model's files keep beside it: global variables, attributes of classes, closures and defaults of functions."""
+"""State that a model's source files keep: global variables, class attributes, closures and defaults of functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model keeps in Python, as values that can be compared: numbers, containers, arrays, objects of its own."""
+"""Python state of a model as values that can be compared: numbers, containers, arrays, objects."""
 
 from __future__ import annotations
 

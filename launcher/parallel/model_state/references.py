@@ -1,4 +1,4 @@
-"""Finds what refers to a model's tensors past its modules, and would not see them replaced."""
+"""Finds references to a model's tensors outside its modules, which would miss that the tensors are replaced."""
 
 from __future__ import annotations
 

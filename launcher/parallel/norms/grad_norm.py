@@ -1,4 +1,4 @@
-"""The global gradient norm over any mix of layouts, each number counted once."""
+"""The global gradient norm over any mix of layouts: replicated numbers count once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Norms of the gradients that are this rank's own: of its samples, before any sum over other ranks."""
+"""Norms of this rank's own gradients: of its samples, before any sum over other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps running statistics equal over the data-parallel ranks: the first one's count, as in DistributedDataParallel."""
+"""Broadcasts running statistics from the first data-parallel rank to the others, as DistributedDataParallel does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums the gradients of parameters that stay whole over the data-parallel ranks, a bucket a collective."""
+"""Sums the gradients of unsharded parameters over the data-parallel ranks, one all-reduce a bucket."""
 
 from __future__ import annotations
 

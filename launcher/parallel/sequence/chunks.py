@@ -1,4 +1,4 @@
-"""Whether a model can run its sequences in pieces, where to cut them, and what each piece costs."""
+"""Checks that a model can run its sequences in pieces, and decides where to cut them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole model in half precision."""
+"""Casts a whole model to half precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts a model into stage modules by the plan; the named modules inside stay the user's own, under their own names."""
+"""Cuts a model into stage modules by the plan, out of the user's own modules under their own names."""
 
 from __future__ import annotations
 

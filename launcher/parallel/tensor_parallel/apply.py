@@ -1,4 +1,4 @@
-"""Cuts the weights of operators over the tensor-parallel axis, with a forward that says what it sends."""
+"""Cuts the weights of operators over the tensor-parallel axis and installs forwards with the collectives."""
 
 from __future__ import annotations
 

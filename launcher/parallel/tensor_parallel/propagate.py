@@ -1,4 +1,4 @@
-"""Follows what tensor parallelism cuts through a model: which operators need a collective, and that the rest is right.
+"""Propagates the tensor-parallel cuts through a model: which operators need a collective, and that the rest is right.
 
 The model runs twice on meta tensors: whole, and with one rank's pieces of the operators' weights. Every operation of
 the second run must do with its part of a tensor exactly what that part of the first run's result is.

@@ -1,4 +1,4 @@
-"""What the nodes of a trace have to do with each other besides their inputs: shared memory, and gradients."""
+"""Finds how nodes of a trace are related besides their inputs: shared memory, and the way of gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses code whose way depends on the numbers that it is given, where one way alone has been followed."""
+"""Refuses data-dependent control flow: tracing has seen one branch only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The glue between named modules as an fx graph: the forward runs once on meta tensors, and what it calls is noted."""
+"""Traces the code between named modules into an fx graph, and checks that every forward does the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a model's facts off a meta-device copy: names, shapes, ties, and the graph of its glue."""
+"""Reads a model's facts off a meta-device copy: names, shapes, ties, and the graph of the code between its modules."""
 
 from __future__ import annotations
 

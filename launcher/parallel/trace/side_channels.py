@@ -1,4 +1,4 @@
-"""What code between the named modules tells one of them past its arguments: stages run none of that code."""
+"""Refuses code between the named modules that passes them anything but arguments: no stage runs that code."""
 
 from __future__ import annotations
 

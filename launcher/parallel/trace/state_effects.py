@@ -1,4 +1,4 @@
-"""Follows what a forward changes besides what it computes: weights and buffers, and what that depends on."""
+"""Follows the side effects of a forward: changes of weights and buffers, and what these depend on."""
 
 from __future__ import annotations
 

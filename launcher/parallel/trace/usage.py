@@ -1,4 +1,4 @@
-"""Watches a forward: inside which modules each parameter is used, what runs in which order, and who looks at data."""
+"""Watches a forward: in which modules each parameter is used, what runs in which order, who looks at data."""
 
 from __future__ import annotations
 

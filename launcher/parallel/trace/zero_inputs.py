@@ -1,4 +1,4 @@
-"""Runs what looks at data, or autocast, on zeros in memory, where the rest of a forward runs on meta tensors."""
+"""Runs a module that looks at data, or autocast, on zeros in memory while the rest of a forward is on meta tensors."""
 
 from __future__ import annotations
 

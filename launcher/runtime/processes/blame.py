@@ -1,4 +1,4 @@
-"""Which rank of an outer launcher is to blame, from what each has written, and from who has written nothing."""
+"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written or have not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank processes as the supervisor sees them."""
+"""Starts one rank process, by fork or by spawn, and signals and reaps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start ranks on this machine and bring back their results."""
+"""Starts ranks on this machine, restarts them when they fail, and returns their results."""
 
 from __future__ import annotations
 

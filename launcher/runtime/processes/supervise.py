@@ -1,4 +1,4 @@
-"""Watch the ranks of one attempt until the last has ended."""
+"""Watches the ranks of one attempt until the last has ended."""
 
 from __future__ import annotations
 

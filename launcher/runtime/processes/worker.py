@@ -1,4 +1,4 @@
-"""The life of one rank: set up, meet the others, work, report."""
+"""The life of one rank: set up, join the others, work, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch's pipeline stage, with the manners of torch 2.12 on 2.11 too: there, every value that crossed was a float."""
+"""torch 2.11's pipeline stage, made to behave as 2.12's: there every value between stages had to be a float."""
 
 from __future__ import annotations
 

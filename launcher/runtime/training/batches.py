@@ -1,4 +1,4 @@
-"""Hands each rank its part of every batch; the plan and the seed say which samples, nothing else does."""
+"""Gives each rank its part of every batch: the plan and the seed alone say which samples."""
 
 from __future__ import annotations
 

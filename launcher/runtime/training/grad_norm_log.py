@@ -1,4 +1,4 @@
-"""Tells the norms of each rank's own gradients: to the console, to a folder."""
+"""Reports the norms of each rank's own gradients: on the console, in a folder."""
 
 from __future__ import annotations
 

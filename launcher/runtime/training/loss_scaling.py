@@ -1,4 +1,4 @@
-"""Keeps the loss of fp16 training in the range where its gradients neither vanish nor overflow."""
+"""Dynamic loss scaling for fp16: keeps gradients from underflowing and overflowing."""
 
 from __future__ import annotations
 

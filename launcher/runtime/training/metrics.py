@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one object a step."""
+"""``metrics.jsonl``: one object a step, never torn, cut back when a run resumes."""
 
 from __future__ import annotations
 

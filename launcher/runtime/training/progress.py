@@ -1,4 +1,4 @@
-"""How far a run is, on the console."""
+"""Shows on the console how far a run is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in training on one rank: everything a step of the request may act on."""
+"""A model in training on one rank: all that a step of the request works with."""
 
 from __future__ import annotations
 
