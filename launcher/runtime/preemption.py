@@ -28,7 +28,8 @@ class StopFlag:
     def note(self, signum: int) -> None:
         now = time.monotonic()
         if not self.signum:
-            self.signum, self._since = signum, now
+            self.signum = signum
+            self._since = now
         elif signum != self.signum or now - self._since > ONCE_S:
             self.insisted = True
 

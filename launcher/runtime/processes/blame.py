@@ -30,17 +30,23 @@ def failed(
     That is rank 0, or, when it is dead or hangs, the first that is left.
     """
     deafen()  # for good: the outer launcher ends us for what we tell now
+
+    # our own fault, for the others to read
     mine = None
     if not isinstance(error, faults.Interrupted):
         mine = faults.raised(world.rank, world.attempt, error, skip)
         faults.write(mine, folder)
         if not mine.told:
             _tell_torchrun(error)
+
+    # the rank that tells waits for what others have to say; the rest leave
     if world.rank and (mine is None or not mine.echo):
         return error
     found = _written(folder, world, patient=mine is not None and mine.echo)
     if world.rank and world.rank != min((f.rank for f in found), default=0):
         return error
+
+    # nobody but echoes: those who have said nothing are to blame
     if mine is not None and all(f.echo for f in found):
         found += _silent({*range(world.size)} - {f.rank for f in found}, world, where, timeout_s)
     if not found:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
 from launcher.runtime.processes.channel import Inbox
-from launcher.runtime.processes.worker import Task, live
+from launcher.runtime.processes.worker import Task, run_rank
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def fork(task: Task, rank: int, started: list[Child]) -> Child:
         try:
             for fd in (read, *(fd for child in started for fd in (child.pidfd, child.inbox.fd))):
                 os.close(fd)
-            code = live(task, rank, write)
+            code = run_rank(task, rank, write)
         finally:
             os._exit(code)
     os.close(write)
@@ -81,4 +81,4 @@ def spawn(task: Task, rank: int) -> Child:
 
 
 def _spawned(task: Task, rank: int, write: Connection) -> None:
-    os._exit(live(task, rank, write.fileno()))
+    os._exit(run_rank(task, rank, write.fileno()))

@@ -100,7 +100,7 @@ class _Supervisor:
         self._halted: dict[int, float] = {}
         self._looked = time.monotonic()
         self._flag = StopFlag()
-        self._bare = False
+        self._folder_gone = False
 
     def run(self) -> AttemptOutcome:
         with selectors.DefaultSelector() as ready:
@@ -126,14 +126,19 @@ class _Supervisor:
         if seconds < TICK_S:
             return
         self._looked += seconds
+
+        # folders that somebody has deleted
         if self._task.folder is not None:
             still_there(self._task.folder)
-        if not self._bare and not self._task.meeting.folder.is_dir():
-            self._bare = True
-            _log.warning("%s was deleted: ranks that still have to meet there cannot", self._task.meeting.folder)
+        meeting_place = self._task.rendezvous.folder
+        if not self._folder_gone and not meeting_place.is_dir():
+            self._folder_gone = True
+            _log.warning("%s was deleted: ranks that still have to meet there cannot", meeting_place)
+
+        # ranks that are stopped
+        at_most = min(seconds, 2 * TICK_S)  # for this process may have been stopped as well
         for rank, child in self._live.items():
-            # no more than that, for this process may have been stopped as well
-            self._halted[rank] = self._halted.get(rank, 0.0) + min(seconds, 2 * TICK_S) if stopped(child.pid) else 0.0
+            self._halted[rank] = self._halted.get(rank, 0.0) + at_most if stopped(child.pid) else 0.0
         if self._deadline is None and any(t > self._task.timeout_s for t in self._halted.values()):
             self._deadline = time.monotonic()
 
@@ -154,7 +159,7 @@ class _Supervisor:
         """Nobody has said why it failed: somebody has said nothing at all."""
         late = not self._out.faults or root(self._out.faults.values()).late
         pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}
-        stack = self._task.meeting.stack
+        stack = self._task.rendezvous.stack
         for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
@@ -204,6 +209,7 @@ class _Supervisor:
         del self._live[child.rank]
         code = child.reap()
         done = code == 0 and child.rank in self._out.results
-        if not done and child.rank not in self._out.faults and child.rank not in self._out.stopped:
+        explained = child.rank in self._out.faults or child.rank in self._out.stopped
+        if not done and not explained:
             self._out.faults[child.rank] = died(child.rank, self._out.attempt, code)
             self._hurry()

@@ -26,10 +26,12 @@ class Scaling:
     def went_well(self) -> None:
         self.good += 1
         if self.dynamic and self.good >= PATIENCE:
-            self.factor, self.good = self.factor * 2, 0
+            self.factor *= 2
+            self.good = 0
 
     def overflowed(self) -> None:
-        self.factor, self.good = self.factor / 2, 0
+        self.factor /= 2
+        self.good = 0
 
 
 def scaling(dtypes: Precision) -> Scaling:

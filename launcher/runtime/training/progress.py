@@ -108,9 +108,9 @@ def progress(mode: ProgressMode = "auto", out: TextIO | None = None, clock: Cloc
     out = sys.stdout if out is None else out
     if mode == "auto":
         mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
-    return (
-        ProgressBar(out, clock) if mode == "bar" else PlainProgress(out, clock) if mode == "plain" else SilentProgress()
-    )
+    if mode == "bar":
+        return ProgressBar(out, clock)
+    return PlainProgress(out, clock) if mode == "plain" else SilentProgress()
 
 
 class Pace:
@@ -122,12 +122,18 @@ class Pace:
 
     def left(self, news: News) -> float | None:
         """Seconds; by the first step's own ``step_ms`` while there is nothing to compare with."""
-        step, now = news["step"], self._clock()
+        step = news["step"]
+        now = self._clock()
         if self._first is None or step < self._first[0]:  # a restart goes back
             self._first = step, now
-        done = step - self._first[0]
-        each = (now - self._first[1]) / done if done else news["step_ms"] / 1000 if "step_ms" in news else None
-        return None if each is None else each * (news["steps"] - step)
+        first_step, began = self._first
+        if step > first_step:
+            each = (now - began) / (step - first_step)
+        elif "step_ms" in news:
+            each = news["step_ms"] / 1000
+        else:
+            return None
+        return float(each * (news["steps"] - step))
 
 
 def message(news: News) -> str | None:
@@ -137,7 +143,8 @@ def message(news: News) -> str | None:
     found = [f"{key.removeprefix('val_')} {value:.4f}" for key, value in news.items() if key.startswith("val_")]
     if not found:
         return None
-    return "  ".join([*([f"step {news['step']}"] if "step" in news else []), "validation", *found])
+    after = [f"step {news['step']}"] if "step" in news else []
+    return "  ".join([*after, "validation", *found])
 
 
 def line(news: News, left: float | None) -> str:
