@@ -20,7 +20,7 @@ from launcher.parallel.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward
 
 
-class _Meta(MemoryMeter):
+class _MetaMeter(MemoryMeter):
     """Counts meta tensors, but no gradients of parameters: those are planned by themselves."""
 
     kind = "meta"
@@ -46,12 +46,12 @@ class _Running(ExitStack):
 
 
 class BackwardMeter:
-    """Weighs modules; equal ones once."""
+    """Measures the backward of modules; equal ones once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Backward | None] = {}
 
-    def weigh(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
+    def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         """For a call with ``args`` and ``kwargs``; ``None`` when it cannot be tried."""
         given = tree_leaves((args, kwargs))
         key = (
@@ -71,21 +71,23 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     params = [p for p in module.parameters() if p.requires_grad]
     with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
-        scale, seen = _Meta(params), _Deferred()
+        meter = _MetaMeter(params)
+        deferred = _Deferred()
         try:
-            with scale, torch.enable_grad():
-                with seen.running(tree_leaves((args, kwargs))):
+            with meter, torch.enable_grad():
+                with deferred.running(tree_leaves((args, kwargs))):
                     made = tree_leaves(module(*args, **kwargs))
                 out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
                 del made
-                before = scale.peak = scale.now
+                before = meter.now
+                meter.peak = before
                 torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except (RuntimeError, NotImplementedError):
             return None  # it looks at data, or has no backward
         finally:
             for p in params:
                 p.grad = None
-    return Backward(max(0, scale.peak - before), seen.kept, seen.flops)
+    return Backward(max(0, meter.peak - before), deferred.kept, deferred.flops)
 
 
 class _Deferred(Deferral):

@@ -80,25 +80,33 @@ class Tracer(Capture):
         return frozenset(out)
 
     def carry_out(self, kind: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
-        before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        saved = self.meter.saved
+        flops = self.meter.flops
+        began = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
+
         if kind == "call_module":
-            self._begin(leaf := self.leaves[id(func)])
-            told = partial(self._depends, leaf) if self.aside is not None else None
-            out = call(func, args, kwargs, self.meter, self.watch, on_zeros=ambient().casts, told=told)
-            if self.aside is not None:
-                self.aside.end(leaf)
+            out = self._call_leaf(self.leaves[id(func)], func, args, kwargs)
         elif ambient().casts:
             out = cast(func, args, kwargs)
         else:
             out = func(*args, **kwargs)
+
+        # for the node, if it gets one
         wrote = frozenset(self.meter.written)
-        self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
+        self._last = (self.meter.saved - saved, self.meter.flops - flops), wrote, began
         return out, bool(wrote)
 
-    def _begin(self, leaf: str) -> None:
-        if self.aside is not None:
-            self._unchanged(self.aside.begin(leaf), leaf)
+    def _call_leaf(self, leaf: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a leaf, and see that it is told nothing past its arguments."""
+        casts = ambient().casts
+        if self.aside is None:
+            return call(module, args, kwargs, self.meter, self.watch, on_zeros=casts)
+        self._unchanged(self.aside.begin(leaf), leaf)
+        told = partial(self._depends, leaf)
+        out = call(module, args, kwargs, self.meter, self.watch, on_zeros=casts, told=told)
+        self.aside.end(leaf)
+        return out
 
     def _unchanged(self, at: str, leaf: str) -> None:
         if at:
@@ -149,28 +157,39 @@ def trace(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
     """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
+    # once
     model = copied(model)  # a forward may count or cache
-    drawn, before, modules = _drawn(), held(model), files(*map(type, model.modules()))
+    drawn = _drawn()
+    before = held(model)
+    modules = files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units, asides=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
+
+    # again: the same, or no stage can run it
     once = variables(modules)
-    if text := same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph):
-        text = f"the code between the named modules differs from one forward to the next ({text})"
+    difference = same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph)
+    if difference:
+        text = f"the code between the named modules differs from one forward to the next ({difference})"
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
-    if counts := changed(once, variables(modules)):
+    counts = changed(once, variables(modules))
+    if counts:
         text = f"the forward changes {counts[0][0]} with every call, which each process has its own of"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
+
+    # in evaluation mode: what is between the modules must not depend on that
     with evaluating([model]):
-        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted, asides=True)
+        other = _follow(model, leaves, inputs, counted=counted, asides=True)
+    tracer.evaluation = other
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
-    if text := same(tracer.graph, other.graph):
-        text = f"the code between the named modules differs between training and evaluation ({text})"
+    difference = same(tracer.graph, other.graph)
+    if difference:
+        text = f"the code between the named modules differs between training and evaluation ({difference})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     return tracer
 
@@ -261,18 +280,21 @@ def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | 
     except Exception as error:
         first = error if tracer is None or tracer.refused is None else tracer.refused
         line = next(iter(str(first).strip().splitlines()), "")
-        at = f" ({where})" if (where := of_error(first)) else ""
-        if isinstance(first, Uncuttable):
-            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
+
+        # it could run, but not be followed
+        why = line if isinstance(first, Uncuttable) or "meta" in line.lower() else ""
+        if tracer is not None and looks(first) and not isinstance(first, Uncuttable):
+            why = "its Python looks at data"
+        if why or isinstance(first, Uncuttable):
+            where = of_error(first)
+            at = f" ({where})" if where else ""
+            text = f"cannot follow the code between the named modules of {name}{at}: {why}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
-        if tracer is not None and looks(first):
-            text = f"cannot follow the code between the named modules of {name}{at}: its Python looks at data; {CURE}"
-            raise RequestError((Problem(STAGES, text),)) from first
-        if "meta" in line.lower():
-            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
-            raise RequestError((Problem(STAGES, text),)) from first
+
+        # it fails by itself
         shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
-        inner = f" in {path}" if (path := _submodule(model, first)) else ""
+        path = _submodule(model, first)
+        inner = f" in {path}" if path else ""
         text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first)}"
         if "dtype" in line or "scalar type" in line:
             text = f"{text}; {DTYPES}"
@@ -292,7 +314,8 @@ def _submodule(model: nn.Module, error: BaseException) -> str:
 def same(a: fx.Graph, b: fx.Graph) -> str:
     """Where two graphs first differ, in words; "" when they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
-        if (one := said(left)) != (other := said(right)):
+        one, other = said(left), said(right)
+        if one != other:
             return f"{one} / {other}"
     return "" if len(a.nodes) == len(b.nodes) else f"{len(a.nodes)} / {len(b.nodes)} operations"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,8 @@ def skeleton(model: nn.Module) -> Skeleton:
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
             raise RequestError((Problem("model", f"{text}; use the class that it was compiled from"),))
+
+    # parameters and persistent buffers
     first: dict[int, str] = {}
     params = []
     persistent = {
@@ -72,10 +74,12 @@ def skeleton(model: nn.Module) -> Skeleton:
     for name, b in model.named_buffers(remove_duplicate=False):
         if name in persistent:
             params.append(Param(name, spec(b), first.setdefault(id(b), name), trainable=False, buffer=True))
+
+    # modules, and what tensor parallelism can cut of them
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
-    named = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
-    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind), _traits(model))
+    kinds = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
+    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in kinds if kind), _traits(model))
 
 
 def _traits(model: nn.Module) -> Traits:
@@ -123,7 +127,11 @@ def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
-    out, watched, scales = [], _watched(tracer.watch, known, _returned(tracer), tracer.meter), BackwardMeter()
+    # before modules run again for their backward, which may change them
+    watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
+
+    out = []
+    backwards = BackwardMeter()
     spaces = memory(tracer)
     gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
@@ -132,16 +140,29 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs.get(n, (0, 0))
         if kind == "module":
-            backward = scales.weigh(*tracer.called(n)) or Backward(kept=saved)
+            backward = backwards.measure(*tracer.called(n)) or Backward(kept=saved)
         else:
             backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, NamedFunction) else Backward()
-        ins = tuple(i.name for i in n.all_input_nodes)
-        at = spaces[n]
-        out.append(Node(
-            n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
-            at.reads, at.lies, at.writes, gradients[n], said(n),
-        ))  # fmt: skip
-    graph, other = Graph(tuple(out), **watched), tracer.evaluation
+        node = Node(
+            name=n.name,
+            kind=kind,
+            target=target,
+            inputs=tuple(i.name for i in n.all_input_nodes),
+            out=specs,
+            packed=packed,
+            saved=saved,
+            flops=flops,
+            backward=backward,
+            reads=spaces[n].reads,
+            lies=spaces[n].lies,
+            writes=spaces[n].writes,
+            trains=gradients[n],
+            text=said(n),
+        )
+        out.append(node)
+
+    graph = Graph(tuple(out), **watched)
+    other = tracer.evaluation
     return graph if other is None else _evaluated(graph, _effects(other.watch, _returned(other), other.meter))
 
 
@@ -161,20 +182,25 @@ def _loaded(known: Skeleton) -> tuple[str, ...]:
 
 
 def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
+    """Those fields of a graph that ``watch`` knows."""
+
+    def among(seen: Collection[str]) -> tuple[str, ...]:
+        return tuple(m for m in ("", *known.modules) if m in seen)
+
     found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
         "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),
-        "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
+        "looks": among(watch.looks),
         "steers": watch.steers,
         "recomputed": watch.recomputed(),
-        "nested": tuple(m for m in ("", *known.modules) if m in watch.nested),
-        "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
-        "fills": tuple(m for m in ("", *known.modules) if m in watch.fills),
-        "lazy": tuple(m for m in ("", *known.modules) if m in watch.lazy),
-        "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
+        "nested": among(watch.nested),
+        "inferred": among(watch.inferred),
+        "fills": among(watch.fills),
+        "lazy": among(watch.lazy),
+        "overwrites": among(watch.overwrites),
         "effects": _effects(watch, output, meter),
     }
 
@@ -194,12 +220,12 @@ def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
 
 def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
     """The calls of units in their order, and what was kept outside of them."""
-    scales = BackwardMeter()
-    runs = [
-        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs) or Backward(), _nbytes(r.made))
-        for r in watch.runs
-    ]
-    return (*runs, Segment("", saved - sum(s.saved for s in runs)))
+    backwards = BackwardMeter()
+    segments = []
+    for run in watch.runs:
+        backward = backwards.measure(run.module, run.args, run.kwargs) or Backward()
+        segments.append(Segment(run.name, run.saved, backward, _nbytes(run.made)))
+    return (*segments, Segment("", saved - sum(s.saved for s in segments)))
 
 
 def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
