@@ -33,7 +33,8 @@ class MemoryMeter(Dispatch):
     @property
     def now(self) -> int:
         """Bytes held at this moment."""
-        return sum(s.nbytes() for ref in list(self._alive.values()) if (s := ref()) is not None)
+        storages = [ref() for ref in list(self._alive.values())]
+        return sum(s.nbytes() for s in storages if s is not None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self.run(func, args, kwargs or {})

@@ -107,9 +107,11 @@ def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, t in store.items():
-                if t is not None and t.is_meta and (value := remembered(t)) is not None:
-                    like = nn.Parameter(value, t.requires_grad) if isinstance(t, nn.Parameter) else value
-                    store[name] = like  # type: ignore[assignment]
+                value = remembered(t) if t is not None and t.is_meta else None
+                if isinstance(t, nn.Parameter) and value is not None:
+                    value = nn.Parameter(value, t.requires_grad)
+                if value is not None:
+                    store[name] = value  # type: ignore[assignment]
     return model
 
 

@@ -122,8 +122,8 @@ def _texts(log: Log) -> list[str]:
     """A digest of each operation and of those that it needs."""
     texts: list[str] = []
     for place, op in enumerate(log.ops):
-        before = [texts[p] for s in sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])
-                  for p in log.touched.get(s, []) if p < place]  # fmt: skip
+        storages = sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])
+        before = [texts[p] for s in storages for p in log.touched.get(s, []) if p < place]
         text = f"{_text(op.func)} {[_text(a) for a in tree_leaves((op.args, op.kwargs))]} {op.draw and op.draw.at}"
         if op.draw and op.draw.root:
             text += str(_bytes(op.draw.root.states[0]))

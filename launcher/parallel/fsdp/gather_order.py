@@ -116,7 +116,8 @@ class GatherOrder:
         if self._turns is None or group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
             return enter(*args)
         if self._turns is self._backward:  # run again under a checkpoint
-            if (at := self._next(i, "backward")) is not None:
+            at = self._next(i, "backward")
+            if at is not None:
                 self._make_good(at)
         elif not self._take(i, "forward") and not group.is_unsharded:
             raise self._out_of_order(i, "is called")
@@ -188,19 +189,24 @@ class GatherOrder:
 
     def _ahead(self, i: int) -> None:
         """Gather the group that backward needs next, and no other: FSDP2 would go by the forwards it has seen."""
-        if (before := self._before.get(i)) is not None:
+        before = self._before.get(i)
+        if before is not None:
             group = self.groups[before]
             group._prefetch_unshard(group, "backward")
 
     def _fill(self, group: Any) -> None:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
+        # what there is
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         for p in params:
             p.accumulate_unsharded_grad_if_needed()
         has = [p for p in params if _grad(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
         if self.see is not None and has:
-            self.see([p.sharded_param for p in has], [g for p in has if (g := _grad(p)) is not None])
+            grads = [_grad(p) for p in has]
+            self.see([p.sharded_param for p in has], [g for g in grads if g is not None])
+
+        # what is missing
         if len(has) == len(params):
             return
         for p in params:
@@ -235,7 +241,8 @@ def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
     """Autograd goes the forward's way back, node by node."""
     first = {group: n for n, (group, begins) in reversed([*enumerate(visits)]) if begins}
     for n, (group, begins) in reversed([*enumerate(visits)]):
-        yield Turn("backward" if not begins else "reduce" if first[group] == n else "pause", group)
+        over = "reduce" if first.get(group) == n else "pause"
+        yield Turn(over if begins else "backward", group)
 
 
 def _grad(p: Any) -> torch.Tensor | None:

@@ -18,7 +18,8 @@ def counters(before: PythonState, after: PythonState, leaves: frozenset[str], co
     for key in (*changed(before, after), *copies):
         names = after.names(key) if key in after.marks else before.names(key)
         owners = {n: next((u for u in leaves if covers(u, n)), None) for n in names}
-        if lost := [n for n, leaf in owners.items() if leaf is None]:
+        lost = [n for n, leaf in owners.items() if leaf is None]
+        if lost:
             text = f"the forward changes {lost[0]}, which is on no stage: no other stage and no later step would see it"
             raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
         if len(set(owners.values())) > 1:

@@ -187,7 +187,8 @@ def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None])
     modules = dict(model.named_modules())
     for name in names:
         path, _, attribute = name.rpartition(".")
-        if (module := modules.get(path)) is not None:
+        module = modules.get(path)
+        if module is not None:
             wanted.setdefault(id(module), {})[attribute] = name
             kinds.add(type(module))
     plain = {kind: vars(kind).get("__getattribute__") for kind in kinds}
@@ -196,7 +197,8 @@ def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None])
         read: Any = kind.__getattribute__
 
         def looked(self: Any, attribute: str) -> Any:
-            if (name := wanted.get(id(self), {}).get(attribute)) is not None:
+            name = wanted.get(id(self), {}).get(attribute)
+            if name is not None:
                 told(name)
             return read(self, attribute)
 

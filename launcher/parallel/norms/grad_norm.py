@@ -20,12 +20,13 @@ class Norm:
     @torch.no_grad()
     def squared(self) -> torch.Tensor:
         """This rank's share of the squared global norm (fp64, 0-d, CPU): summed over all ranks it is the whole."""
-        found = [(g, w) for p, w in self.pieces if (g := grad(p)) is not None and g.numel()]
+        every = [(grad(p), weight) for p, weight in self.pieces]
+        found = [(g, weight) for g, weight in every if g is not None and g.numel()]
         if not found:
             return torch.zeros((), dtype=torch.float64)
         # in fp64: a CPU adds a million squares in fp32 to no more than five digits
         norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64)).cpu()
-        return norms.square() @ torch.tensor([w for _, w in found], dtype=torch.float64)
+        return norms.square() @ torch.tensor([weight for _, weight in found], dtype=torch.float64)
 
     @torch.no_grad()
     def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:

@@ -61,6 +61,8 @@ def cut(
         raise RequestError((Problem(KEY, text, f"{KEY}={parts}"),))
     if split == "equal":
         return tuple(n * step for n in equal(parts, count))
+
+    # balanced: the cost of a position grows with its place, as two halves show
     half, rest = parts // 2, parts - parts // 2
     lengths = (half * step, rest * step)
     model, carry = _carrying(model, lengths)
@@ -120,13 +122,18 @@ def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> t
     for part, length in zip(parts, lengths, strict=True):
         alike = [(n.name, n.kind, n.target) for n in part.nodes] == [(n.name, n.kind, n.target) for n in whole.nodes]
         for a, b in zip(whole.nodes, part.nodes, strict=False):
-            fits = a.kind == "param" or a.out is None or tuple(
-                shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in a.out
-            ) == b.out  # fmt: skip
-            if not (alike and fits):
+            if not (alike and _fits(a, b, length, total)):
                 text = f"{a.target!r} makes something else of {length} positions; dim 1 must be the sequence everywhere"
                 raise RequestError((Problem("model", text, f"{KEY}=1"),))
     return parts
+
+
+def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
+    """Whether ``piece`` is what is left of the value of ``whole`` when ``length`` of ``total`` positions pass."""
+    if whole.kind == "param" or whole.out is None:
+        return True
+    expected = [shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in whole.out]
+    return tuple(expected) == piece.out
 
 
 def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
@@ -139,13 +146,16 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     xs = model_facts.meta(specs)
     with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
         call(model, xs, {})
-    return [
-        *(Problem("model", f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece' to "
-                  f"run a sequence in pieces; give it one, or positionwise = True, or set {KEY}=1", f"{KEY}=1")
-          for name, what in watch.found.items()),
-        *(Problem("model", f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix",
-                  f"{KEY}=1") for name, n in watch.runs.items() if n > 1),
-    ]  # fmt: skip
+    found = []
+    for name, what in watch.found.items():
+        lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"
+        cure = f"give it one, or positionwise = True, or set {KEY}=1"
+        found.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
+    for name, n in watch.runs.items():
+        if n > 1:
+            text = f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix"
+            found.append(Problem("model", text, f"{KEY}=1"))
+    return found
 
 
 def _named(name: str, model: nn.Module) -> str:

@@ -32,17 +32,18 @@ def spread(model: nn.Module, plan: Plan) -> Axis:
 def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
     """Pieces become DTensors: FSDP2 and optimizers then know what they are pieces of. What is shared stays so."""
     made: dict[nn.Parameter, nn.Parameter] = {}
-    dims = {n: dim for p in plan.params if (dim := tp_dim(p.layout.split)) is not None for n in p.names}
+    dims = {name: tp_dim(p.layout.split) for p in plan.params for name in p.names}
     for part in parts:
         for path, module in part.module.named_modules(remove_duplicate=False):
             for attr, p in list(module._parameters.items()):
                 dim = dims.get(f"{path}.{attr}".lstrip("."))
-                if p is not None and dim is not None:
-                    if p not in made:
-                        whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
-                        made[p] = nn.Parameter(whole, p.requires_grad)
-                        made[made[p]] = made[p]
-                    module._parameters[attr] = made[p]
+                if p is None or dim is None:
+                    continue
+                if p not in made:
+                    whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
+                    made[p] = nn.Parameter(whole, p.requires_grad)
+                    made[made[p]] = made[p]
+                module._parameters[attr] = made[p]
 
 
 def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:

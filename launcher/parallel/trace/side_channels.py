@@ -43,7 +43,11 @@ class SideChannels:
     def over(self) -> tuple[str, str]:
         """The forward is done. What was changed after a leaf had run, and that leaf."""
         last = self._set()
-        return next(((at, name) for name in self.leaves if (at := last or self._told(name))), ("", ""))
+        for name in self.leaves:
+            at = last or self._told(name)
+            if at:
+                return at, name
+        return "", ""
 
     def _told(self, name: str) -> str:
         """An attribute of the leaf ``name`` that is not as leaves have left it."""
