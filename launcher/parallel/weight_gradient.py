@@ -37,7 +37,7 @@ class MatmulCall:
 
 @dataclass(frozen=True)
 class Product:
-    """A gradient of ``weight`` that is still to be worked out: rows' of ``left`` with ``right``, summed over rows.
+    """A gradient of ``weight`` that is still to be computed: ``left`` transposed times ``right``, over their rows.
 
     ``versions`` are those of both when the first half was done.
     """

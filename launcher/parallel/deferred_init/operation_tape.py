@@ -214,7 +214,7 @@ class Tape(Dispatch):
         return out
 
     def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
-        """What cannot be worked out without numbers is worked out with them."""
+        """Runs with numbers an operation that meta tensors do not support."""
         real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in tensors((args, kwargs))}
         looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
         named = {k: CPU if k == "device" else v for k, v in named.items()}

@@ -1,6 +1,6 @@
 """Records how a constructor makes its tensors, so that any one of them can be made again by itself.
 
-The constructor runs on meta tensors that say they are on the CPU: its code goes the way it goes in a plain ``Model()``,
+The constructor runs on meta tensors that say they are on the CPU: its code takes the branches of a plain ``Model()``,
 but no memory is taken. The tape keeps every operation; ``replay`` repeats, in real memory, just those that one tensor
 needs. Promised: each tensor is what the operations of a plain build make of it. Numbers that are not random, and those
 that the constructor seeds itself, are the same to the bit; the others have the same distribution, from a random stream

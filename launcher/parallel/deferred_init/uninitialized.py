@@ -106,7 +106,7 @@ def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
 
 
 def _same(name: str, *builds: tuple[nn.Module, Tape]) -> bool:
-    """Whether two constructions come to the same numbers on other ways: one finds a cache that the other filled."""
+    """Whether two constructions come to the same numbers in different ways: one finds a cache that the other filled."""
     named = [(dict(_named(model)).get(name), tape) for model, tape in builds]
     return len({_bytes(replay(tape.log, t, name, tape.seed)) if t is not None else b"" for t, tape in named}) == 1
 

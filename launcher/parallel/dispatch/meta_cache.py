@@ -52,7 +52,7 @@ def _opaque(func: Any) -> bool:
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """All that the shapes of the result hang on; ``None`` where there is more to it."""
+    """All that the shapes of the result depend on; ``None`` where there is more to it."""
     if torch._C._functorch.maybe_current_level() is not None:
         return None
     found = [func, torch.get_default_dtype()]

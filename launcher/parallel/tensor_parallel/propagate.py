@@ -104,12 +104,15 @@ def _passed(
     lengths: Lengths,
     device: torch.device,
 ) -> list[list[tuple[Tensor, CutState]]]:
+    # what is known before: no tensor is cut
     carry = Carry(lengths)
     attach(model, carry)
     for b in model.buffers():
         run.tag(b, CutState())
     for name, p in model.named_parameters():
         run.tag(p, CutState(made=frozenset({name})))
+
+    # operators are followed one by one, and of each operation where it is called
     run.layers = frozenset(n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *NORMS)))
     for o in operators:
         module = model.get_submodule(o.module)
@@ -117,8 +120,11 @@ def _passed(
     for name, module in model.named_modules():
         module.register_forward_pre_hook(partial(_begin, run, name))
         module.register_forward_hook(partial(_end, run))
+
+    # the forwards
     each = [[shortened(s, n, sum(lengths)) for s in inputs] for n in lengths] or [list(inputs)]
-    outs, found = [], dict[Operator, Spread]()
+    outs = []
+    found = dict[Operator, Spread]()
     for piece, specs in enumerate(each):
         run.spreads = {}
         with carry.running(0, piece) if lengths else nullcontext():
@@ -210,15 +216,20 @@ def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
 
 def _operate(run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any) -> Any:
     """An operator is called: find out what it needs, and do it."""
-    name, (x, *rest) = f"operator {o.module}", args or (kwargs.pop("input", None),)
+    name = f"operator {o.module}"
+    x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
         raise CutRefused(f"the first thing that {o.module} takes is no tensor", f"{KEY}.{o.key}")
+
+    # in the whole model it runs as it is
     if run.axis is None:
         run.quiet += bool(o.mode)
         y = plain(x, *rest, **kwargs)
         run.quiet -= bool(o.mode)
         run.row(name, [_tensor(y, o)])
         return y
+
+    # its input, as it takes it
     s = run.state(x)
     run.full |= s.made if s.cut is None else frozenset()
     planned = _into(o, x, s.cut, run.axis.size)
@@ -226,14 +237,20 @@ def _operate(run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Opera
     x = _quietly(run, log, lambda axis: bring(x, planned.arrives, planned.takes, axis, terms=o.mode == "column"))
     if s.cut is None and not s.made:  # no gradient goes back from here
         log[:] = [c for c in log if c.phase == "forward"]
+
+    # what it computes
     if o.mode:
         y = _quietly(run, log, lambda axis: apply.compute(module, plain, planned, axis, x, *rest, **kwargs))
     else:
         run.tag(x, CutState(planned.takes, frozenset({f"{o.module}()"} if s.made else ())))
         y = plain(x, *rest, **kwargs)
         planned = replace(planned, makes=run.state(_tensor(y, o)).cut)
+
+    # its output, as it hands it on
     planned = _out_of(o, y, planned, run.axis.size)
     y = _quietly(run, log, lambda axis: apply.hand_on(module, y, planned, axis))
+
+    # what is known of it, and of what it made
     planned = replace(planned, comms=tuple(log))
     if run.spreads.setdefault(o, planned) != planned:
         raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", f"{KEY}.{o.key}")
@@ -247,7 +264,8 @@ def _operate(run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Opera
 def _quietly(run: CutRun, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:
     """An operator's own work is not followed, only what it would send."""
     assert run.axis is not None
-    run.axis.log, run.quiet = log, run.quiet + 1
+    run.axis.log = log
+    run.quiet += 1
     try:
         return do(run.axis)
     finally:

@@ -151,7 +151,7 @@ class Capture(TorchFunctionMode):
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
-        """The numbers of ``t`` where they hang on nothing that is given: positions, say. ``None`` for all others.
+        """The numbers of ``t`` where they depend on no input: positions, say. ``None`` for all others.
 
         Nor of what was made of memory that has been changed since: a view may have done it.
         """

@@ -14,7 +14,7 @@ RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropou
 
 
 class _NotConstant(Exception):
-    """A value hangs on an input, a weight or a random number."""
+    """A value depends on an input, a weight or a random number."""
 
 
 def constant_value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:

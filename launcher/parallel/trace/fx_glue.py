@@ -44,12 +44,12 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too. ``aside`` looks whether leaves are told
-    anything past their arguments.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``side_channels`` looks whether leaves are
+    told anything past their arguments.
     """
 
     watch: Watch
-    aside: SideChannels | None = None
+    side_channels: SideChannels | None = None
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -100,12 +100,12 @@ class Tracer(Capture):
     def _call_leaf(self, leaf: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run a leaf, and see that it is told nothing past its arguments."""
         casts = ambient().casts
-        if self.aside is None:
+        if self.side_channels is None:
             return call(module, args, kwargs, self.meter, self.watch, on_zeros=casts)
-        self._unchanged(self.aside.begin(leaf), leaf)
+        self._unchanged(self.side_channels.begin(leaf), leaf)
         told = partial(self._depends, leaf)
         out = call(module, args, kwargs, self.meter, self.watch, on_zeros=casts, told=told)
-        self.aside.end(leaf)
+        self.side_channels.end(leaf)
         return out
 
     def _unchanged(self, at: str, leaf: str) -> None:
@@ -118,8 +118,8 @@ class Tracer(Capture):
 
     def over(self) -> None:
         """The forward is done."""
-        if self.aside is not None:
-            self._unchanged(*self.aside.over())
+        if self.side_channels is not None:
+            self._unchanged(*self.side_channels.over())
 
     def note(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().note(*args, **kwargs)
@@ -162,7 +162,7 @@ def trace(
     drawn = _drawn()
     before = held(model)
     modules = files(*map(type, model.modules()))
-    tracer = _follow(model, leaves, inputs, units, asides=True)
+    tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
@@ -183,7 +183,7 @@ def trace(
 
     # in evaluation mode: what is between the modules must not depend on that
     with evaluating([model]):
-        other = _follow(model, leaves, inputs, counted=counted, asides=True)
+        other = _follow(model, leaves, inputs, counted=counted, check_side_channels=True)
     tracer.evaluation = other
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
@@ -225,7 +225,7 @@ def _follow(
     inputs: Sequence[torch.Tensor],
     units: Sequence[str] = (),
     counted: Sequence[str] = (),
-    asides: bool = False,
+    check_side_channels: bool = False,
 ) -> Tracer:
     """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
     meter = Meter((*model.parameters(), *model.buffers()))
@@ -242,8 +242,10 @@ def _follow(
         reading(model, counted, tracer.read),
     ):
         meter.tell(tracer.escaped)
-        if asides:
-            tracer.aside = SideChannels(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
+        if check_side_channels:
+            tracer.side_channels = SideChannels(
+                model, {name: model.get_submodule(name) for name in tracer.leaves.values()}
+            )
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))

@@ -37,7 +37,7 @@ SIZES = frozenset({
     "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive",
     "unique_dim", "_unique", "_unique2",
 })  # fmt: skip
-"""Operators whose result is a number for Python, or has a shape that hangs on the numbers."""
+"""Operators whose result is a number for Python, or has a shape that depends on the numbers."""
 
 NUMBERS = frozenset({
     torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
