@@ -163,16 +163,20 @@ def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
 def died(rank: int, attempt: int, code: int) -> Fault:
     """The fault of a process that ended without telling why. ``code`` as in ``subprocess``: negative is a signal."""
     if code >= 0:
-        return Fault(rank, attempt, "exit", f"ended with exit code {code} and no Python error", "", time.time_ns())
+        return silent(rank, attempt, "exit", f"ended with exit code {code} and no Python error")
     name = signal_name(-code)
     hint = f" ({_HINTS[name]})" if name in _HINTS else ""
-    return Fault(rank, attempt, name, f"was killed by {name}{hint}", "", time.time_ns())
+    return silent(rank, attempt, name, f"was killed by {name}{hint}")
 
 
 def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
     """The fault of a rank that is waited for in vain. ``where``: what is known of what it does."""
-    text = f"hung for {timeout_s:g} s (launch.timeout_s): {where}"
-    return Fault(rank, attempt, "hung", text, "", time.time_ns())
+    return silent(rank, attempt, "hung", f"hung for {timeout_s:g} s (launch.timeout_s): {where}")
+
+
+def silent(rank: int, attempt: int, kind: str, message: str) -> Fault:
+    """The fault, as of now, of a rank that has raised nothing."""
+    return Fault(rank=rank, attempt=attempt, type=kind, message=message, traceback="", time_ns=time.time_ns())
 
 
 def signal_name(number: int) -> str:

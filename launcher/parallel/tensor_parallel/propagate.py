@@ -282,7 +282,8 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
     """What arrives and what the operator takes."""
     asked = _asked(o, "input", o.input, x, n, arrives)
     if not o.mode:
-        return Spread(o, arrives, arrives if o.input is None else asked, None, False, None)
+        takes = arrives if o.input is None else asked
+        return Spread(o, arrives, takes, makes=None, sums=False, gives=None)
     takes = x.dim() - 1 if o.mode == "row" else None
     if o.input is not None and asked not in (arrives, takes):
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
@@ -290,13 +291,15 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
     if takes is not None and arrives != takes and x.shape[takes] % n:
         text = f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}"
         raise CutRefused(text, f"{KEY}.{o.key}")
-    return Spread(o, arrives, takes, None, False, None)
+    return Spread(o, arrives, takes, makes=None, sums=False, gives=None)
 
 
 def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
     """What it makes and what it gives."""
     sums = o.mode in ("row", "vocabulary")
-    makes = None if sums else y.dim() - 1 if o.mode else s.makes
+    makes = y.dim() - 1 if o.mode else s.makes
+    if sums:
+        makes = None
     gives = makes if o.output is None else _asked(o, "output", o.output, y, n, makes)
     return replace(s, sums=sums, makes=makes, gives=gives)
 

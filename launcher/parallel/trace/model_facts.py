@@ -207,13 +207,13 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
 
 def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
     return Effects(
-        watch.effects.changes(output, meter.kept),
-        tuple(dict.fromkeys(watch.taken)),
-        tuple(watch.effects.sparse),
-        meter.disagree,
-        tuple(watch.effects.reads),
-        tuple(watch.effects.foreign),
-        tuple(watch.grads),
+        changes=watch.effects.changes(output, meter.kept),
+        inner=tuple(dict.fromkeys(watch.taken)),
+        sparse=tuple(watch.effects.sparse),
+        disagree=meter.disagree,
+        reads=tuple(watch.effects.reads),
+        foreign=tuple(watch.effects.foreign),
+        grads=tuple(watch.grads),
         mixed=tuple(watch.effects.mixed),
     )
 
@@ -278,9 +278,9 @@ def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run
 def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Meter, watch: Watch) -> Graph:
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
-    ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
-    body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
-    out = Node("output", "output", "output", ("model",), specs, packed)
+    ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
+    body = Node("model", "module", "", names, out=specs, packed=packed, saved=meter.saved, flops=meter.flops)
+    out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
     return Graph((*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved))
 
 

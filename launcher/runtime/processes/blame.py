@@ -90,7 +90,7 @@ def _lives(pid: int) -> bool:
 
 
 def _lost(rank: int, world: World, text: str) -> Fault:
-    return Fault(rank, world.attempt, "lost", text, "", time.time_ns())
+    return faults.silent(rank, world.attempt, "lost", text)
 
 
 def _tell_torchrun(error: BaseException) -> None:

@@ -64,7 +64,7 @@ def fork(task: Task, rank: int, started: list[Child]) -> Child:
         finally:
             os._exit(code)
     os.close(write)
-    return Child(rank, pid, os.pidfd_open(pid), Inbox(read), None)
+    return Child(rank=rank, pid=pid, pidfd=os.pidfd_open(pid), inbox=Inbox(read), process=None)
 
 
 def spawn(task: Task, rank: int) -> Child:
@@ -77,7 +77,8 @@ def spawn(task: Task, rank: int) -> Child:
     fd = os.dup(read.fileno())
     read.close()
     assert process.pid is not None
-    return Child(rank, process.pid, os.pidfd_open(process.pid), Inbox(fd), process)
+    pidfd = os.pidfd_open(process.pid)
+    return Child(rank=rank, pid=process.pid, pidfd=pidfd, inbox=Inbox(fd), process=process)
 
 
 def _spawned(task: Task, rank: int, write: Connection) -> None:
