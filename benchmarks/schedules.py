@@ -97,12 +97,23 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
     one = (torch.empty(1, 4, device="meta", requires_grad=True),)
     assert dist.group.WORLD is not None
     stages = [
-        pipelining.stage(
-            _sleeper(part), s, len(places), torch.device("cpu"), dist.group.WORLD,
-            takes=[one], sends=[one], each=False, again=False, carry=None, collect=lambda: None, order=Unordered(),
+        pipelining.RuntimeStage(
+            _sleeper(part),
+            s,
+            len(places),
+            torch.device("cpu"),
+            group=dist.group.WORLD,
+            takes=[one],
+            sends=[one],
+            reduce_each=False,
+            reshard_each=False,
+            carry=None,
+            collect=lambda: None,
+            order=Unordered(),
         )
-        for s, rank in enumerate(places) if rank == world.rank
-    ]  # fmt: skip
+        for s, rank in enumerate(places)
+        if rank == world.rank
+    ]
     run = pipelining.runtime(stages, case.schedule(world.size, micros), count, lambda out, _: out[0].sum())
     for part_of in stages:
         if part_of.deferral is not None:

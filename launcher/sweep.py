@@ -31,7 +31,7 @@ from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted, signal_name
 from launcher.runtime.folder import status_of
 from launcher.runtime.lock import at_work
-from launcher.runtime.preemption import Flag, heard
+from launcher.runtime.preemption import StopFlag, heard
 from launcher.untrusted.files import read_json, read_text
 
 INDEX = "sweep.json"
@@ -283,7 +283,7 @@ def _left_out(cell: Cell, refused: Mapping[tuple[str, ...], str]) -> Result | No
     return None if reason is None else Result(cell, "refused", {}, 0.0, reason)
 
 
-def _told(folder: Path, cell: Cell, command: Sequence[str], label: str, told: Flag) -> Result:
+def _told(folder: Path, cell: Cell, command: Sequence[str], label: str, told: StopFlag) -> Result:
     print(f"{label}: running, log in {folder / cell.name}.log", flush=True)
     done = _run(folder, cell, command, told)
     why = f": {done.error}" if done.error else ""
@@ -291,7 +291,7 @@ def _told(folder: Path, cell: Cell, command: Sequence[str], label: str, told: Fl
     return done
 
 
-def _run(folder: Path, cell: Cell, command: Sequence[str], told: Flag) -> Result:
+def _run(folder: Path, cell: Cell, command: Sequence[str], told: StopFlag) -> Result:
     """One cell in a process group of its own. It is told to stop when this process is, or dies."""
     if busy := at_work(folder / cell.name, SAVE_S):  # of a sweep that was killed
         return Result(cell, "failed", {}, SAVE_S, busy)
@@ -324,7 +324,7 @@ def _dies_with(parent: int) -> None:
         os._exit(1)
 
 
-def _wait(child: subprocess.Popen[bytes], told: Flag) -> int:
+def _wait(child: subprocess.Popen[bytes], told: StopFlag) -> int:
     """The exit code. The first signal that asks to stop is sent on, a second one ends the cell at once."""
     sent = False
     try:

@@ -1,4 +1,4 @@
-"""A parallel model as one module: what a script holds on a rank."""
+"""``launcher.parallel.parallelize``: a model laid out by a plan, as the one module that a user's script holds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.parallel import mesh
-from launcher.parallel.apply_plan import Parallel
-from launcher.parallel.apply_plan import parallelize as live
+from launcher.parallel import apply_plan, mesh
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.blueprint import blueprint
 from launcher.parallel.deferred_init import fill
 from launcher.plan.plan import Plan
@@ -20,18 +19,17 @@ from launcher.plan.plan import Plan
 class Net(nn.Module):
     """This rank's stages in ``stages``; ``live`` is what ``launcher.runtime.training.pipeline.Pipeline`` trains."""
 
-    def __init__(self, live: Parallel) -> None:
+    def __init__(self, live: ParallelModel) -> None:
         super().__init__()
         self.stages = nn.ModuleList(part.module for part in live.parts)
         self.live = live
 
     def forward(self, *inputs: Any) -> Any:
         """The model itself when it is one stage. Raises ``RuntimeError`` for a pipeline."""
-        if len(self.live.plan.stages) > 1:
-            count = len(self.live.plan.stages)
-            raise RuntimeError(
-                f"one of {count} stages: launcher.runtime.training.pipeline.Pipeline(net.live, ...) runs them"
-            )
+        count = len(self.live.plan.stages)
+        if count > 1:
+            runner = "launcher.runtime.training.pipeline.Pipeline(net.live, ...)"
+            raise RuntimeError(f"one of {count} stages: {runner} runs them")
         return self.stages[0](*inputs)
 
     def copies(self) -> dict[str, tuple[Tensor, ...]]:
@@ -53,20 +51,29 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     """
     if dist.get_world_size() != plan.sizes.grid.size:
         raise ValueError(f"plan: it has {plan.sizes.grid.size} ranks, the process group {dist.get_world_size()}")
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    device = torch.device("cpu")
+    if dist.get_backend() == "nccl":
+        device = torch.device("cuda", torch.cuda.current_device())
+
+    # the model on the meta device, and where its numbers come from
     if isinstance(model, nn.Module):
         whole = _numbers(model)
         _empty(model)
     else:
-        model, whole = fill.record(model, plan)
+        model, whole = fill.from_constructor(model, plan)
+
+    # this rank's share of it
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
-    return Net(live(blueprint(model, whole, plan, plan.inputs), plan, meshes, device))
+    drawn = blueprint(model, whole, plan, plan.inputs)
+    return Net(apply_plan.parallelize(drawn, plan, meshes, device))
 
 
-def _numbers(model: nn.Module) -> fill.Whole:
+def _numbers(model: nn.Module) -> fill.FullTensorOf:
     real = fill.tensors(model)
-    if lost := next((name for name, t in real.items() if t.is_meta), None):
-        raise ValueError(f"model: {lost} is on the meta device and has no numbers; hand over a function that builds it")
+    lost = [name for name, t in real.items() if t.is_meta]
+    if lost:
+        text = f"model: {lost[0]} is on the meta device and has no numbers"
+        raise ValueError(f"{text}; hand over a function that builds it")
     return lambda name: real[name].detach().cpu()
 
 
@@ -79,7 +86,9 @@ def _empty(model: nn.Module) -> None:
                 if t is None:
                     continue
                 bare = torch.empty_like(t, device="meta")
-                made.setdefault(id(t), nn.Parameter(bare, t.requires_grad) if isinstance(t, nn.Parameter) else bare)
+                if isinstance(t, nn.Parameter):
+                    bare = nn.Parameter(bare, t.requires_grad)
+                made.setdefault(id(t), bare)
                 slots[name] = made[id(t)]  # type: ignore[assignment]
 
 

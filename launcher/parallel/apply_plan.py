@@ -1,4 +1,4 @@
-"""The one place that makes a model obey its plan, in visible calls."""
+"""Carries out a plan on a model: cut into stages, sharded, filled, tied and checked, one visible call each."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import nn
 from launcher.parallel.blueprint import Blueprint
 from launcher.parallel.check import check
 from launcher.parallel.deferred_init.fill import fill
-from launcher.parallel.fsdp.gather_order import Order, agree
-from launcher.parallel.fsdp.half_precision import Half, half
+from launcher.parallel.fsdp.gather_order import GatherOrder, agree
+from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
 from launcher.parallel.fsdp.shard import shard
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.rank_agreement import alike
+from launcher.parallel.rank_agreement import check_agreement
 from launcher.parallel.replicas.buffers import Statistics, statistics
 from launcher.parallel.replicas.fuse import Bucketed, fuse, sums
 from launcher.parallel.replicas.tie import Tied, tie
-from launcher.parallel.stages.split import Part, split
+from launcher.parallel.stages.split import StagePart, split
 from launcher.parallel.tensor_parallel.apply import distribute
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.partition.params import Placed
@@ -29,33 +29,36 @@ from launcher.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Parallel:
-    """One rank's share of the model, ready to train."""
+class ParallelModel:
+    """One rank's share of a model, ready to train."""
 
     plan: Plan
     meshes: Meshes
     axis: Axis
-    parts: list[Part]
-    orders: list[Order]
+    parts: list[StagePart]
+    orders: list[GatherOrder]
     buckets: list[Bucketed]
     ties: list[Tied]
     statistics: Statistics
-    halves: list[Half]
+    halves: list[HalfWeights]
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """This rank's tensors, the first copy of each, in the plan's order."""
-        found = {p.name: (p, t) for part in reversed(self.parts) for p, _, t in part.named(self.plan.params)}
+        later_first = reversed(self.parts)  # so that the first copy is the one that stays
+        found = {p.name: (p, t) for part in later_first for p, _, t in part.named(self.plan.params)}
         return [found[p.name] for p in self.plan.params if p.name in found]
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Every copy of every trainable parameter, for the optimizer; a second copy's name ends in ``@stage``."""
-        seen: dict[str, torch.Tensor] = {}
+        first: dict[str, torch.Tensor] = {}
         out = []
         for part in self.parts:
             for p, _, t in part.named(self.plan.params):
-                if p.trainable and isinstance(t, nn.Parameter) and seen.get(p.name) is not t:
-                    out.append((p.name if p.name not in seen else f"{p.name}@{part.stage.index}", t))
-                    seen.setdefault(p.name, t)
+                if not p.trainable or not isinstance(t, nn.Parameter) or first.get(p.name) is t:
+                    continue
+                name = f"{p.name}@{part.stage.index}" if p.name in first else p.name
+                out.append((name, t))
+                first.setdefault(p.name, t)
         return out
 
     @cached_property
@@ -84,18 +87,33 @@ class Parallel:
         self.statistics.share()
 
 
-def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> Parallel:
+def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> ParallelModel:
     """Turn the model of a blueprint into this rank's stages, with its numbers in place. The blueprint is used up."""
+    # this rank's stages, still without numbers
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
-    parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device)
-    alike(parts, drawn.whole)
+    parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
+    check_agreement(parts, drawn.whole)
+
+    # their parameters become this rank's shards, and get their numbers
     distribute(parts, plan, meshes)
     for part in parts:
         shard(part, plan, meshes)
-    orders = [Order(part, plan) for part in parts]
+    orders = [GatherOrder(part, plan) for part in parts]
     fill(parts, plan, meshes.rank, device, drawn.whole)
-    buckets = [b for part in parts for b in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
+
+    # what keeps copies equal: gradients summed over replicas and tp, and over the stages that share a tensor
+    buckets = [bucket for part in parts for bucket in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
     ties = tie(parts, plan, meshes)
+
     check(parts, plan, meshes.rank)
-    halves = [half(p, plan) for p in parts]
-    return Parallel(plan, meshes, drawn.axis, parts, orders, buckets, ties, statistics(parts, plan, meshes), halves)
+    return ParallelModel(
+        plan=plan,
+        meshes=meshes,
+        axis=drawn.axis,
+        parts=parts,
+        orders=orders,
+        buckets=buckets,
+        ties=ties,
+        statistics=statistics(parts, plan, meshes),
+        halves=[half_weights(part, plan) for part in parts],
+    )

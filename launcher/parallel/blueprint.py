@@ -1,4 +1,4 @@
-"""What all ranks would make of a model before each takes its part: ranks that are forked make it once, before that."""
+"""The part of a build that is the same on every rank: forked ranks share one that was made before the fork."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from launcher.parallel.deferred_init.fill import Whole
+from launcher.parallel.deferred_init.fill import FullTensorOf
 from launcher.parallel.stages.split import traced
 from launcher.parallel.tensor_parallel.apply import spread
 from launcher.parallel.tensor_parallel.collectives import Axis
@@ -17,19 +17,19 @@ from launcher.plan.values.facts import TensorSpec
 
 @dataclass(frozen=True)
 class Blueprint:
-    """For one build: that cuts ``model``, which is on the meta device, into its parts and lays them out.
+    """What one build starts from: it cuts ``model``, which is on the meta device, into stages and lays them out.
 
-    ``whole``: the numbers of its tensors; ``axis``: of its operators, of no rank yet; ``tracer`` has followed its
-    forward, if it runs in several stages.
+    ``whole``: the numbers of its tensors; ``axis``: the tensor-parallel axis of its operators, which belongs to no rank
+    yet; ``tracer``: has traced its forward, if it runs in several stages.
     """
 
     model: nn.Module
-    whole: Whole
+    whole: FullTensorOf
     axis: Axis
     tracer: Tracer | None
 
 
-def blueprint(model: nn.Module, whole: Whole, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Blueprint:
-    """Of ``model`` (on the meta device), which becomes what one rank of ``tp`` runs."""
+def blueprint(model: nn.Module, whole: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Blueprint:
+    """The blueprint of ``model`` (on the meta device), which becomes what one rank of ``tp`` runs."""
     axis = spread(model, plan)
     return Blueprint(model, whole, axis, traced(model, plan, inputs))

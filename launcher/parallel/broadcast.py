@@ -1,4 +1,4 @@
-"""Makes what replicas hold equal: each piece goes from its first holder to the ranks that should hold the same."""
+"""Makes replicas equal: the first rank that holds a shard broadcasts it to the others that hold the same one."""
 
 from __future__ import annotations
 
@@ -68,12 +68,18 @@ def layouts(given: Any) -> dict[str, Layout]:
     """By name, from any of the forms that ``parameter_broadcast`` takes. Raises ``TypeError`` for others."""
     rows = getattr(given, "entries", given)
     grid = None
-    if isinstance(rows, Mapping) and isinstance(rows.get("tensors"), Mapping) and isinstance(rows.get("grid"), Mapping):
-        grid, rows = Grid(tuple(rows["grid"].items())), rows["tensors"]
+    if _is_file(rows):
+        grid = Grid(tuple(rows["grid"].items()))
+        rows = rows["tensors"]
     if not isinstance(rows, Mapping):
         text = f"expected a mapping of names to layouts, got {type(given).__name__}"
         raise TypeError(f"layout: {text}; launcher.checkpoint.build_searched_strategy reads one from a file")
     return {str(name): _staged(_layout(str(name), row, grid)) for name, row in rows.items()}
+
+
+def _is_file(rows: Any) -> bool:
+    """Whether it is the JSON of a strategy file of ours."""
+    return isinstance(rows, Mapping) and all(isinstance(rows.get(part), Mapping) for part in ("tensors", "grid"))
 
 
 def _staged(layout: Layout) -> Layout:
@@ -89,7 +95,8 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
         return found
     if grid is None or not isinstance(row, Mapping) or not {"shape", "split", "at"} <= row.keys():
         raise TypeError(f"layout: {name}: {type(row).__name__} is no layout")
-    split, at = tuple(map(tuple, row["split"])), tuple((axis, tuple(n)) for axis, n in row["at"].items())
+    split = tuple(map(tuple, row["split"]))
+    at = tuple((axis, tuple(n)) for axis, n in row["at"].items())
     return Layout(grid, tuple(row["shape"]), split, at)
 
 
@@ -149,7 +156,8 @@ def _batches(tensors: Mapping[str, Tensor]) -> Iterator[list[Tensor]]:
     for t in tensors.values():
         if out and total + t.nbytes > AT_ONCE:
             yield out
-            out, total = [], 0
+            out = []
+            total = 0
         out.append(t)
         total += t.nbytes
     if total:
@@ -180,7 +188,6 @@ def _differing(tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> list[
     for name in own:
         odd = [r for r, said in zip(ranks, every, strict=True) if said[name] != every[0][name]]
         if odd:
-            out.append(
-                f"{name} on rank{'s' if len(odd) > 1 else ''} {', '.join(map(str, odd))} is not rank {ranks[0]}'s"
-            )
+            plural = "s" if len(odd) > 1 else ""
+            out.append(f"{name} on rank{plural} {', '.join(map(str, odd))} is not rank {ranks[0]}'s")
     return out

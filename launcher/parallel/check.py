@@ -1,4 +1,4 @@
-"""Law 5: after ``parallelize`` every local shard is its box."""
+"""Checks that after ``parallelize`` every local shard is the box that the plan gives this rank."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from launcher.parallel.deferred_init.fill import tensors
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box
 
 
-def check(parts: list[Part], plan: Plan, rank: int) -> None:
+def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
     """Compare every local tensor with the plan. Raises ``AssertionError``: a difference is a bug of ours."""
     here = {s.index for s in plan.held(plan.sizes.grid.coords(rank)["pp"])}
     assert {p.stage.index for p in parts} == here, (

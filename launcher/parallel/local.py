@@ -1,4 +1,4 @@
-"""The piece of a tensor that this rank holds, as a plain tensor."""
+"""This rank's shard of a tensor, or of its gradient, as a plain tensor."""
 
 from __future__ import annotations
 

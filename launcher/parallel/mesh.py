@@ -1,4 +1,4 @@
-"""Process groups and the device mesh of a grid."""
+"""Makes the device mesh and the process groups of a grid."""
 
 from __future__ import annotations
 
@@ -40,19 +40,25 @@ def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
     rank = dist.get_rank()
     sizes = {axis: n for axis, n in grid.axes if n > 1 or axis == "pp"}  # making a group costs 10 ms
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+
+    # one group over both data-parallel axes
     replicas = [axis for axis in ("dp_replicate", "dp_shard") if axis in sizes]
     if len(replicas) > 1:
         dp = mine(rank, (grid.peers(r, *replicas) for r in range(grid.size)))
     else:
         dp = mesh.get_group(replicas[0]) if replicas else None
+
+    # one for each row of pipeline ranks that share a tensor
     ties = {}
     for places in dict.fromkeys(t.ranks for t in tied):
         if len(places) > 1:
             rows = (tuple(grid.rank(**grid.coords(r) | {"pp": p}) for p in places) for r in range(grid.size))
-            if (group := mine(rank, rows)) is not None:
+            group = mine(rank, rows)
+            if group is not None:
                 ties[places] = group
+
     tp = mesh.get_group("tp") if "tp" in sizes else None
-    return Meshes(rank, grid, mesh, mesh.get_group("pp"), tp, dp, ties)
+    return Meshes(rank=rank, grid=grid, mesh=mesh, pp=mesh.get_group("pp"), tp=tp, dp=dp, ties=ties)
 
 
 def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:

@@ -1,4 +1,4 @@
-"""Whether all ranks have built and followed the same model: each does so itself, maybe with other hashes of strings."""
+"""Checks that all ranks built and traced the same model: string hashes, and so the order of sets, may differ."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.parallel.deferred_init.fill import Making, Whole
-from launcher.parallel.stages.split import Part
+from launcher.parallel.deferred_init.fill import FullTensorOf, InitialTensors
+from launcher.parallel.stages.split import StagePart
 
 CAUSE = "something goes by what differs between processes, as the order of a set of strings does"
 CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
 
 
-def alike(parts: list[Part], whole: Whole) -> None:
+def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
     """Every rank calls this. Raises ``RunError`` where weights would start from other numbers, or stages not fit."""
-    code, made = parts[0].code, whole.texts() if isinstance(whole, Making) else {}
-    if len(dict.fromkeys(_gathered(hashlib.blake2b(repr((code, sorted(made.items()))).encode()).digest()))) == 1:
+    # one digest a rank: nearly always they are equal
+    code = parts[0].code
+    made = whole.texts() if isinstance(whole, InitialTensors) else {}
+    digest = hashlib.blake2b(repr((code, sorted(made.items()))).encode()).digest()
+    if len(set(_gathered(digest))) == 1:
         return
+
+    # where they differ first
     lines, *others = _gathered(code)
     for rank, theirs in enumerate(others, 1):
         for one, other in zip_longest(lines, theirs, fillvalue="nothing"):
@@ -31,10 +36,11 @@ def alike(parts: list[Part], whole: Whole) -> None:
     _same_numbers(made, whole)
 
 
-def _same_numbers(made: dict[str, str], whole: Whole) -> None:
-    """What is made in other ways on other ranks may still have the same numbers: one has found a cache, say."""
+def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
+    """Tensors that ranks made in different ways may still have the same numbers: one has found a cache, say."""
     every = _gathered(made)
-    doubtful = [n for n in sorted({n for m in every for n in m}) if len({m.get(n) for m in every}) > 1]
+    names = sorted({n for texts in every for n in texts})
+    doubtful = [n for n in names if len({texts.get(n) for texts in every}) > 1]
     digests = {n: _digest(whole, n) for n in doubtful if n in made}
     for rank, theirs in enumerate(_gathered(digests)):
         for name in doubtful:
@@ -43,7 +49,7 @@ def _same_numbers(made: dict[str, str], whole: Whole) -> None:
                 raise RunError(f"{text}: in the constructor {CAUSE}; {CURE}")
 
 
-def _digest(whole: Whole, name: str) -> bytes:
+def _digest(whole: FullTensorOf, name: str) -> bytes:
     numbers = whole(name).contiguous().reshape(-1).view(torch.uint8).numpy()
     return hashlib.blake2b(numbers.tobytes()).digest()
 

@@ -1,4 +1,4 @@
-"""Matmuls with a parameter, whose weight gradients may wait for the second half of a backward."""
+"""Splits a backward in two: weight gradients of matmuls are left for its second half (zero-bubble schedules)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from launcher.errors import RunError
 from launcher.parallel.local import local
 
 TRANSPOSES = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0"})
-PIECE = "_ToTorchTensorBackward"
+LOCAL_SHARD = "_ToTorchTensorBackward"
 IN_NO_BACKWARD = -1
 
 
 @dataclass(frozen=True)
-class Call:
+class MatmulCall:
     """One product as the user wrote it; ``across``: the weight maps its columns to its rows, as that of a linear."""
 
     run: Callable[..., Tensor]
@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Product:
-    """A gradient of ``weight`` that is still to be worked out: rows' of ``left`` with ``right``, summed over rows.
+    """A gradient of ``weight`` that is still to be computed: ``left`` transposed times ``right``, over their rows.
 
     ``versions`` are those of both when the first half was done.
     """
@@ -57,7 +57,8 @@ class Product:
         if (self.left._version, self.right._version) != self.versions:
             what = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place after its backward"
             raise RunError(f"{what}, whose second half needs it (try: parallel.pipeline.scheduler=1f1b)")
-        left, right, there = _rows(self.left), _rows(self.right), self.weight.grad
+        left, right = _rows(self.left), _rows(self.right)
+        there = self.weight.grad
         if there is None:
             self.weight.grad = _gradient(self.weight, left, right)
         elif local(there).layout == torch.strided:
@@ -107,20 +108,23 @@ class Deferral(TorchFunctionMode):
         return self.queue if mine and not torch.is_grad_enabled() else None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         form = FORMS.get(func)
-        call = form(args, kwargs or {}) if form is not None and torch.is_grad_enabled() else None
-        found = None if call is None or not self._fits(call) else _leaf(call.weight)
-        if call is None or found is None:
-            return func(*args, **(kwargs or {}))
-        return self.apply(call, *found)
+        call = form(args, kwargs) if form is not None and torch.is_grad_enabled() else None
+        if call is not None and self._fits(call):
+            found = _leaf(call.weight)
+            if found is not None:
+                return self.apply(call, *found)
+        return func(*args, **kwargs)
 
-    def apply(self, call: Call, leaf: nn.Parameter, turned: bool) -> Any:
+    def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
         """The product; ``turned``: its weight is the transpose of ``leaf``."""
         return _Product.apply(call.x, leaf, call.bias, call, turned, self)  # type: ignore[no-untyped-call]
 
-    def _fits(self, call: Call) -> bool:
+    def _fits(self, call: MatmulCall) -> bool:
         """Whether a product is one that autograd would treat as we do."""
-        x, given = call.x, [call.x] if call.bias is None else [call.x, call.bias]
+        x = call.x
+        given = [x] if call.bias is None else [x, call.bias]
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
             return False
         if any(type(t) not in PLAIN or t.dtype != call.weight.dtype or t.layout != torch.strided for t in given):
@@ -137,7 +141,7 @@ def _storage(t: Tensor) -> int:
 
 
 def _transformed() -> bool:
-    """Whether something else than plain autograd looks on."""
+    """Whether something besides plain autograd is at work: autocast, torch.func, the compiler, a checkpoint."""
     return (
         torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -157,14 +161,14 @@ def _checkpointed() -> bool:
 def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
     """The parameter that ``weight`` is, or that it is the transpose (then ``True``) or this rank's own piece of."""
     fn = weight.grad_fn
+    turned = fn is not None and fn.name() in TRANSPOSES
+    leaf: Any = weight if fn is None else getattr(fn.next_functions[0][0], "variable", None)
     if fn is None:
-        leaf, turned, fits = weight, False, type(weight) is nn.Parameter
+        fits = type(leaf) is nn.Parameter
+    elif turned:
+        fits = type(leaf) is nn.Parameter and weight.stride() == leaf.stride()[::-1]
     else:
-        leaf, turned = getattr(fn.next_functions[0][0], "variable", None), fn.name() in TRANSPOSES
-        if turned:
-            fits = type(leaf) is nn.Parameter and weight.stride() == leaf.stride()[::-1]
-        else:
-            fits = fn.name() == PIECE and isinstance(leaf, DTensor)
+        fits = fn.name() == LOCAL_SHARD and isinstance(leaf, DTensor)
     fits = fits and leaf.dim() == 2 and leaf.requires_grad and not _hooked(leaf)
     return (leaf, turned) if fits else None
 
@@ -178,10 +182,13 @@ class _Product(Function):
     """The very operation of a call, of a ``leaf`` that is its weight or (``turned``) the transpose of it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, call: Call, turned: bool, to: Deferral) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, call: MatmulCall, turned: bool, to: Deferral
+    ) -> Any:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, leaf)
-        ctx.across, ctx.to = call.across != turned, to
+        ctx.across = call.across != turned
+        ctx.to = to
         ctx.leaf = leaf  # hooks on what is saved may hand back another tensor, whose gradient nobody would see
         ctx.bias = None if bias is None else bias.shape
         weight = local(leaf)
@@ -194,9 +201,13 @@ class _Product(Function):
             return (None,) * 6
         x, saved = ctx.saved_tensors
         to_x = to_leaf = to_bias = None
+
+        # first half: what goes further back
         if ctx.needs_input_grad[0]:
             weight = local(saved)
             to_x = grad @ (weight if ctx.across else weight.t())
+
+        # of the weight: now, or for the second half
         if ctx.needs_input_grad[1]:
             left, right = (grad, x) if ctx.across else (x, grad)
             queue = ctx.to.later()
@@ -204,6 +215,7 @@ class _Product(Function):
                 to_leaf = _gradient(ctx.leaf, _rows(left), _rows(right))
             else:
                 queue.append(Product(ctx.leaf, left, right, (left._version, right._version)))
+
         if ctx.needs_input_grad[2]:
             to_bias = grad.sum_to_size(ctx.bias)
         return to_x, to_leaf, to_bias, None, None, None
@@ -222,27 +234,27 @@ def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return grad
 
 
-def _linear(args: Any, kwargs: Any) -> Call | None:
+def _linear(args: Any, kwargs: Any) -> MatmulCall | None:
     given = {"bias": None, **dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
     if len(args) > 3 or given.keys() != {"input", "weight", "bias"}:
         return None
-    return Call(F.linear, given["input"], given["weight"], given["bias"], across=True)
+    return MatmulCall(F.linear, given["input"], given["weight"], given["bias"], across=True)
 
 
-def _matmul(args: Any, kwargs: Any) -> Call | None:
+def _matmul(args: Any, kwargs: Any) -> MatmulCall | None:
     if len(args) != 2 or kwargs or not isinstance(args[1], Tensor) or args[1].dim() != 2:
         return None
-    return Call(lambda x, weight, _: torch.matmul(x, weight), args[0], args[1], None, across=False)
+    return MatmulCall(lambda x, weight, _: torch.matmul(x, weight), args[0], args[1], None, across=False)
 
 
-def _addmm(args: Any, kwargs: Any) -> Call | None:
+def _addmm(args: Any, kwargs: Any) -> MatmulCall | None:
     if len(args) != 3 or kwargs:
         return None
     bias, x, weight = args
-    return Call(lambda x, weight, bias: torch.addmm(bias, x, weight), x, weight, bias, across=False)
+    return MatmulCall(lambda x, weight, bias: torch.addmm(bias, x, weight), x, weight, bias, across=False)
 
 
-FORMS: dict[Any, Callable[[Any, Any], Call | None]] = {
+FORMS: dict[Any, Callable[[Any, Any], MatmulCall | None]] = {
     F.linear: _linear,
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _matmul),
     **dict.fromkeys((torch.addmm, Tensor.addmm), _addmm),

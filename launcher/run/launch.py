@@ -123,7 +123,7 @@ def command(words: Sequence[str], env: Mapping[str, str] = os.environ) -> list[s
 def port_is_free(job: Job, start: Start) -> None:
     """Raises ``RequestError`` when ours is taken, which is better known before a folder is made."""
     if start.mode == "spawn" and job.launch.port is not None:
-        from launcher.runtime.processes.rendezvous import meeting
+        from launcher.runtime.processes.rendezvous import rendezvous
 
-        with meeting(job.launch.port):
+        with rendezvous(job.launch.port):
             return

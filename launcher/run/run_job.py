@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.job.compose import Request
     from launcher.run.outer_ranks import Others
     from launcher.runtime.training.metrics import Metrics
-    from launcher.runtime.training.progress import Off
+    from launcher.runtime.training.progress import SilentProgress
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.Record) -> N
             record.add(phase.steps, execute.do(run, phase, record.results, partial(_hear, run.folder, bar, metrics)))
 
 
-def _hear(run: Path, bar: Off, metrics: Metrics, rank: int, news: object) -> None:
+def _hear(run: Path, bar: SilentProgress, metrics: Metrics, rank: int, news: object) -> None:
     assert isinstance(news, dict)
     folder.still_there(run)
     try:

@@ -1,4 +1,4 @@
-"""Which failure came first, and how to tell it."""
+"""Which rank failed first, and how the user is told."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Fault:
     def headline(self) -> str:
         if self.told:
             return f"rank {self.rank}: {self.message}"
-        return (
-            f"rank {self.rank}: {self.type}: {self.message}" if self.traceback else f"rank {self.rank} {self.message}"
-        )
+        if self.traceback:
+            return f"rank {self.rank}: {self.type}: {self.message}"
+        return f"rank {self.rank} {self.message}"
 
     @property
     def late(self) -> bool:
@@ -137,8 +137,15 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
     text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
     told = error if isinstance(error, RunError) else unwritten(error)
-    kind = RunError.__name__ if told is not None else type(error).__name__
-    return Fault(rank, attempt, kind, str(told or error), text.rstrip(), time.time_ns(), echo)
+    return Fault(
+        rank=rank,
+        attempt=attempt,
+        type=type(error).__name__ if told is None else RunError.__name__,
+        message=str(told or error),
+        traceback=text.rstrip(),
+        time_ns=time.time_ns(),
+        echo=echo,
+    )
 
 
 def _own(error: BaseException) -> BaseException:
@@ -156,16 +163,20 @@ def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
 def died(rank: int, attempt: int, code: int) -> Fault:
     """The fault of a process that ended without telling why. ``code`` as in ``subprocess``: negative is a signal."""
     if code >= 0:
-        return Fault(rank, attempt, "exit", f"ended with exit code {code} and no Python error", "", time.time_ns())
+        return silent(rank, attempt, "exit", f"ended with exit code {code} and no Python error")
     name = signal_name(-code)
     hint = f" ({_HINTS[name]})" if name in _HINTS else ""
-    return Fault(rank, attempt, name, f"was killed by {name}{hint}", "", time.time_ns())
+    return silent(rank, attempt, name, f"was killed by {name}{hint}")
 
 
 def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
     """The fault of a rank that is waited for in vain. ``where``: what is known of what it does."""
-    text = f"hung for {timeout_s:g} s (launch.timeout_s): {where}"
-    return Fault(rank, attempt, "hung", text, "", time.time_ns())
+    return silent(rank, attempt, "hung", f"hung for {timeout_s:g} s (launch.timeout_s): {where}")
+
+
+def silent(rank: int, attempt: int, kind: str, message: str) -> Fault:
+    """The fault, as of now, of a rank that has raised nothing."""
+    return Fault(rank=rank, attempt=attempt, type=kind, message=message, traceback="", time_ns=time.time_ns())
 
 
 def signal_name(number: int) -> str:
@@ -195,14 +206,22 @@ def failed(
 
     ``stopped`` are ranks that were still running and had to be killed, ``finished`` those that brought a result.
     """
+    # the root cause
     every = tuple(faults)
     first = root(every)
-    lines = [first.headline, *([first.traceback] if first.traceback and not first.told else [])]
+    lines = [first.headline]
+    if first.traceback and not first.told:
+        lines.append(first.traceback)
+
+    # what became of the others
     lines += _others(first, [f for f in every if f is not first])
-    if still := sorted(stopped):
-        lines.append(f"still running, so killed: {_ranks(still)}")
-    if first.echo and (left := sorted(finished)):
-        lines.append(f"had finished by then: {_ranks(left)} (one collective fewer than the others?)")
+    killed = sorted(stopped)
+    if killed:
+        lines.append(f"still running, so killed: {_ranks(killed)}")
+    done = sorted(finished)
+    if first.echo and done:
+        lines.append(f"had finished by then: {_ranks(done)} (one collective fewer than the others?)")
+
     if folder is not None:
         lines.append(f"log: {log_file(folder, first.rank)}")
     return RanksFailed("\n".join(lines), first, every)
@@ -215,8 +234,10 @@ def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
     for fault in sorted(rest, key=lambda f: f.rank):
         if not fault.echo and fault.rank not in same:
             yield f"also failed: {fault.headline}"
-    if lost := sorted(f.rank for f in rest if f.echo and f.rank not in same):
-        yield f"also ended: {_ranks(lost)} (lost {'its peer' if len(lost) == 1 else 'their peer'})"
+    lost = sorted(f.rank for f in rest if f.echo and f.rank not in same)
+    if lost:
+        peer = "its peer" if len(lost) == 1 else "their peer"
+        yield f"also ended: {_ranks(lost)} (lost {peer})"
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -233,8 +254,10 @@ def write(fault: Fault, folder: Path) -> None:
     Under an outer launcher rank 0 looks for that file while it is written: it sees a whole one or none, and the log
     that it then points to is there.
     """
-    error, log = folder / "errors" / f"rank{fault.rank}.json", log_file(folder, fault.rank)
-    text, fields = f"{fault.traceback or fault.headline}\n", json.dumps(asdict(fault), indent=2) + "\n"
+    error = folder / "errors" / f"rank{fault.rank}.json"
+    log = log_file(folder, fault.rank)
+    text = f"{fault.traceback or fault.headline}\n"
+    fields = json.dumps(asdict(fault), indent=2) + "\n"
     with _if_possible(log):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:

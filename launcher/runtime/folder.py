@@ -1,4 +1,4 @@
-"""The folder of one run."""
+"""The folder of one run: made, reopened, its status written and read."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ FILES = (
 
 def check_entries(run: Path) -> Problem | None:
     """What stands in ``run`` in the place of something that a run writes there."""
-    wrong = [f"{run / n} is not a folder" for n in FOLDERS if os.path.lexists(run / n) and not (run / n).is_dir()]
-    wrong += [f"{run / n} is not a file" for n in FILES if os.path.lexists(run / n) and not (run / n).is_file()]
+    folders = [run / name for name in FOLDERS if os.path.lexists(run / name)]
+    files = [run / name for name in FILES if os.path.lexists(run / name)]
+    wrong = [f"{path} is not a folder" for path in folders if not path.is_dir()]
+    wrong += [f"{path} is not a file" for path in files if not path.is_file()]
     return Problem("run_dir", f"{run} is no folder of a run: {'; '.join(wrong)}") if wrong else None
 
 
@@ -67,14 +69,16 @@ def reopen(run_dir: Path) -> Path:
     """The folder the user named, made if it is not there yet."""
     with _refused("run_dir", run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
-    if problem := check_writable(run_dir, "run_dir"):
+    problem = check_writable(run_dir, "run_dir")
+    if problem:
         raise RequestError((problem,))
     return run_dir
 
 
 def write_command(run: Path, argv: Sequence[str]) -> None:
     """``command.txt``: a line for each start, to paste into a shell; later ones resumed what the first began."""
-    path, line = run / "command.txt", shlex.join(argv) + "\n"
+    path = run / "command.txt"
+    line = shlex.join(argv) + "\n"
     with _refused("run_dir", run), told(path, len(line)), path.open("a", encoding="utf-8") as file:
         file.write(line)
 
@@ -84,7 +88,8 @@ def write_status(run: Path, **fields: Any) -> None:
 
     One process at a time. Where ``reserve_status`` was called before, a full disk has room for it.
     """
-    new, data = run / NEXT_STATUS, (json.dumps(_digested(fields), indent=2) + "\n").encode()
+    new = run / NEXT_STATUS
+    data = (json.dumps(_digested(fields), indent=2) + "\n").encode()
     try:
         with told(run / STATUS, len(data)), open(os.open(new, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
             file.write(data)

@@ -1,4 +1,4 @@
-"""Memory that can be had now on this machine, as the kernel, the control group and the devices say."""
+"""Memory that is free on this machine: by the kernel, the control group and the devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def ram(proc: Path = Path("/proc")) -> Free | None:
         return None
     least = Free(int(found[1]) << 10)
     for group in _groups(proc):
-        if (left := group.left()) is not None and left < least.ram:
+        left = group.left()
+        if left is not None and left < least.ram:
             least = Free(left, f"this machine for the control group {group.path}")
     return least
 
@@ -74,8 +75,8 @@ def _groups(proc: Path) -> Iterator[_Group]:
             continue
         for root, point in _mounted(mounts, "memory" if kinds else None):
             here = point / os.path.relpath(path, root)
-            inside = [p for p in (here, *here.parents) if p.is_relative_to(point)] if path.startswith(root) else [point]
-            for folder in inside:
+            above = [p for p in (here, *here.parents) if p.is_relative_to(point)]
+            for folder in above if path.startswith(root) else [point]:
                 if kinds:
                     yield _Group(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
                 else:
@@ -88,7 +89,8 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
         left, _, right = line.partition(" - ")
         root, point = left.split()[3:5]
         system, _, options = right.split()[:3]
-        if system == "cgroup2" if kind is None else system == "cgroup" and kind in options.split(","):
+        wanted = "cgroup2" if kind is None else "cgroup"
+        if system == wanted and (kind is None or kind in options.split(",")):
             yield root, Path(point)
 
 

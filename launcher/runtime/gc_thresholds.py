@@ -1,4 +1,4 @@
-"""How often Python looks for garbage: seldom while a command starts, as usual once ranks work."""
+"""How often Python collects garbage: seldom while a command starts, as usual once ranks work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that ask to stop as an exception, in the process that the user started."""
+"""Turns signals that ask to stop into an exception, in the process that the user started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One launcher at a time in a run folder."""
+"""The lock of a run folder: one launcher at a time works there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def locked(run: Path) -> Iterator[None]:
 
     The kernel lets go when the last of them has ended, however that came. A file system without locks costs a warning.
     """
-    path, mine = run / NAME, f"{os.getpid()} {socket.gethostname()}\n".encode()
+    path = run / NAME
+    mine = f"{os.getpid()} {socket.gethostname()}\n".encode()
     with told(path, len(mine)):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with open(fd, encoding="utf-8") as file:

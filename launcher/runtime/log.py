@@ -1,4 +1,4 @@
-"""What one rank says: to the console, to its file."""
+"""Sets up what one rank logs: to the console, and to its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop, as a flag that its ranks poll."""
+"""Turns signals that ask to stop into a flag that ranks poll, so that they can save first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ONCE_S = 0.5  # a signal that comes again so soon was sent once: to the whole pr
 LEAVE_S = 1.5  # from the second signal until a process that waits in native code is ended
 
 
-class Flag:
+class StopFlag:
     """``signum`` is that of the first signal, 0 while none has come. ``insisted``: another came later."""
 
     def __init__(self) -> None:
@@ -28,7 +28,8 @@ class Flag:
     def note(self, signum: int) -> None:
         now = time.monotonic()
         if not self.signum:
-            self.signum, self._since = signum, now
+            self.signum = signum
+            self._since = now
         elif signum != self.signum or now - self._since > ONCE_S:
             self.insisted = True
 
@@ -36,12 +37,12 @@ class Flag:
         return self.signum
 
 
-def polled(signums: tuple[signal.Signals, ...] = STOPS) -> Flag:
+def polled(signums: tuple[signal.Signals, ...] = STOPS) -> StopFlag:
     """From now on ``signums`` set the flag and do nothing else; one that is ignored (``nohup``) stays so.
 
     For a rank whose supervisor sees to those who ask twice.
     """
-    flag = Flag()
+    flag = StopFlag()
     for signum in signums:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, lambda number, _: flag.note(number))
@@ -49,13 +50,13 @@ def polled(signums: tuple[signal.Signals, ...] = STOPS) -> Flag:
 
 
 @contextmanager
-def heard(forced: bool = False) -> Iterator[Flag]:
+def heard(forced: bool = False) -> Iterator[StopFlag]:
     """In the block the first signal sets the flag, a second one raises ``Interrupted``.
 
     ``forced``: a process that waits in native code for a peer, where nothing is raised, is ended soon after. Only the
     main thread gets signals; ``deafen`` within the block lasts.
     """
-    flag = Flag()
+    flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
         yield flag
         return
@@ -86,7 +87,7 @@ def _force(hear: Callable[[int, FrameType | None], None]) -> None:
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
     def work() -> None:
-        flag = Flag()
+        flag = StopFlag()
         while not flag.insisted:
             for signum in os.read(read, 64):
                 if signum in STOPS:

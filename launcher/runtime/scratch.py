@@ -1,4 +1,4 @@
-"""A folder for temporary files that never outlives its owner for long."""
+"""A folder for temporary files that is deleted even when its owner was killed."""
 
 from __future__ import annotations
 

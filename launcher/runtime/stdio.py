@@ -1,4 +1,4 @@
-"""Standard streams that are files: what they have no room for is lost."""
+"""Standard streams that are files on a full disk: what does not fit is lost, and the run goes on."""
 
 from __future__ import annotations
 

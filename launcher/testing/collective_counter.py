@@ -1,4 +1,4 @@
-"""Counts the collectives that really happen, by kind and bytes."""
+"""Counts the collectives that really run, by kind and bytes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.check import check, where
 from launcher.parallel.local import cut, local
 from launcher.plan.values.layout import Layout
@@ -45,18 +45,18 @@ def test_every_local_tensor_is_the_content_of_its_box(parallel):
     assert counts == [sum(p.layout.holds(r) for p in plan.params) for r in range(4)]
 
 
-def swap(par: Parallel, name: str, t: torch.Tensor) -> None:
+def swap(par: ParallelModel, name: str, t: torch.Tensor) -> None:
     for part in par.parts:
         owner, _, attr = name.rpartition(".")
         if name in dict(part.module.named_parameters()):
             part.module.get_submodule(owner)._parameters[attr] = nn.Parameter(t)
 
 
-def too_small(par: Parallel) -> None:
+def too_small(par: ParallelModel) -> None:
     swap(par, "layers.0.attn.q.weight", torch.zeros(3, 16))
 
 
-def another_shard(par: Parallel) -> None:
+def another_shard(par: ParallelModel) -> None:
     """The right shape of the wrong half."""
     name = "layers.0.mlp.gate.weight"
     box = {p.name: p for p in par.plan.params}[name].layout
@@ -65,19 +65,19 @@ def another_shard(par: Parallel) -> None:
     object.__setattr__(par, "plan", replace(par.plan, params=params))
 
 
-def untied(par: Parallel) -> None:
+def untied(par: ParallelModel) -> None:
     """Two tensors where the plan has one under two names."""
     part = par.parts[0]
     part.module.head._parameters["weight"] = nn.Parameter(part.module.embed.weight.detach().clone())
 
 
-def lost(par: Parallel) -> None:
+def lost(par: ParallelModel) -> None:
     for part in par.parts:
         if "norm.weight" in dict(part.module.named_parameters()):
             del part.module.norm._parameters["weight"]
 
 
-def another_stage(par: Parallel) -> None:
+def another_stage(par: ParallelModel) -> None:
     object.__setattr__(par.parts[0], "stage", replace(par.parts[0].stage, index=1 - par.parts[0].stage.index))
 
 

@@ -13,7 +13,7 @@ from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import Parallel, parallelize
+from launcher.parallel.apply_plan import ParallelModel, parallelize
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.norms import grad_norm
@@ -102,14 +102,14 @@ def place(plan: Plan, meshes: Meshes) -> int:
     return at["dp_replicate"] * plan.sizes.grid["dp_shard"] + at["dp_shard"]
 
 
-def build(world: World, j: Job, plan: Plan) -> tuple[Parallel, Pipeline]:
+def build(world: World, j: Job, plan: Plan) -> tuple[ParallelModel, Pipeline]:
     """The live model of one rank."""
     meshes = mesh.build(plan.sizes.grid, "cpu", plan.ties)
     par = parallelize(DRAWN.take(j, plan), plan, meshes, CPU)
     return par, Pipeline(par, inputs(j, plan.sizes.micro_batch), cross_entropy, CPU)
 
 
-def step(j: Job, par: Parallel, pipe: Pipeline) -> Tensor:
+def step(j: Job, par: ParallelModel, pipe: Pipeline) -> Tensor:
     """Forward and backward of this rank's part of the batch; the loss as the pipeline returns it."""
     xs, y = batch(j, par.plan)
     n, at = par.plan.sizes.local_batch, place(par.plan, par.meshes)

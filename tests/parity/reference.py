@@ -36,7 +36,7 @@ def plain(job: Job, plan: Plan) -> nn.Module:
     """The model as its author wrote it, on the CPU."""
     with default_dtype(dtype_of(DTYPE[plan.precision])):
         model = builder(job)()
-        _, numbers = fill.record(builder(job), plan)
+        _, numbers = fill.from_constructor(builder(job), plan)
     first = {n: p.name for p in plan.params for n in p.names}
     for name, t in fill.tensors(model).items():
         t.copy_(numbers(first.get(name, name)))

@@ -10,13 +10,13 @@ import pytest
 
 from launcher.runtime import preemption
 from launcher.runtime.faults import Preempted
-from launcher.runtime.preemption import Flag
+from launcher.runtime.preemption import StopFlag
 
 
 def test_a_signal_that_comes_again_at_once_was_sent_once(monkeypatch):
     now = [10.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: now[0])
-    flag = Flag()
+    flag = StopFlag()
     assert flag() == 0
     flag.note(signal.SIGTERM)
     now[0] += preemption.ONCE_S
@@ -28,7 +28,7 @@ def test_a_signal_that_comes_again_at_once_was_sent_once(monkeypatch):
 
 
 def test_another_signal_is_another_request():
-    flag = Flag()
+    flag = StopFlag()
     flag.note(signal.SIGUSR1)
     flag.note(signal.SIGTERM)
     assert (flag(), flag.insisted) == (signal.SIGUSR1, True)

@@ -189,7 +189,7 @@ def autocast_lost(patch: Patch) -> None:
 
 def gradients_of_idle_experts_mixed(patch: Patch) -> None:
     """What a rank lacks is not filled in: what it has goes to those that come first."""
-    real = apply_plan.Parallel.reduce
+    real = apply_plan.ParallelModel.reduce
 
     def wrong(self: Any) -> None:
         mine = [t for p, t in self.named() if p.trainable]
@@ -201,7 +201,7 @@ def gradients_of_idle_experts_mixed(patch: Patch) -> None:
                     t.grad = g
         real(self)
 
-    patch.setattr(apply_plan.Parallel, "reduce", wrong)
+    patch.setattr(apply_plan.ParallelModel, "reduce", wrong)
 
 
 def scale_not_taken_back(patch: Patch) -> None:

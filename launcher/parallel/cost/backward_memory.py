@@ -1,4 +1,4 @@
-"""What the backward of a module needs beyond what was saved for it, tried out on meta tensors."""
+"""Measures what the backward of a module needs beyond the saved tensors, by running it on meta tensors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.cost.flash_attention import Flash
-from launcher.parallel.cost.memory_meter import Held
+from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.weight_gradient import FORMS, Call, Deferral
+from launcher.parallel.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward
 
 
-class _Meta(Held):
+class _MetaMeter(MemoryMeter):
     """Counts meta tensors, but no gradients of parameters: those are planned by themselves."""
 
     kind = "meta"
@@ -45,13 +45,13 @@ class _Running(ExitStack):
         return self
 
 
-class Scales:
-    """Weighs modules; equal ones once."""
+class BackwardMeter:
+    """Measures the backward of modules; equal ones once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Backward | None] = {}
 
-    def weigh(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
+    def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         """For a call with ``args`` and ``kwargs``; ``None`` when it cannot be tried."""
         given = tree_leaves((args, kwargs))
         key = (
@@ -71,24 +71,26 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     params = [p for p in module.parameters() if p.requires_grad]
     with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
-        scale, seen = _Meta(params), _Seen()
+        meter = _MetaMeter(params)
+        deferred = _Deferred()
         try:
-            with scale, torch.enable_grad():
-                with seen.running(tree_leaves((args, kwargs))):
+            with meter, torch.enable_grad():
+                with deferred.running(tree_leaves((args, kwargs))):
                     made = tree_leaves(module(*args, **kwargs))
                 out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
                 del made
-                before = scale.peak = scale.now
+                before = meter.now
+                meter.peak = before
                 torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except (RuntimeError, NotImplementedError):
             return None  # it looks at data, or has no backward
         finally:
             for p in params:
                 p.grad = None
-    return Backward(max(0, scale.peak - before), seen.kept, seen.flops)
+    return Backward(max(0, meter.peak - before), deferred.kept, deferred.flops)
 
 
-class _Seen(Deferral):
+class _Deferred(Deferral):
     """Runs everything as it is, and counts what a split backward would put off.
 
     The gradient of an output is as large as the output.
@@ -104,7 +106,7 @@ class _Seen(Deferral):
         """Bytes: inputs, each storage once, and gradients of outputs."""
         return sum(self.taken.values()) + self.outputs
 
-    def apply(self, call: Call, leaf: nn.Parameter, turned: bool) -> Any:
+    def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
         out = call.run(call.x, call.weight, call.bias)
         storage = call.x.untyped_storage()
         self.flops += 2 * call.x.numel() * out.shape[-1]
@@ -117,7 +119,7 @@ def product(func: Any, args: Any, kwargs: Any) -> Backward:
     """For a function that the glue calls with meta tensors."""
     if func not in FORMS:
         return Backward()
-    seen = _Seen()
+    seen = _Deferred()
     with _disable_current_modes(), torch.enable_grad(), seen.running(tree_leaves((args, kwargs))):
         func(*args, **kwargs)
     return Backward(kept=seen.kept, deferred=seen.flops)

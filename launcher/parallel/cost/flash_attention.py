@@ -1,4 +1,4 @@
-"""On meta tensors, attention costs what the fused kernel costs: torch would work out the whole matrix there."""
+"""On meta tensors attention costs what the fused kernel costs: torch would form the whole score matrix there."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Flash(TorchFunctionMode):
     """While entered, ``scaled_dot_product_attention`` on meta tensors keeps for backward what real devices keep."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention and (out := _fused(*args, **(kwargs or {}))) is not None:
-            return out
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = _fused(*args, **kwargs) if func is F.scaled_dot_product_attention else None
+        return func(*args, **kwargs) if out is None else out
 
 
 def _fused(

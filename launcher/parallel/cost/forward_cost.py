@@ -1,4 +1,4 @@
-"""What one forward costs, counted while it runs on meta tensors: flops and bytes kept for backward."""
+"""Counts what one forward costs while it runs on meta tensors: FLOPs, and bytes kept for backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class _Flops(Dispatch):
 
     def __init__(self, hooks: SavedHooks, keep: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
-        self.hooks, self.keep = hooks, keep
+        self.hooks = hooks
+        self.keep = keep
         self.total = 0
         self.written: set[int] = set()
         self.disagree: dict[str, None] = {}
@@ -31,7 +32,8 @@ class _Flops(Dispatch):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.seen is not None:
             self.seen(func)
-        if found := disagreement(func, args):
+        found = disagreement(func, args)
+        if found:
             self.disagree[found] = None
         out = meta_cache.run(func, args, kwargs or {})
         if self.hooks.aside:
@@ -73,7 +75,8 @@ class Meter:
         self._seen: set[int] = set()
         self._alive: list[torch.Tensor] = []  # a freed storage's address could come back as another's
         self._hooks = SavedHooks(self._keep)
-        self._flops, self._flash = _Flops(self._hooks, self._keep), Flash()
+        self._flops = _Flops(self._hooks, self._keep)
+        self._flash = Flash()
         self.own(own)
 
     def own(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Operations whose real kernels take tensors of one dtype only, which those of the meta device do not look at."""
+"""Operators whose real kernels take tensors of one dtype only, which the meta device does not check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the bytes of all tensors alive, at most, while something runs."""
+"""Measures the peak bytes of all tensors alive while something runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 
 
-class Held(Dispatch):
+class MemoryMeter(Dispatch):
     """``peak``: most bytes held at the end of any operation while entered.
 
     Counts every storage once, at its size then: FSDP2 empties and refills storages without an operation. What an
@@ -33,7 +33,8 @@ class Held(Dispatch):
     @property
     def now(self) -> int:
         """Bytes held at this moment."""
-        return sum(s.nbytes() for ref in list(self._alive.values()) if (s := ref()) is not None)
+        storages = [ref() for ref in list(self._alive.values())]
+        return sum(s.nbytes() for s in storages if s is not None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = self.run(func, args, kwargs or {})

@@ -1,4 +1,4 @@
-"""Hooks on what autograd saves that step aside for torch.func.grad, which runs under none."""
+"""Saved-tensor hooks that step aside for torch.func.grad, which refuses to run under any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.autograd import graph
 class SavedHooks:
     """``keep`` gets every tensor that is saved while this is entered, and what it returns is saved instead.
 
-    ``aside``: code runs that hooks do not see.
+    ``aside``: they have stepped aside, for code whose saved tensors no hook may see.
     """
 
     def __init__(self, keep: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -1,1 +1,1 @@
-"""Initialisation without the memory: a constructor is recorded, and each rank makes its own part of its tensors."""
+"""Deferred initialisation: a constructor is recorded on meta tensors, and each rank materialises its own shards."""

@@ -1,4 +1,4 @@
-"""Meta tensors that say they are on the CPU, so that a constructor goes the way of a plain build."""
+"""Makes meta tensors say that they are on the CPU, so that a constructor runs as in a plain build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives every tensor of a part its numbers at step 0, the same in every layout."""
+"""Gives every tensor of a stage its numbers at step 0, the same in every layout."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from launcher.parallel.deferred_init import record as taping
+from launcher.parallel.deferred_init import record
 from launcher.parallel.deferred_init.operation_tape import Tape
 from launcher.parallel.deferred_init.replay import replay
 from launcher.parallel.deferred_init.uninitialized import origins
+from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.local import cut, local
 from launcher.parallel.model_state.parameter_hooks import hooks, keep
-from launcher.parallel.stages.split import Part
-from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+from launcher.parallel.stages.split import StagePart
+from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import DTYPE
 
-Whole = Callable[[str], torch.Tensor]
+FullTensorOf = Callable[[str], torch.Tensor]
 """The whole tensor of a first name, on the CPU."""
 
 SOME = 1000
@@ -28,7 +29,7 @@ SOME = 1000
 
 
 @dataclass(frozen=True)
-class Making:
+class InitialTensors:
     """Where the numbers of a model come from: ``tape`` for one tensor at a time, or ``real``, which holds all of them.
 
     ``names``: the tensors on the meta device; ``build`` makes the ``real`` ones when they are asked for.
@@ -54,21 +55,21 @@ class Making:
         return origins(self.names, self.tape)
 
 
-def record(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, Making]:
+def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Module, InitialTensors]:
     """The model on the meta device, and where its numbers come from.
 
     With deferred init one tensor at a time is made; else the model is built once, whole, from the seed.
     """
     dtype = dtype_of(DTYPE[plan.precision])
 
-    def really() -> dict[str, torch.Tensor]:
+    def in_memory() -> dict[str, torch.Tensor]:
         with default_dtype(dtype), torch.enable_grad():
-            return tensors(taping.really(build, plan.seed))
+            return tensors(record.build_in_memory(build, plan.seed))
 
     with default_dtype(dtype):
-        model, tape = taping.record(build, plan.seed)
+        model, tape = record.record(build, plan.seed)
     names = {n: t.detach() for n, t in tensors(model).items()}  # one with hooks gets its memory itself
-    return model, Making(tape, names, None if plan.deferred else really)
+    return model, InitialTensors(tape, names, None if plan.deferred else in_memory)
 
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -77,7 +78,7 @@ def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def fill(parts: list[Part], plan: Plan, rank: int, device: torch.device, whole: Whole) -> None:
+def fill(parts: list[StagePart], plan: Plan, rank: int, device: torch.device, whole: FullTensorOf) -> None:
     """Allocate this rank's pieces and fill them. A tensor is never whole in memory for longer than its own making."""
     made: dict[str, torch.Tensor] = {}
     for part in parts:
@@ -93,7 +94,7 @@ def fill(parts: list[Part], plan: Plan, rank: int, device: torch.device, whole: 
                 b.copy_(whole(name))
 
 
-def _share(part: Part, plan: Plan, made: dict[str, torch.Tensor]) -> None:
+def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
     """A whole parameter of several stages of this rank is one tensor, that of the first."""
     named = tensors(part.module)
     for placed, name, t in part.named(plan.params):

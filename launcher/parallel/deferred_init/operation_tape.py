@@ -1,4 +1,4 @@
-"""Keeps the operations of a constructor that runs on meta tensors, and works out what it wants to see of them."""
+"""The tape of a constructor that runs on meta tensors: its operations, and the numbers that it asks to see."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 
 @dataclass
-class Constant:
+class ConstantTensor:
     """Numbers that no operation made. ``sum`` tells whether somebody else than torch has changed them since."""
 
     value: torch.Tensor
@@ -66,14 +66,17 @@ class Tape(Dispatch):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.log, self.seed, self.why = Log(), seed, ""
+        self.log = Log()
+        self.seed = seed
+        self.why = ""
         self.off: set[int] = set()
         self.shared: tuple[tuple[str, ...], ...] = ()
         self.computed: tuple[str, ...] = ()
         self.marks: dict[str, tuple[str, ...]] = {}
-        self.asked_meta, self._pause = False, 0
+        self.asked_meta = False
+        self._pause = 0
         self._streams = Streams(seed)
-        self._lent: dict[int, list[Constant]] = {}
+        self._lent: dict[int, list[ConstantTensor]] = {}
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -124,24 +127,37 @@ class Tape(Dispatch):
 
     def remember(self, t: torch.Tensor) -> None:
         """Take over the numbers of a tensor that an earlier construction made, if one did."""
-        if (value := remembered(t)) is not None:
-            self.log.add(Op(Constant(value), makes=(t.detach(),)))
+        value = remembered(t)
+        if value is not None:
+            self.log.add(Op(ConstantTensor(value), makes=(t.detach(),)))
 
     def _record(self, func: Any, args: Any, kwargs: Any, out: Any, draw: Draw | None) -> None:
+        # what it reads, and what it writes: all of it, or a part
         ins = {key(t) for t in tensors((args, kwargs))}
         written = _written(func, args, kwargs)
         if self._seen & {key(t) for t in written}:
             self.fail("changes a tensor after numpy has seen it")
         others = [key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)]
-        name, makes = name_of(func), tuple(None if key(t) in ins else t for t in tensors(out))
+        name = name_of(func)
+        makes = tuple(None if key(t) in ins else t for t in tensors(out))
         fills = {key(t) for t in written if name in FILLS and _whole(t) and key(t) not in others}
         like = set(others) if name.endswith("_like") or name.startswith("new_") else set()
+
         # detached: a tape must not keep an autograd graph, nor follow a Parameter that is later swapped for another
         args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
-        self.log.add(Op(
-            func, args, kwargs, frozenset(ins - fills - like), frozenset(fills | like), frozenset(map(key, written)),
-            frozenset(fills), makes if any(t is not None for t in makes) else (), draw, name in BLANK,
-        ))  # fmt: skip
+        op = Op(
+            func=func,
+            args=args,
+            kwargs=kwargs,
+            reads=frozenset(ins - fills - like),
+            shapes=frozenset(fills | like),
+            writes=frozenset(map(key, written)),
+            fills=frozenset(fills),
+            makes=makes if any(t is not None for t in makes) else (),
+            draw=draw,
+            blank=name in BLANK,
+        )
+        self.log.add(op)
 
     def _placed(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether the result belongs to the meta device, as the constructor sees it. Changes ``kwargs``."""
@@ -198,7 +214,7 @@ class Tape(Dispatch):
         return out
 
     def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
-        """What cannot be worked out without numbers is worked out with them."""
+        """Runs with numbers an operation that meta tensors do not support."""
         real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in tensors((args, kwargs))}
         looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
         named = {k: CPU if k == "device" else v for k, v in named.items()}
@@ -225,7 +241,7 @@ class Tape(Dispatch):
 
     def constant(self, value: torch.Tensor) -> torch.Tensor:
         """A meta tensor that stands for ``value``, whose numbers are known."""
-        held = Constant(value.detach())
+        held = ConstantTensor(value.detach())
         held.sum = held.checksum()
         self._lent.setdefault(key(value), []).append(held)
         meta = torch.empty_like(value, device="meta", requires_grad=False)

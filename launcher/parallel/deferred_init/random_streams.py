@@ -1,4 +1,4 @@
-"""Where each draw of a constructor stands in which stream of random numbers."""
+"""Says which draw of which random stream each random operation of a constructor is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Records how a model's constructor makes its tensors, so that any one of them can be made again, alone.
+"""Records how a constructor makes its tensors, so that any one of them can be made again by itself.
 
-The constructor runs on meta tensors that say they are on the CPU: its code goes the way it goes in a plain ``Model()``,
+The constructor runs on meta tensors that say they are on the CPU: its code takes the branches of a plain ``Model()``,
 but no memory is taken. The tape keeps every operation; ``replay`` repeats, in real memory, just those that one tensor
 needs. Promised: each tensor is what the operations of a plain build make of it. Numbers that are not random, and those
 that the constructor seeds itself, are the same to the bit; the others have the same distribution, from a random stream
@@ -64,7 +64,7 @@ def _patched(tape: Tape) -> Iterator[None]:
 def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Tape]:
     """Build with a tape running. The model's tensors are meta tensors.
 
-    A constructor that cannot be recorded runs with numbers (``really``), and the tape says ``why``.
+    A constructor that cannot be recorded runs with numbers (``build_in_memory``), and the tape says ``why``.
     """
     tape = Tape(seed)
     try:
@@ -100,16 +100,18 @@ def _plain_device() -> AbstractContextManager[Any]:
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
-def really(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """The model with its numbers, all of it, in memory: as after ``torch.manual_seed(seed)``."""
     with seeded(seed), _plain_device():
         model = owned(build())
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, t in store.items():
-                if t is not None and t.is_meta and (value := remembered(t)) is not None:
-                    like = nn.Parameter(value, t.requires_grad) if isinstance(t, nn.Parameter) else value
-                    store[name] = like  # type: ignore[assignment]
+                value = remembered(t) if t is not None and t.is_meta else None
+                if isinstance(t, nn.Parameter) and value is not None:
+                    value = nn.Parameter(value, t.requires_grad)
+                if value is not None:
+                    store[name] = value  # type: ignore[assignment]
     return model
 
 

@@ -1,4 +1,4 @@
-"""Makes one tensor of a model alone, out of the recorded operations that its numbers come from."""
+"""Makes one tensor of a model by replaying just the recorded operations that it depends on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds what a constructor leaves to chance: memory that nobody wrote, and numbers that no seed decides."""
+"""Finds tensors that a constructor leaves to chance: uninitialised memory, and numbers that no seed decides."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from launcher.errors import Problem
-from launcher.parallel.deferred_init.operation_tape import BLANK, Constant, Tape, name_of
-from launcher.parallel.deferred_init.record import really, record
+from launcher.parallel.deferred_init.operation_tape import BLANK, ConstantTensor, Tape, name_of
+from launcher.parallel.deferred_init.record import build_in_memory, record
 from launcher.parallel.deferred_init.replay import Log, key, replay
 from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
@@ -92,7 +92,7 @@ class _Filled(Dispatch):
 
 def _digests(build: Build, seed: int, fill: int) -> dict[str, bytes]:
     with _Filled(fill):
-        model = really(build, seed)
+        model = build_in_memory(build, seed)
     return {n: b"" if t.is_meta else _bytes(t) for n, t in _named(model)}
 
 
@@ -106,7 +106,7 @@ def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
 
 
 def _same(name: str, *builds: tuple[nn.Module, Tape]) -> bool:
-    """Whether two constructions come to the same numbers on other ways: one finds a cache that the other filled."""
+    """Whether two constructions come to the same numbers in different ways: one finds a cache that the other filled."""
     named = [(dict(_named(model)).get(name), tape) for model, tape in builds]
     return len({_bytes(replay(tape.log, t, name, tape.seed)) if t is not None else b"" for t, tape in named}) == 1
 
@@ -122,8 +122,8 @@ def _texts(log: Log) -> list[str]:
     """A digest of each operation and of those that it needs."""
     texts: list[str] = []
     for place, op in enumerate(log.ops):
-        before = [texts[p] for s in sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])
-                  for p in log.touched.get(s, []) if p < place]  # fmt: skip
+        storages = sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])
+        before = [texts[p] for s in storages for p in log.touched.get(s, []) if p < place]
         text = f"{_text(op.func)} {[_text(a) for a in tree_leaves((op.args, op.kwargs))]} {op.draw and op.draw.at}"
         if op.draw and op.draw.root:
             text += str(_bytes(op.draw.root.states[0]))
@@ -134,6 +134,6 @@ def _texts(log: Log) -> list[str]:
 def _text(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return f"{tuple(leaf.shape)} {leaf.stride()} {leaf.storage_offset()} {leaf.dtype}"
-    if isinstance(leaf, Constant):
+    if isinstance(leaf, ConstantTensor):
         return str(_bytes(leaf.value))
     return getattr(leaf, "__name__", "") or str(leaf)

@@ -1,1 +1,1 @@
-"""What everything that watches a model run stands on: modes that see each operation, containers of tensors."""
+"""What all observers of a running model build on: dispatch modes, and containers of tensors."""

@@ -1,4 +1,4 @@
-"""Tensors inside of what a forward hands around: lists, dicts, dataclasses, and how to reach and to rebuild them."""
+"""Finds, replaces and rebuilds tensors inside lists, dicts and dataclasses."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def pick(value: Any, path: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedFunction:
     """A function that fx can write into code, whatever it is made of."""
 
     func: Callable[..., Any]
@@ -114,7 +114,7 @@ class Named:
 
 
 @dataclass(frozen=True, eq=False)
-class Constant:
+class ConstantFunction:
     """Hands over one and the same object."""
 
     value: Any

@@ -1,4 +1,4 @@
-"""Remembers what operations make of meta tensors: torch works many of them out in Python, a millisecond a layer."""
+"""Caches the output shapes of operations on meta tensors: torch computes many in Python, a millisecond a layer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def run(func: Any, args: Any, kwargs: Any) -> Any:
 
     Only of operations whose results are new tensors, each with memory of its own.
     """
-    if _opaque(func) or (key := _key(func, args, kwargs)) is None:
+    key = None if _opaque(func) else _key(func, args, kwargs)
+    if key is None:
         return func(*args, **kwargs)
-    if not (specs := _known.get(key)):
+    specs = _known.get(key)
+    if not specs:
         out = func(*args, **kwargs)
         if specs is None and len(_known) < MOST:
             _known[key] = _fresh(out, args, kwargs)
@@ -50,7 +52,7 @@ def _opaque(func: Any) -> bool:
 
 
 def _key(func: Any, args: Any, kwargs: Any) -> Any:
-    """All that the shapes of the result hang on; ``None`` where there is more to it."""
+    """All that the shapes of the result depend on; ``None`` where there is more to it."""
     if torch._C._functorch.maybe_current_level() is not None:
         return None
     found = [func, torch.get_default_dtype()]
@@ -81,7 +83,9 @@ def _add(found: list[Any], value: Any) -> bool:
 
 def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
     """The shapes of ``out``; none unless each of its tensors is new and alone in its memory."""
-    made = (out,) if type(out) is torch.Tensor else out if type(out) is tuple else ()
+    made = (out,) if type(out) is torch.Tensor else out
+    if type(made) is not tuple:
+        return ()
     if not made or any(type(t) is not torch.Tensor or not t.is_meta or t.layout is not torch.strided for t in made):
         return ()
     given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}

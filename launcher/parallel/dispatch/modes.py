@@ -1,4 +1,4 @@
-"""Modes that hold for a while: evaluation, the dtype of new tensors, and what sees every operation."""
+"""Context managers for evaluation mode and the default dtype, and the base of our dispatch modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's pytree does, without its detours for the tuples, lists and dicts that nearly all arguments are."""
+"""torch's pytree with a fast path for the tuples, lists and dicts that nearly all arguments are."""
 
 from __future__ import annotations
 

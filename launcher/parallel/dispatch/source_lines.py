@@ -1,4 +1,4 @@
-"""Where in the user's code something happens."""
+"""File and line of the user's code that an error comes from, or that is running."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What stands on FSDP2: sharding as the plan lays it out, the order of its collectives, half precision."""
+"""Built on FSDP2: sharding as the plan lays it out, the order of its collectives, half precision."""

@@ -1,4 +1,4 @@
-"""Keeps FSDP2's collectives the same on every rank, whatever the data do.
+"""Keeps FSDP2's collectives in one order on every rank, even where control flow depends on data.
 
 FSDP2 gathers a group of weights when one of its modules is called, and reduces what gradients are there once backward
 has come by. Where code looks at data, that differs from rank to rank: ranks would gather and reduce different weights,
@@ -24,7 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from launcher.errors import RunError
 from launcher.parallel.fsdp.shard import param_groups
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.plan.cost.fusion import Group
 from launcher.plan.plan import Plan
 
@@ -40,14 +40,14 @@ class Turn:
     group: int
 
 
-class Order:
+class GatherOrder:
     """The sharded groups of one part, and what is due of a pass through it that is under way.
 
     ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
     parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
     """
 
-    def __init__(self, part: Part, plan: Plan) -> None:
+    def __init__(self, part: StagePart, plan: Plan) -> None:
         self.part = part
         self.rows = {i: g for i, g in enumerate(plan.groups) if g.stage == part.stage.index and plan.hsdp}
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
@@ -116,7 +116,8 @@ class Order:
         if self._turns is None or group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
             return enter(*args)
         if self._turns is self._backward:  # run again under a checkpoint
-            if (at := self._next(i, "backward")) is not None:
+            at = self._next(i, "backward")
+            if at is not None:
                 self._make_good(at)
         elif not self._take(i, "forward") and not group.is_unsharded:
             raise self._out_of_order(i, "is called")
@@ -188,19 +189,24 @@ class Order:
 
     def _ahead(self, i: int) -> None:
         """Gather the group that backward needs next, and no other: FSDP2 would go by the forwards it has seen."""
-        if (before := self._before.get(i)) is not None:
+        before = self._before.get(i)
+        if before is not None:
             group = self.groups[before]
             group._prefetch_unshard(group, "backward")
 
     def _fill(self, group: Any) -> None:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
+        # what there is
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         for p in params:
             p.accumulate_unsharded_grad_if_needed()
         has = [p for p in params if _grad(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
         if self.see is not None and has:
-            self.see([p.sharded_param for p in has], [g for p in has if (g := _grad(p)) is not None])
+            grads = [_grad(p) for p in has]
+            self.see([p.sharded_param for p in has], [g for g in grads if g is not None])
+
+        # what is missing
         if len(has) == len(params):
             return
         for p in params:
@@ -217,7 +223,7 @@ class Order:
         return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
 
 
-def _group(part: Part, row: Group) -> Any:
+def _group(part: StagePart, row: Group) -> Any:
     module = part.module.get_submodule(row.modules[0])
     assert isinstance(module, FSDPModule)
     (group,) = param_groups(module._get_fsdp_state())
@@ -235,7 +241,8 @@ def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
     """Autograd goes the forward's way back, node by node."""
     first = {group: n for n, (group, begins) in reversed([*enumerate(visits)]) if begins}
     for n, (group, begins) in reversed([*enumerate(visits)]):
-        yield Turn("backward" if not begins else "reduce" if first[group] == n else "pause", group)
+        over = "reduce" if first.get(group) == n else "pause"
+        yield Turn(over if begins else "backward", group)
 
 
 def _grad(p: Any) -> torch.Tensor | None:
@@ -245,7 +252,7 @@ def _grad(p: Any) -> torch.Tensor | None:
 
 
 @torch.no_grad()
-def agree(orders: list[Order], meshes: Meshes) -> None:
+def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
     """After a step: where every rank missed a gradient in every micro batch there is none, and not zeros.
 
     An optimizer would decay the weight.

@@ -1,4 +1,4 @@
-"""Half-precision stand-ins for the weights that FSDP2 does not cast."""
+"""Half-precision copies of the weights that FSDP2 does not cast, made anew for each step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from launcher.parallel.local import local
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Weight:
+class HalfWeight:
     """A parameter of kept precision, the dtype of its stand-in, and where it hangs: (module, attribute)."""
 
     kept: nn.Parameter
@@ -25,14 +25,14 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Half:
+class HalfWeights:
     """The whole weights of a part that runs in half precision.
 
     As FSDP2 does for shards: the stand-ins are made anew for each step, and the gradient of each micro batch is
     added up in the kept precision.
     """
 
-    weights: tuple[Weight, ...]
+    weights: tuple[HalfWeight, ...]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -63,9 +63,10 @@ class Half:
             low.grad = None
 
 
-def half(part: Part, plan: Plan) -> Half:
+def half_weights(part: StagePart, plan: Plan) -> HalfWeights:
     """The stand-ins of ``part``, none where the plan computes in the precision that it keeps."""
-    low = {id(t): p.compute for p, _, t in part.named(plan.params) if not p.sharded and p.compute != p.spec.dtype}
+    named = part.named(plan.params)
+    low = {id(t): p.compute for p, _, t in named if not p.sharded and p.compute != p.spec.dtype}
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     kept: dict[int, nn.Parameter] = {}
     for module in part.module.modules():
@@ -73,6 +74,4 @@ def half(part: Part, plan: Plan) -> Half:
             if p is not None and id(p) in low:
                 places.setdefault(id(p), []).append((module, name))
                 kept[id(p)] = p
-    return Half(tuple(
-        Weight(p, dtype_of(low[i]), tuple(places[i])) for i, p in kept.items()
-    ))  # fmt: skip
+    return HalfWeights(tuple(HalfWeight(p, dtype_of(low[i]), tuple(places[i])) for i, p in kept.items()))

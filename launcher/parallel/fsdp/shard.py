@@ -1,4 +1,4 @@
-"""Shards a part's parameters with FSDP2 as the plan lays them out."""
+"""Shards a stage's parameters with FSDP2 as the plan lays them out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from launcher.parallel.dispatch.pytree import tree_map_only
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
 
-def shard(part: Part, plan: Plan, meshes: Meshes) -> None:
+def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
     """One FSDP2 group a ``plan.groups`` row, and the part as the root. Parameters that stay whole are left alone.
 
     Gradients are summed, never averaged: the loss carries the whole scale (``runtime.training.pipeline``).
@@ -23,15 +23,28 @@ def shard(part: Part, plan: Plan, meshes: Meshes) -> None:
     """
     if plan.hsdp is None:
         return
+    # what stays out of it, and what has to be made fit for it
     whole = {t for p, _, t in part.named(plan.params) if not p.sharded and isinstance(t, nn.Parameter)}
     for t in part.module.parameters():  # FSDP2 takes no others
         if t not in whole and not t.is_contiguous():
             t.data = t.data.contiguous()
-    again, casts = plan.hsdp.optimizer_level == "level3", _casts(plan)
-    mine = [g for g in plan.groups if g.stage == part.stage.index and g.modules != ("",)]
-    for group in mine:
-        _shard([part.module.get_submodule(m) for m in group.modules], meshes, again, whole, casts)
-    _shard([part.module], meshes, again, whole, casts)
+
+    # the groups, and the rest with the root
+    casts = _casts(plan)
+    groups = [g.modules for g in plan.groups if g.stage == part.stage.index and g.modules != ("",)]
+    for names in (*groups, ("",)):
+        modules = [part.module.get_submodule(name) for name in names]
+        for module in modules:
+            module.register_forward_hook(_no_views)  # before FSDP2's own
+        fully_shard(
+            modules,
+            mesh=meshes.shard,
+            reshard_after_forward=plan.hsdp.optimizer_level == "level3",
+            ignored_params=whole,
+            mp_policy=casts,
+        )
+
+    # sums
     for module in part.module.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -44,14 +57,6 @@ def _casts(plan: Plan) -> MixedPrecisionPolicy:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     low, reduce = dtype_of(plan.dtypes.compute), dtype_of(plan.dtypes.reduce)
     return MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce, cast_forward_inputs=False)
-
-
-def _shard(
-    modules: list[nn.Module], meshes: Meshes, again: bool, whole: set[nn.Parameter], casts: MixedPrecisionPolicy
-) -> None:
-    for module in modules:
-        module.register_forward_hook(_no_views)  # before FSDP2's own
-    fully_shard(modules, mesh=meshes.shard, reshard_after_forward=again, ignored_params=whole, mp_policy=casts)
 
 
 def _no_views(module: nn.Module, args: Any, output: Any) -> Any:

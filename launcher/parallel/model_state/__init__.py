@@ -1,1 +1,1 @@
-"""What a model keeps besides its tensors (Python values, references, hooks): compared, copied, put back."""
+"""State of a model besides its tensors (Python values, references, hooks): compared, copied, put back."""

@@ -1,4 +1,4 @@
-"""What a backward changes in a module, as a hook that counts does: a pipeline runs other forwards before it."""
+"""Finds state that a backward changes, as a counting hook does: a pipeline runs other forwards before it."""
 
 from __future__ import annotations
 

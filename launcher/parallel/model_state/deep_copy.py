@@ -1,4 +1,4 @@
-"""A copy of a model that leaves the model alone, whatever functions were put on its modules."""
+"""Copies a model together with the functions and hooks put on its modules, so that the original stays untouched."""
 
 from __future__ import annotations
 

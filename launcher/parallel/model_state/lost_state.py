@@ -1,15 +1,15 @@
-"""Refuses what a forward changes in Python where another stage, or a later step, would not see it."""
+"""Refuses Python state that a forward changes where another stage or a later step would not see it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.model_state.python_state import Key, State, changed
+from launcher.parallel.model_state.python_state import Key, PythonState, changed
 from launcher.plan.partition.stages import covers
 
 
-def counters(before: State, after: State, leaves: frozenset[str], copies: Iterable[Key]) -> list[str]:
+def counters(before: PythonState, after: PythonState, leaves: frozenset[str], copies: Iterable[Key]) -> list[str]:
     """The attributes inside of ``leaves`` that a forward changes; ``copies``: those that changed in a copy of a leaf.
 
     Raises ``RequestError`` for others, and for what several leaves hold.
@@ -18,7 +18,8 @@ def counters(before: State, after: State, leaves: frozenset[str], copies: Iterab
     for key in (*changed(before, after), *copies):
         names = after.names(key) if key in after.marks else before.names(key)
         owners = {n: next((u for u in leaves if covers(u, n)), None) for n in names}
-        if lost := [n for n, leaf in owners.items() if leaf is None]:
+        lost = [n for n, leaf in owners.items() if leaf is None]
+        if lost:
             text = f"the forward changes {lost[0]}, which is on no stage: no other stage and no later step would see it"
             raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
         if len(set(owners.values())) > 1:

@@ -1,4 +1,4 @@
-"""What a model's files keep beside it: global variables, attributes of classes, closures and defaults of functions."""
+"""State that a model's source files keep: global variables, class attributes, closures and defaults of functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from launcher.parallel.model_state.deep_copy import cells
-from launcher.parallel.model_state.python_state import LIBRARIES, State, library, parts
+from launcher.parallel.model_state.python_state import LIBRARIES, PythonState, library, parts
 
 FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _lru_cache_wrapper)
 """Kinds of variables that are not state."""
@@ -84,10 +84,10 @@ def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
             stack += [(shown, f) for f in inner if f is not None]
 
 
-def variables(names: Iterable[str]) -> State:
+def variables(names: Iterable[str]) -> PythonState:
     """The global variables and the attributes of the classes of these modules, and what their functions hold."""
     names = [*names]
-    out = State()
+    out = PythonState()
     for shown, _, _, value in _state(names):
         out.enter(shown, value)
     for shown, f in _functions(names):
@@ -98,7 +98,7 @@ def variables(names: Iterable[str]) -> State:
     return out
 
 
-class Snapshot:
+class GlobalsSnapshot:
     """What the variables of these modules are now, to be so again after ``restore``."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -131,7 +131,7 @@ class Snapshot:
 @contextmanager
 def put_back(names: Iterable[str]) -> Iterator[None]:
     """What runs meanwhile leaves no trace in the variables of these modules."""
-    before = Snapshot(names)
+    before = GlobalsSnapshot(names)
     try:
         yield
     finally:

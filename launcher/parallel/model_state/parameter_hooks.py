@@ -1,4 +1,4 @@
-"""Hooks of parameters: kept when a parameter gets its memory."""
+"""Keeps the hooks of a parameter when it gets its memory."""
 
 from __future__ import annotations
 

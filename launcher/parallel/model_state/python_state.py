@@ -1,4 +1,4 @@
-"""What a model keeps in Python, as values that can be compared: numbers, containers, arrays, objects of its own."""
+"""Python state of a model as values that can be compared: numbers, containers, arrays, objects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def library(name: str) -> bool:
     return name.partition(".")[0] in LIBRARIES or file.startswith(INSTALLED)
 
 
-class State:
+class PythonState:
     """``marks``: what is the same at each place as long as nobody can tell a difference.
 
     ``chains``: the objects that lead to each place, by id; ``also``: further attributes that lead to an object.
@@ -81,9 +81,9 @@ class State:
                 self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
 
-def held(model: nn.Module) -> State:
+def held(model: nn.Module) -> PythonState:
     """What the modules keep in Python, and which buffers they have."""
-    out = State()
+    out = PythonState()
     for path, module in model.named_modules():
         for name, value in [*vars(module).items(), *module._buffers.items()]:
             if name not in OURS:
@@ -91,7 +91,7 @@ def held(model: nn.Module) -> State:
     return out
 
 
-def changed(before: State, after: State) -> list[Key]:
+def changed(before: PythonState, after: PythonState) -> list[Key]:
     """Where they differ, in their order."""
     a, b = before.marks, after.marks
     return [k for k in dict.fromkeys((*a, *b)) if k not in a or k not in b or not _same(a[k], b[k])]
@@ -187,7 +187,8 @@ def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None])
     modules = dict(model.named_modules())
     for name in names:
         path, _, attribute = name.rpartition(".")
-        if (module := modules.get(path)) is not None:
+        module = modules.get(path)
+        if module is not None:
             wanted.setdefault(id(module), {})[attribute] = name
             kinds.add(type(module))
     plain = {kind: vars(kind).get("__getattribute__") for kind in kinds}
@@ -196,7 +197,8 @@ def reading(model: nn.Module, names: Iterable[str], told: Callable[[str], None])
         read: Any = kind.__getattribute__
 
         def looked(self: Any, attribute: str) -> Any:
-            if (name := wanted.get(id(self), {}).get(attribute)) is not None:
+            name = wanted.get(id(self), {}).get(attribute)
+            if name is not None:
                 told(name)
             return read(self, attribute)
 

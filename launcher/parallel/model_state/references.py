@@ -1,4 +1,4 @@
-"""Finds what refers to a model's tensors past its modules, and would not see them replaced."""
+"""Finds references to a model's tensors outside its modules, which would miss that the tensors are replaced."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def named(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
     """The tensors and modules that ``value`` holds; not those inside of the ``known`` ones."""
-    stack, seen, modules = [(value, 0)], set[int](), set(known)
+    stack = [(value, 0)]
+    seen = set[int]()
+    modules = set(known)
     while stack and len(seen) < MOST:
         some, depth = stack.pop()
         if id(some) in seen or isinstance(some, OPAQUE) or some is None:
@@ -135,7 +137,8 @@ def _kept(model: nn.Module) -> Iterator[tuple[str, Any]]:
             flat = isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")  # torch sees to them
             if name not in OWN and not isinstance(value, Tensor) and not flat:
                 yield f"{path}.{name}".lstrip("."), value
-        if each := [h for name in HOOKS for h in vars(module)[name].values()]:
+        each = [h for name in HOOKS for h in vars(module)[name].values()]
+        if each:
             yield f"a hook of {path or 'the model'}", each
     for name, p in model.named_parameters():
         each = [*(p._backward_hooks or {}).values(), *(p._post_accumulate_grad_hooks or {}).values()]
@@ -281,7 +284,9 @@ def forget() -> None:
         some = cache()
         if some is None:
             del _CACHES.filled[key]
-        elif (now := some.cache_info().misses) != before:
+            continue
+        now = some.cache_info().misses
+        if now != before:
             if any(map(_numberless, inside(some))):
                 some.cache_clear()
                 now = 0
@@ -305,6 +310,7 @@ def leaving(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         forget()
-    if new := [at for key, (at, _) in left(model).items() if key not in before]:
+    new = [at for key, (at, _) in left(model).items() if key not in before]
+    if new:
         text = f"the forward keeps tensors in {new[0]}, where ranks would find those of the plan, without numbers"
         raise RequestError((Problem("model", f"{text}; make them buffers, or compute them each time"),))

@@ -1,4 +1,4 @@
-"""Keeps what an evaluation changes, and puts it back: tensors that the plan names, and what modules keep in Python."""
+"""Puts back what an evaluation has changed: tensors that the plan names, and Python attributes of modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The global gradient norm over any mix of layouts, each number counted once."""
+"""The global gradient norm over any mix of layouts: replicated numbers count once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import grad, local
 
 
@@ -20,12 +20,13 @@ class Norm:
     @torch.no_grad()
     def squared(self) -> torch.Tensor:
         """This rank's share of the squared global norm (fp64, 0-d, CPU): summed over all ranks it is the whole."""
-        found = [(g, w) for p, w in self.pieces if (g := grad(p)) is not None and g.numel()]
+        every = [(grad(p), weight) for p, weight in self.pieces]
+        found = [(g, weight) for g, weight in every if g is not None and g.numel()]
         if not found:
             return torch.zeros((), dtype=torch.float64)
         # in fp64: a CPU adds a million squares in fp32 to no more than five digits
         norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64)).cpu()
-        return norms.square() @ torch.tensor([w for _, w in found], dtype=torch.float64)
+        return norms.square() @ torch.tensor([weight for _, weight in found], dtype=torch.float64)
 
     @torch.no_grad()
     def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:
@@ -39,7 +40,7 @@ class Norm:
             torch._foreach_mul_(grads, scale / scaled)
 
 
-def build(model: Parallel) -> Norm:
+def build(model: ParallelModel) -> Norm:
     """The norm of ``model``'s gradients on this rank."""
     pieces = []
     for placed, t in model.named():

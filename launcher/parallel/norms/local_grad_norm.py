@@ -1,4 +1,4 @@
-"""Norms of the gradients that are this rank's own: of its samples, before any sum over other ranks."""
+"""Norms of this rank's own gradients: of its samples, before any sum over other ranks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 
 import torch
 
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import local
 
 
 @dataclass(frozen=True)
-class Own:
-    """``squares`` grow from step to step's end; names are those of ``Parallel.trainable``.
+class OwnGradients:
+    """``squares`` grow from step to step's end; names are those of ``ParallelModel.trainable``.
 
     Sharded parameters are seen whole as FSDP2 is about to reduce them: the sum over micro batches at level1, each micro
     batch by itself at levels 2 and 3, where their squares are added up. Cut operators are seen piece by piece.
     """
 
-    model: Parallel
+    model: ParallelModel
     squares: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @torch.no_grad()
@@ -45,9 +45,9 @@ class Own:
         return out
 
 
-def watch(model: Parallel) -> Own:
+def watch(model: ParallelModel) -> OwnGradients:
     """See the gradients of ``model`` from now on."""
-    own = Own(model)
+    own = OwnGradients(model)
     names = {id(p): n for n, p in model.trainable()}
 
     def see(params: list[torch.Tensor], grads: list[torch.Tensor]) -> None:

@@ -1,1 +1,1 @@
-"""What ranks that hold the same keep equal: gradients of whole parameters, tied copies, running statistics."""
+"""Keeps replicas equal: gradients of unsharded parameters, tied copies, running statistics."""

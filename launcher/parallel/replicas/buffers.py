@@ -1,4 +1,4 @@
-"""Keeps running statistics equal over the data-parallel ranks: the first one's count, as in DistributedDataParallel."""
+"""Broadcasts running statistics from the first data-parallel rank to the others, as DistributedDataParallel does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.plan.plan import Plan
 
 
@@ -35,7 +35,7 @@ class Statistics:
                 t.copy_(piece.view_as(t))
 
 
-def statistics(parts: Iterable[Part], plan: Plan, meshes: Meshes) -> Statistics:
+def statistics(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> Statistics:
     """Nothing to share when there is one data-parallel rank."""
     if plan.sizes.replicas == 1:
         return Statistics((), meshes.dp)

@@ -1,4 +1,4 @@
-"""Sums the gradients of parameters that stay whole over the data-parallel ranks, a bucket a collective."""
+"""Sums the gradients of unsharded parameters over the data-parallel ranks, one all-reduce a bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
@@ -27,13 +27,13 @@ class Bucketed:
         total(self.tensors, self.group, self.dtype)
 
 
-def sums(part: Part, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+def sums(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     """What of ``part`` is added up over ``tp``: gradients of which each rank has a term."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in plan.sums if b.stage == part.stage.index]
 
 
-def fuse(part: Part, plan: Plan, meshes: Meshes) -> list[Bucketed]:
+def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     """The buckets of ``part``."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
     own = [b for b in plan.buckets if b.stage == part.stage.index]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.replicas.fuse import total
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.plan.plan import Plan
 
 
@@ -53,7 +53,7 @@ class Tied:
                 local(t).copy_(local(first))
 
 
-def tie(parts: list[Part], plan: Plan, meshes: Meshes) -> list[Tied]:
+def tie(parts: list[StagePart], plan: Plan, meshes: Meshes) -> list[Tied]:
     """One ``Tied`` for each set of pipeline ranks that this rank shares tensors with."""
     copies: dict[str, list[torch.Tensor]] = {}
     for part in parts:

@@ -1,1 +1,1 @@
-"""Sequences in chunks: where they can be cut, and what the earlier chunks leave for the later ones."""
+"""Sequences in pieces: where they can be cut, and what earlier pieces leave for later ones."""

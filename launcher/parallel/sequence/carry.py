@@ -1,4 +1,4 @@
-"""What the earlier pieces of a sequence leave for its later ones, with gradients that go back exactly.
+"""Carries state from earlier pieces of a sequence to later ones, and gradients back exactly.
 
 A module that mixes positions can run a sequence in pieces when it has a method
 

@@ -1,4 +1,4 @@
-"""Whether a model can run its sequences in pieces, where to cut them, and what each piece costs."""
+"""Checks that a model can run its sequences in pieces, and decides where to cut them."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ def cut(
         raise RequestError((Problem(KEY, text, f"{KEY}={parts}"),))
     if split == "equal":
         return tuple(n * step for n in equal(parts, count))
+
+    # balanced: the cost of a position grows with its place, as two halves show
     half, rest = parts // 2, parts - parts // 2
     lengths = (half * step, rest * step)
     model, carry = _carrying(model, lengths)
@@ -120,32 +122,40 @@ def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> t
     for part, length in zip(parts, lengths, strict=True):
         alike = [(n.name, n.kind, n.target) for n in part.nodes] == [(n.name, n.kind, n.target) for n in whole.nodes]
         for a, b in zip(whole.nodes, part.nodes, strict=False):
-            fits = a.kind == "param" or a.out is None or tuple(
-                shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in a.out
-            ) == b.out  # fmt: skip
-            if not (alike and fits):
+            if not (alike and _fits(a, b, length, total)):
                 text = f"{a.target!r} makes something else of {length} positions; dim 1 must be the sequence everywhere"
                 raise RequestError((Problem("model", text, f"{KEY}=1"),))
     return parts
 
 
+def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
+    """Whether ``piece`` is what is left of the value of ``whole`` when ``length`` of ``total`` positions pass."""
+    if whole.kind == "param" or whole.out is None:
+        return True
+    expected = [shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in whole.out]
+    return tuple(expected) == piece.out
+
+
 def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     """Modules that may look at other positions and have no ``piece`` to do so over several pieces."""
     model = copied(model)
-    watch = _Watch()
+    watch = _PositionMixing()
     for name, module in model.named_modules():
         module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
         module.register_forward_hook(watch.leave, always_call=True)
     xs = model_facts.meta(specs)
     with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
         call(model, xs, {})
-    return [
-        *(Problem("model", f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece' to "
-                  f"run a sequence in pieces; give it one, or positionwise = True, or set {KEY}=1", f"{KEY}=1")
-          for name, what in watch.found.items()),
-        *(Problem("model", f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix",
-                  f"{KEY}=1") for name, n in watch.runs.items() if n > 1),
-    ]  # fmt: skip
+    found = []
+    for name, what in watch.found.items():
+        lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"
+        cure = f"give it one, or positionwise = True, or set {KEY}=1"
+        found.append(Problem("model", f"{lacks} to run a sequence in pieces; {cure}", f"{KEY}=1"))
+    for name, n in watch.runs.items():
+        if n > 1:
+            text = f"{_named(name, model)} runs {n} times in one forward; what its pieces leave would mix"
+            found.append(Problem("model", text, f"{KEY}=1"))
+    return found
 
 
 def _named(name: str, model: nn.Module) -> str:
@@ -153,7 +163,7 @@ def _named(name: str, model: nn.Module) -> str:
     return f"{name} ({kind})" if name else f"the forward of {kind}"
 
 
-class _Watch(TorchFunctionMode):
+class _PositionMixing(TorchFunctionMode):
     """Notes functions that are called outside of modules that are known to be fine."""
 
     def __init__(self) -> None:

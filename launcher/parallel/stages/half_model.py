@@ -1,4 +1,4 @@
-"""A whole model in half precision."""
+"""Casts a whole model to half precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from launcher.plan.partition.params import wide
 
 def narrow(model: nn.Module, compute: str) -> None:
     """Cast the weights of a whole model in place; buffers, and what stands beside a running statistic, stay."""
-    kept = wide(known := skeleton(model))
+    known = skeleton(model)
+    kept = wide(known)
     own = dict(model.named_parameters(remove_duplicate=False))
     for p in known.params:
         if p.same_as == p.name and p.name not in kept and p.spec.dtype.startswith("float"):

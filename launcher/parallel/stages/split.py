@@ -1,4 +1,4 @@
-"""Cuts a model into stage modules by the plan; the named modules inside stay the user's own, under their own names."""
+"""Cuts a model into stage modules by the plan, out of the user's own modules under their own names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.parallel.model_state.module_globals import files, put_back
 from launcher.parallel.sequence.carry import Carry, attach
 from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.stages.stage_module import assembled
-from launcher.parallel.trace.ambient_modes import Under
+from launcher.parallel.trace.ambient_modes import UnderModes
 from launcher.parallel.trace.fx_glue import Tracer, follow, said
 from launcher.parallel.trace.model_facts import meta
 from launcher.plan.partition.params import Placed
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Part:
+class StagePart:
     """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is.
 
     ``carry`` tells its modules which piece runs, where sequences are cut. ``code``: what all stages run, a call a line.
@@ -61,17 +61,17 @@ def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Trac
         return follow(running, frozenset(plan.leaves), meta(inputs))
 
 
-def split(model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU) -> list[Part]:
+def split(model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU) -> list[StagePart]:
     """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta device).
 
     ``tracer`` has followed its forward; ``device``: what code between the modules is told when it asks.
     """
     held = plan.held(pp)
     if tracer is None:
-        return [Part(held[0], model)]
+        return [StagePart(held[0], model)]
     code = tuple(map(said, tracer.graph.nodes))
     made = ((s, _build(tracer, model, s, plan, device)) for s in held)
-    parts = [Part(s, module, Carry(plan.pieces) if plan.pieces else None, code) for s, module in made]
+    parts = [StagePart(s, module, Carry(plan.pieces) if plan.pieces else None, code) for s, module in made]
     for part in parts:
         if part.carry is not None:
             attach(part.module, part.carry)
@@ -113,9 +113,9 @@ def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
     if node.op != "call_module":
         assert callable(node.target)
-        return out.call_function(Under(node.target, modes), args, kwargs)
+        return out.call_function(UnderModes(node.target, modes), args, kwargs)
     module = out.get_attr(str(node.target))
-    return out.call_function(Under(call, modes), (module, *args), kwargs)
+    return out.call_function(UnderModes(call, modes), (module, *args), kwargs)
 
 
 def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +140,7 @@ def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
     return t
 
 
-def _separate(parts: list[Part], plan: Plan) -> None:
+def _separate(parts: list[StagePart], plan: Plan) -> None:
     """A tensor held by two stages of one rank becomes two where it is sharded, one each; ``tie`` keeps them equal."""
     sharded = {n for p in plan.params if p.sharded for n in p.names}
     taken: set[int] = set()

@@ -1,4 +1,4 @@
-"""A stage as a module: the user's own modules under their own names, and the code between them as its forward."""
+"""Assembles a stage module: the user's own modules, and a forward generated from the code between them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Operators cut over the tensor-parallel axis: where a cut goes through a model, and the collectives that it takes."""
+"""Operators cut over the tensor-parallel axis: where a cut is propagated, and the collectives that it takes."""

@@ -1,4 +1,4 @@
-"""Cuts the weights of operators over the tensor-parallel axis, with a forward that says what it sends."""
+"""Cuts the weights of operators over the tensor-parallel axis and installs forwards with the collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.stages.split import Part
+from launcher.parallel.stages.split import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand
 from launcher.plan.operators.resolve import Spread, splits, tp_dim
 from launcher.plan.operators.strategy import Axes
@@ -29,20 +29,21 @@ def spread(model: nn.Module, plan: Plan) -> Axis:
     return axis
 
 
-def distribute(parts: Iterable[Part], plan: Plan, meshes: Meshes) -> None:
+def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
     """Pieces become DTensors: FSDP2 and optimizers then know what they are pieces of. What is shared stays so."""
     made: dict[nn.Parameter, nn.Parameter] = {}
-    dims = {n: dim for p in plan.params if (dim := tp_dim(p.layout.split)) is not None for n in p.names}
+    dims = {name: tp_dim(p.layout.split) for p in plan.params for name in p.names}
     for part in parts:
         for path, module in part.module.named_modules(remove_duplicate=False):
             for attr, p in list(module._parameters.items()):
                 dim = dims.get(f"{path}.{attr}".lstrip("."))
-                if p is not None and dim is not None:
-                    if p not in made:
-                        whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
-                        made[p] = nn.Parameter(whole, p.requires_grad)
-                        made[made[p]] = made[p]
-                    module._parameters[attr] = made[p]
+                if p is None or dim is None:
+                    continue
+                if p not in made:
+                    whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
+                    made[p] = nn.Parameter(whole, p.requires_grad)
+                    made[made[p]] = made[p]
+                module._parameters[attr] = made[p]
 
 
 def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
@@ -64,11 +65,11 @@ def install(model: nn.Module, spreads: Iterable[Spread], axis: Axis) -> None:
     """Give each operator's module the forward that its spread describes."""
     for s in spreads:
         module = model.get_submodule(s.operator.module)
-        module.forward = Forward(module, module.forward, s, axis)
+        module.forward = OperatorForward(module, module.forward, s, axis)
 
 
 @dataclass(frozen=True)
-class Forward:
+class OperatorForward:
     """The forward of an operator, around the ``plain`` one of its module."""
 
     module: nn.Module

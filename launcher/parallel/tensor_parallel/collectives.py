@@ -1,4 +1,4 @@
-"""Collectives over the tensor-parallel axis that autograd can go back through."""
+"""Collectives over the tensor-parallel axis with their backward."""
 
 from __future__ import annotations
 

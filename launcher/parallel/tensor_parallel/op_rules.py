@@ -1,8 +1,8 @@
-"""What each operation makes of tensors of which a rank has a part: the same part of the result, or a refusal."""
+"""Sharding rules of operations: how the result is cut when an input is cut over tp, or why that is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -38,18 +38,21 @@ ALONG = {
 """Operations that mix numbers along one dim or some, which is the argument at this place (all, where it is absent)."""
 
 
-class Refused(Exception):
+class CutRefused(Exception):
     """The numbers would not be right. ``key`` and ``cure`` as in ``Problem``."""
 
     def __init__(self, text: str, key: str = "", cure: str = "") -> None:
         super().__init__(text)
-        self.key, self.cure = key, cure
+        self.key = key
+        self.cure = cure
 
 
 @dataclass(frozen=True)
-class State:
-    """``cut``: the dim of which this rank has a part. Of a whole tensor ``made`` names the parameters that it is made
-    of, and the operators (``name()``); nothing when no gradient goes back from it.
+class CutState:
+    """How a tensor is cut, and what it is made of.
+
+    ``cut``: the dim of which this rank has a part. Of a whole tensor ``made`` names the parameters that it is made of,
+    and the operators (``name()``); nothing when no gradient goes back from it.
     """
 
     cut: Cut = None
@@ -57,102 +60,185 @@ class State:
 
 
 @dataclass(frozen=True)
-class Given:
+class OpInput:
     """One tensor that goes into an operation."""
 
     shape: Shape
-    state: State
+    state: CutState
     floating: bool
 
 
-def after(
-    name: str,
-    op: Any,
-    args: Sequence[Any],
-    given: Sequence[Given],
-    outs: Sequence[Shape],
-    whole: Sequence[Shape],
-    n: int,
-) -> tuple[list[State], set[str]]:
+@dataclass(frozen=True)
+class OpCall:
+    """One operation as it was called: ``op`` is torch's operator, where it is one.
+
+    ``here`` and ``whole``: the shapes of what it returned on this rank, and in the whole model.
+    """
+
+    name: str
+    op: Any
+    args: Sequence[Any]
+    inputs: Sequence[OpInput]
+    here: Sequence[Shape]
+    whole: Sequence[Shape]
+
+    def tagged(self, tag: torch.Tag) -> bool:
+        return self.op is not None and tag in self.op.tags
+
+    @property
+    def source(self) -> OpInput:
+        """The first input that is cut."""
+        return next(g for g in self.inputs if g.state.cut is not None)
+
+    @property
+    def dim(self) -> int:
+        """The dim that it is cut on."""
+        dim = self.source.state.cut
+        assert dim is not None
+        return dim
+
+    @property
+    def ndim(self) -> int:
+        """How many dims it has."""
+        return len(self.source.shape)
+
+
+def after(call: OpCall, tp: int) -> tuple[list[CutState], set[str]]:
     """The state of each result, and the parameters whose gradient becomes a term of the sum over the ranks.
 
-    ``whole`` are the shapes of the same results in the whole model. Raises ``Refused``.
+    Raises ``CutRefused``.
     """
-    if op is not None and torch.Tag.nondeterministic_seeded in op.tags:
-        raise Refused(f"{name} draws random numbers, which the ranks of tp would not draw alike")
-    fresh = name in NEW and all(a == b for a, b in zip(outs, whole, strict=True))
-    if fresh or all(g.state.cut is None for g in given):
-        return _whole(name, given, outs, whole), set()
-    states = [State(_where(name, out, full, n)) for out, full in zip(outs, whole, strict=True)]
-    source = next(g for g in given if g.state.cut is not None)
-    leads = prod(source.shape[: source.state.cut]) == prod(whole[0][: states[0].cut])
-    _legal(name, op, args, given, leads)
-    made = {m for g in given if g.state.cut is None and g.floating for m in g.state.made}
-    if mixed := sorted(m for m in made if m.endswith("()")):
-        raise Refused(f"{name} mixes what is cut over tp with the whole output of {mixed[0][:-2]}")
+    if call.tagged(torch.Tag.nondeterministic_seeded):
+        raise CutRefused(f"{call.name} draws random numbers, which the ranks of tp would not draw alike")
+
+    # nothing that is cut has gone into it
+    pairs = list(zip(call.here, call.whole, strict=True))
+    fresh = call.name in NEW and all(here == whole for here, whole in pairs)
+    if fresh or all(g.state.cut is None for g in call.inputs):
+        return _uncut(call, pairs), set()
+
+    # how its results are cut, and whether they are then right
+    states = [CutState(_cut_dim(call.name, here, whole, tp)) for here, whole in pairs]
+    _check_rule(call)
+
+    # whole tensors beside it get a term of their gradient on each rank
+    made = {m for g in call.inputs if g.state.cut is None and g.floating for m in g.state.made}
+    mixed = sorted(m for m in made if m.endswith("()"))
+    if mixed:
+        raise CutRefused(f"{call.name} mixes what is cut over tp with the whole output of {mixed[0][:-2]}")
     return states, made
 
 
-def _whole(name: str, given: Sequence[Given], outs: Sequence[Shape], whole: Sequence[Shape]) -> list[State]:
-    for out, full in zip(outs, whole, strict=True):
-        if out != full:
-            raise Refused(f"{name} makes a tensor of {list(out)} where the whole model has {list(full)}: its size "
-                          "comes from what is cut over tp")  # fmt: skip
-    made = frozenset(m for g in given if g.floating and name not in NEW for m in g.state.made)
-    return [State(None, made) for _ in outs]
+def _uncut(call: OpCall, pairs: Sequence[tuple[Shape, Shape]]) -> list[CutState]:
+    """The states of results that are whole."""
+    for here, whole in pairs:
+        if here != whole:
+            text = f"{call.name} makes a tensor of {list(here)} where the whole model has {list(whole)}"
+            raise CutRefused(f"{text}: its size comes from what is cut over tp")
+    made = frozenset(m for g in call.inputs if g.floating and call.name not in NEW for m in g.state.made)
+    return [CutState(None, made) for _ in pairs]
 
 
-def _where(name: str, out: Shape, full: Shape, n: int) -> int:
-    """The dim of which ``out`` is the part."""
-    off = [d for d, (a, b) in enumerate(zip(out, full, strict=False)) if a != b]
-    if len(out) != len(full) or len(off) != 1 or out[off[0]] * n != full[off[0]]:
-        raise Refused(
-            f"{name} of what is cut over tp makes {list(out)}, no part of the {list(full)} of the whole model"
-        )
-    return off[0]
+def _cut_dim(name: str, here: Shape, whole: Shape, tp: int) -> int:
+    """The dim of ``whole`` of which ``here`` is the part of one rank of ``tp``."""
+    differ = [d for d, (a, b) in enumerate(zip(here, whole, strict=False)) if a != b]
+    if len(here) != len(whole) or len(differ) != 1 or here[differ[0]] * tp != whole[differ[0]]:
+        made = f"{name} of what is cut over tp makes {list(here)}"
+        raise CutRefused(f"{made}, no part of the {list(whole)} of the whole model")
+    return differ[0]
 
 
-def _legal(name: str, op: Any, args: Sequence[Any], given: Sequence[Given], leads: bool) -> None:
-    """Refuse an operation that would need the other ranks' parts, or put them together in another order.
-
-    ``leads``: as many numbers are before the cut dim of what goes in as before that of what comes out.
-    """
-    cut = next(g for g in given if g.state.cut is not None)
-    dim = cut.state.cut
-    assert dim is not None
-    if name in SAME | LIKE | MOVES:
-        good = True
-    elif name in VIEWS:  # a dim that leads what it is merged with, or split into, keeps its order over the ranks
-        good = leads
-    elif name in ALONG:
-        good = dim not in _dims(args, ALONG[name], len(cut.shape)) and len({g.state.cut for g in given}) == 1
-    elif name == "stack":
-        good = len({g.state.cut for g in given}) == 1
-    elif name == "attention":
-        good = len({g.state.cut for g in given[:3]}) == 1 and dim < len(cut.shape) - 2
-        good = good and all(g.state.cut is None and _spreads(g, dim - len(cut.shape)) for g in given[3:])
-    elif name in ("layer_norm", "rms_norm"):
-        good = dim < len(cut.shape) - len(args[1]) and all(g.state.cut is None for g in given[1:])
-    elif name == "linear":
-        good = given[0].state.cut is not None and dim < len(cut.shape) - 1 and _only_first(given)
-    elif name == "embedding":
-        good = given[0].state.cut is not None and _only_first(given)
-    elif name in ("tril", "triu"):
-        good = dim < len(cut.shape) - 2
-    elif name == "repeat":
-        good = _only_first(given) and len(args) > 2 and isinstance(args[1], int)
-    elif name in ("matmul", "bmm", "mm"):
-        good = _product(given)
-    elif op is not None and torch.Tag.pointwise in op.tags:
-        good = _aligned(given)
+def _check_rule(call: OpCall) -> None:
+    """Refuse an operation that would need the other ranks' parts, or put them together in another order."""
+    if call.name in RULES:
+        good = RULES[call.name](call)
+    elif call.tagged(torch.Tag.pointwise):
+        good = _aligned(call)
     else:
-        raise Refused(f"{name} of a tensor cut over tp on dim {dim}: not known to work part by part")
+        raise CutRefused(f"{call.name} of a tensor cut over tp on dim {call.dim}: not known to work part by part")
     if not good:
-        raise Refused(f"{name} needs all of dim {dim}, of which a rank of tp has a part")
+        raise CutRefused(f"{call.name} needs all of dim {call.dim}, of which a rank of tp has a part")
 
 
-def _only_first(given: Sequence[Given]) -> bool:
-    return given[0].state.cut is not None and all(g.state.cut is None for g in given[1:])
+def _always(call: OpCall) -> bool:
+    return True
+
+
+def _leading(call: OpCall) -> bool:
+    """As many numbers are before the cut dim of what goes in as before that of what comes out.
+
+    A dim that leads what it is merged with, or split into, keeps its order over the ranks.
+    """
+    shape = call.whole[0]
+    dim = next(d for d, size in enumerate(call.here[0]) if size != shape[d])
+    return prod(call.source.shape[: call.dim]) == prod(shape[:dim])
+
+
+def _along(call: OpCall) -> bool:
+    """It works along other dims than the cut one."""
+    return call.dim not in _dims(call.args, ALONG[call.name], call.ndim) and _alike(call)
+
+
+def _alike(call: OpCall) -> bool:
+    """All inputs are cut on the same dim."""
+    return len({g.state.cut for g in call.inputs}) == 1
+
+
+def _attention(call: OpCall) -> bool:
+    """Query, key and value are cut alike, on batch or heads, and the mask is the same for all of them."""
+    if len({g.state.cut for g in call.inputs[:3]}) > 1 or call.dim >= call.ndim - 2:
+        return False
+    return all(g.state.cut is None and _same_along(g, call.dim - call.ndim) for g in call.inputs[3:])
+
+
+def _norm(call: OpCall) -> bool:
+    """The normalised dims and the weights are whole."""
+    return call.dim < call.ndim - len(call.args[1]) and all(g.state.cut is None for g in call.inputs[1:])
+
+
+def _linear(call: OpCall) -> bool:
+    """The features and the weights are whole."""
+    return _first_alone(call) and call.dim < call.ndim - 1
+
+
+def _first_alone(call: OpCall) -> bool:
+    """The first input is cut, and no other."""
+    first, *others = call.inputs
+    return first.state.cut is not None and all(g.state.cut is None for g in others)
+
+
+def _batches(call: OpCall) -> bool:
+    """The matrices, which are the last two dims, are whole."""
+    return call.dim < call.ndim - 2
+
+
+def _repeat(call: OpCall) -> bool:
+    """Each number as often, along one dim that is named."""
+    return _first_alone(call) and len(call.args) > 2 and isinstance(call.args[1], int)
+
+
+def _product(call: OpCall) -> bool:
+    """Batches are cut alike, or the rows of the first."""
+    a, b = call.inputs[:2]
+    if a.state.cut is None or len(call.inputs) > 2:
+        return False
+    if b.state.cut is None:
+        return a.state.cut == len(a.shape) - 2 or (a.state.cut < len(a.shape) - 1 and len(b.shape) == 2)
+    return len(a.shape) == len(b.shape) and a.state.cut == b.state.cut < len(a.shape) - 2
+
+
+def _aligned(call: OpCall) -> bool:
+    """All that is cut is cut on one dim, and what is whole is broadcast along it."""
+    from_end = {g.state.cut - len(g.shape) for g in call.inputs if g.state.cut is not None}
+    if len(from_end) > 1:
+        return False
+    at = from_end.pop()
+    return all(g.state.cut is not None or _same_along(g, at) for g in call.inputs)
+
+
+def _same_along(g: OpInput, at: int) -> bool:
+    """Whether a tensor is the same for all that is cut on this dim, counted from the end."""
+    return len(g.shape) < -at or g.shape[at] == 1
 
 
 def _dims(args: Sequence[Any], place: int, ndim: int) -> set[int]:
@@ -163,25 +249,21 @@ def _dims(args: Sequence[Any], place: int, ndim: int) -> set[int]:
     return {d % ndim for d in (given if isinstance(given, list | tuple) else [given])}
 
 
-def _product(given: Sequence[Given]) -> bool:
-    """Batches cut alike, or the rows of the first."""
-    a, b = given[:2]
-    if a.state.cut is None or len(given) > 2:
-        return False
-    if b.state.cut is None:
-        return a.state.cut == len(a.shape) - 2 or (a.state.cut < len(a.shape) - 1 and len(b.shape) == 2)
-    return len(a.shape) == len(b.shape) and a.state.cut == b.state.cut < len(a.shape) - 2
-
-
-def _aligned(given: Sequence[Given]) -> bool:
-    """Whether all that is cut is cut on one dim, and what is whole is spread along it."""
-    from_end = {g.state.cut - len(g.shape) for g in given if g.state.cut is not None}
-    if len(from_end) > 1:
-        return False
-    at = from_end.pop()
-    return all(g.state.cut is not None or _spreads(g, at) for g in given)
-
-
-def _spreads(g: Given, at: int) -> bool:
-    """Whether a tensor is the same for all that is cut on this dim, counted from the end."""
-    return len(g.shape) < -at or g.shape[at] == 1
+RULES: dict[str, Callable[[OpCall], bool]] = {
+    **dict.fromkeys(ALONG, _along),
+    **dict.fromkeys(SAME | LIKE | MOVES, _always),
+    **dict.fromkeys(VIEWS, _leading),
+    "attention": _attention,
+    "bmm": _product,
+    "embedding": _first_alone,
+    "layer_norm": _norm,
+    "linear": _linear,
+    "matmul": _product,
+    "mm": _product,
+    "repeat": _repeat,
+    "rms_norm": _norm,
+    "stack": _alike,
+    "tril": _batches,
+    "triu": _batches,
+}
+"""Whether an operation of what is cut is right part by part. What is neither here nor pointwise is refused."""

@@ -1,4 +1,4 @@
-"""Follows what tensor parallelism cuts through a model: which operators need a collective, and that the rest is right.
+"""Propagates the tensor-parallel cuts through a model: which operators need a collective, and that the rest is right.
 
 The model runs twice on meta tensors: whole, and with one rank's pieces of the operators' weights. Every operation of
 the second run must do with its part of a tensor exactly what that part of the first run's result is.
@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from shlex import quote
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.dispatch import meta_cache
-from launcher.parallel.dispatch.modes import Dispatch, default_dtype
+from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sequence.carry import Carry, attach
 from launcher.parallel.tensor_parallel import apply
 from launcher.parallel.tensor_parallel.collectives import Axis, bring
-from launcher.parallel.tensor_parallel.op_rules import UNITS, Given, Refused, State, after
+from launcher.parallel.tensor_parallel.cut_run import CutRun, FollowCalls, FollowOps
+from launcher.parallel.tensor_parallel.op_rules import CutRefused, CutState
 from launcher.parallel.trace.data_dependent import looking
 from launcher.parallel.trace.fx_glue import RUNNING, refusing
 from launcher.parallel.trace.model_facts import NORMS, meta
@@ -35,108 +34,8 @@ from launcher.plan.operators.strategy import Axes, axes_text
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.values.facts import TensorSpec
 
-Row = tuple[str, tuple[tuple[int, ...], ...]]
 Lengths = tuple[int, ...]
 """Of the pieces of a sequence; empty when it passes whole."""
-
-
-@dataclass
-class _Run:
-    """One pass. ``rows`` are its operations in order; ``whole`` those of the pass before, to compare with."""
-
-    axis: Axis | None = None
-    whole: list[Row] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    states: dict[int, tuple[Tensor, State]] = field(default_factory=dict)
-    spreads: dict[Operator, Spread] = field(default_factory=dict)
-    terms: set[str] = field(default_factory=set)
-    full: set[str] = field(default_factory=set)
-    where: list[str] = field(default_factory=lambda: [""])
-    quiet: int = 0
-    layers: frozenset[str] = frozenset()
-
-    def restart(self) -> None:
-        """Forget all that was seen."""
-        for seen in (self.rows, self.states, self.spreads, self.terms, self.full):
-            seen.clear()
-        self.where, self.quiet = [""], 0
-
-    def state(self, t: Tensor) -> State:
-        return self.states[id(t)][1] if id(t) in self.states else State()
-
-    def tag(self, t: Tensor, s: State) -> None:
-        self.states[id(t)] = (t, s)  # kept alive: a freed tensor's id could come back as another's
-
-    def row(self, name: str, outs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-        """Note an operation; the shapes of the same one in the whole model."""
-        shapes = tuple(tuple(t.shape) for t in outs)
-        at = len(self.rows)
-        self.rows.append((name, shapes))
-        if self.axis is None:
-            return shapes
-        if at >= len(self.whole) or self.whole[at][0] != name or len(self.whole[at][1]) != len(shapes):
-            raise Refused(f"{name} runs here only with the pieces of a rank: the code depends on shapes that are cut")
-        return self.whole[at][1]
-
-    def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
-        """An operation outside the operators has run."""
-        outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-        shapes = self.row(name, outs)
-        if self.axis is None:
-            return
-        ins = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        given = [Given(tuple(t.shape), self.state(t), t.is_floating_point()) for t in ins]
-        made, mixed = after(name, func, args, given, [tuple(t.shape) for t in outs], shapes, self.axis.size)
-        self.terms |= mixed
-        for t, s in zip(outs, made, strict=True):
-            self.tag(t, s)
-
-
-class _Ops(Dispatch):
-    def __init__(self, run: _Run) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.run = run
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = meta_cache.run(func, args, kwargs or {})
-        if func is torch.ops.aten.detach.default:  # torch adds one where somebody still holds the result, as we do
-            self.run.tag(out, self.run.state(args[0]))
-        elif not self.run.quiet:
-            self.run.done(func._schema.name.removeprefix("aten::"), args, kwargs or {}, out, func)
-        return out
-
-
-class _Calls(TorchFunctionMode):
-    """Functions that are one operation to us, whatever they are made of."""
-
-    def __init__(self, run: _Run) -> None:
-        super().__init__()
-        self.run = run
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = UNITS.get(func)
-        if name is None or self.run.quiet:
-            return func(*args, **(kwargs or {}))
-        self._needs(name, args)
-        self.run.quiet += 1
-        try:
-            out = func(*args, **(kwargs or {}))
-        finally:
-            self.run.quiet -= 1
-        self.run.done(name, args, kwargs or {}, out)
-        return out
-
-    def _needs(self, name: str, args: Any) -> None:
-        """A layer that mixes the last dim would fail over its shape alone: say what it needs, and how to give it."""
-        x, at = next((a for a in args if isinstance(a, Tensor)), None), self.run.where[-1]
-        if x is None or self.run.axis is None or at not in self.run.layers or self.run.state(x).cut != x.dim() - 1:
-            return
-        if name == "linear":
-            text = f"{at} takes all features of its input, and they arrive cut over tp; cut its weight on them too"
-            raise Refused(text, KEY, quote(f"{KEY}.{at}.weight=[null, tp]"))
-        if name in ("layer_norm", "rms_norm"):
-            text = f"{at} takes all features of its input, and they arrive cut over tp; have them gathered before it"
-            raise Refused(text, KEY, quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}"))
 
 
 def follow(
@@ -148,19 +47,26 @@ def follow(
     """
     if not operators or tp == 1:
         return Flow()
-    whole = _Run()
+
+    # whole, and then with the pieces of one rank
+    whole = CutRun()
     _pass(copied(model), operators, whole, inputs, lengths)
-    run, part = _Run(Axis(tp, planned=True), whole.rows), copied(model)
+    run = CutRun(Axis(tp, planned=True), whole.rows)
+    part = copied(model)
     apply.cut(part, splits(operators), Axis(tp, planned=True))
     outs = _pass(part, operators, run, inputs, lengths)
     for o in operators:
         if o not in run.spreads:
             text = f"{o.module} is never called by the forward, so nothing can be cut there"
             raise RequestError((Problem(f"{KEY}.{o.key}", text),))
+
+    # no parameter has a gradient that is whole and a sum at once
     output = [_output(some, run) for some in outs][-1]
-    if both := sorted(run.terms & run.full):
+    both = sorted(run.terms & run.full)
+    if both:
         text = "works on what is cut over tp and on what is whole: its gradient is neither whole nor a sum"
         raise RequestError((Problem(KEY, f"{both[0]} {text}"),))
+
     first: dict[int, str] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         first.setdefault(id(p), name)
@@ -179,8 +85,8 @@ def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec
 
 
 def _pass(
-    model: nn.Module, operators: tuple[Operator, ...], run: _Run, inputs: Sequence[TensorSpec], lengths: Lengths
-) -> list[list[tuple[Tensor, State]]]:
+    model: nn.Module, operators: tuple[Operator, ...], run: CutRun, inputs: Sequence[TensorSpec], lengths: Lengths
+) -> list[list[tuple[Tensor, CutState]]]:
     """One forward, or one of every piece in turn; their outputs. Zeros in memory for a model that looks at data."""
     clean = copied(model)
     try:
@@ -193,17 +99,20 @@ def _pass(
 def _passed(
     model: nn.Module,
     operators: tuple[Operator, ...],
-    run: _Run,
+    run: CutRun,
     inputs: Sequence[TensorSpec],
     lengths: Lengths,
     device: torch.device,
-) -> list[list[tuple[Tensor, State]]]:
+) -> list[list[tuple[Tensor, CutState]]]:
+    # what is known before: no tensor is cut
     carry = Carry(lengths)
     attach(model, carry)
     for b in model.buffers():
-        run.tag(b, State())
+        run.tag(b, CutState())
     for name, p in model.named_parameters():
-        run.tag(p, State(made=frozenset({name})))
+        run.tag(p, CutState(made=frozenset({name})))
+
+    # operators are followed one by one, and of each operation where it is called
     run.layers = frozenset(n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *NORMS)))
     for o in operators:
         module = model.get_submodule(o.module)
@@ -211,8 +120,11 @@ def _passed(
     for name, module in model.named_modules():
         module.register_forward_pre_hook(partial(_begin, run, name))
         module.register_forward_hook(partial(_end, run))
+
+    # the forwards
     each = [[shortened(s, n, sum(lengths)) for s in inputs] for n in lengths] or [list(inputs)]
-    outs, found = [], dict[Operator, Spread]()
+    outs = []
+    found = dict[Operator, Spread]()
     for piece, specs in enumerate(each):
         run.spreads = {}
         with carry.running(0, piece) if lengths else nullcontext():
@@ -236,17 +148,17 @@ class _Looks(Exception):
     """The model looks at data."""
 
 
-def _forward(model: nn.Module, run: _Run, xs: list[Tensor], device: torch.device) -> list[tuple[Tensor, State]]:
+def _forward(model: nn.Module, run: CutRun, xs: list[Tensor], device: torch.device) -> list[tuple[Tensor, CutState]]:
     for x in xs:
-        run.tag(x, State())
+        run.tag(x, CutState())
     try:
         with (
             refusing(model, xs),
             default_dtype(RUNNING),
             torch.no_grad(),
             device,
-            _Ops(run),
-            _Calls(run),
+            FollowOps(run),
+            FollowCalls(run),
             ExitStack() as more,
         ):
             if device.type != "meta":
@@ -259,25 +171,25 @@ def _forward(model: nn.Module, run: _Run, xs: list[Tensor], device: torch.device
     return [(t, run.state(t)) for t in tree_leaves(out) if isinstance(t, Tensor)]
 
 
-def _refuse(run: _Run) -> None:
+def _refuse(run: CutRun) -> None:
     """Only one of its ways has been followed."""
     at = run.where[-1] or "the model's own forward"
     text = f"{at} looks at numbers that come from its inputs or weights, and does something else for others"
-    raise Refused(f"{text}; beside operators that are cut this cannot be followed", KEY)
+    raise CutRefused(f"{text}; beside operators that are cut this cannot be followed", KEY)
 
 
-def _begin(run: _Run, name: str, *_: Any) -> None:
+def _begin(run: CutRun, name: str, *_: Any) -> None:
     run.where.append(name)
 
 
-def _end(run: _Run, *_: Any) -> None:
+def _end(run: CutRun, *_: Any) -> None:
     run.where.pop()
 
 
-def _told(p: Problem, why: BaseException | None, run: _Run) -> Problem:
+def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
     """What goes wrong only with pieces is the strategy's fault."""
     at = run.where[-1] or "the model's own forward"
-    if isinstance(why, Refused):
+    if isinstance(why, CutRefused):
         return Problem(why.key or KEY, str(why) if why.key else f"in {at}: {why}", why.cure)
     if run.axis is None:
         return p
@@ -286,7 +198,7 @@ def _told(p: Problem, why: BaseException | None, run: _Run) -> Problem:
     return Problem(KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}{hint}")
 
 
-def _output(outs: list[tuple[Tensor, State]], run: _Run) -> Cut:
+def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
     """How the model's output leaves: the loss takes it whole, or one cut on its last dim, the classes."""
     for _, s in outs:
         run.full |= s.made
@@ -302,17 +214,22 @@ def _output(outs: list[tuple[Tensor, State]], run: _Run) -> Cut:
     raise RequestError((Problem(f"{KEY}.{last.key}", text, quote(f"{KEY}.{last.key}.output={whole}")),))
 
 
-def _operate(run: _Run, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any) -> Any:
+def _operate(run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any) -> Any:
     """An operator is called: find out what it needs, and do it."""
-    name, (x, *rest) = f"operator {o.module}", args or (kwargs.pop("input", None),)
+    name = f"operator {o.module}"
+    x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
-        raise Refused(f"the first thing that {o.module} takes is no tensor", f"{KEY}.{o.key}")
+        raise CutRefused(f"the first thing that {o.module} takes is no tensor", f"{KEY}.{o.key}")
+
+    # in the whole model it runs as it is
     if run.axis is None:
         run.quiet += bool(o.mode)
         y = plain(x, *rest, **kwargs)
         run.quiet -= bool(o.mode)
         run.row(name, [_tensor(y, o)])
         return y
+
+    # its input, as it takes it
     s = run.state(x)
     run.full |= s.made if s.cut is None else frozenset()
     planned = _into(o, x, s.cut, run.axis.size)
@@ -320,28 +237,35 @@ def _operate(run: _Run, module: nn.Module, plain: Callable[..., Any], o: Operato
     x = _quietly(run, log, lambda axis: bring(x, planned.arrives, planned.takes, axis, terms=o.mode == "column"))
     if s.cut is None and not s.made:  # no gradient goes back from here
         log[:] = [c for c in log if c.phase == "forward"]
+
+    # what it computes
     if o.mode:
         y = _quietly(run, log, lambda axis: apply.compute(module, plain, planned, axis, x, *rest, **kwargs))
     else:
-        run.tag(x, State(planned.takes, frozenset({f"{o.module}()"} if s.made else ())))
+        run.tag(x, CutState(planned.takes, frozenset({f"{o.module}()"} if s.made else ())))
         y = plain(x, *rest, **kwargs)
         planned = replace(planned, makes=run.state(_tensor(y, o)).cut)
+
+    # its output, as it hands it on
     planned = _out_of(o, y, planned, run.axis.size)
     y = _quietly(run, log, lambda axis: apply.hand_on(module, y, planned, axis))
+
+    # what is known of it, and of what it made
     planned = replace(planned, comms=tuple(log))
     if run.spreads.setdefault(o, planned) != planned:
-        raise Refused(f"{o.module} is called more than once, and not with the same cuts", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", f"{KEY}.{o.key}")
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
         run.terms.add(f"{o.module}.bias")
     run.row(name, [y])
-    run.tag(y, State(planned.gives, frozenset({f"{o.module}()"})))
+    run.tag(y, CutState(planned.gives, frozenset({f"{o.module}()"})))
     return y
 
 
-def _quietly(run: _Run, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:
+def _quietly(run: CutRun, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:
     """An operator's own work is not followed, only what it would send."""
     assert run.axis is not None
-    run.axis.log, run.quiet = log, run.quiet + 1
+    run.axis.log = log
+    run.quiet += 1
     try:
         return do(run.axis)
     finally:
@@ -350,7 +274,7 @@ def _quietly(run: _Run, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor
 
 def _tensor(y: Any, o: Operator) -> Tensor:
     if not isinstance(y, Tensor):
-        raise Refused(f"{o.module} returns a {type(y).__name__}, not a tensor", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module} returns a {type(y).__name__}, not a tensor", f"{KEY}.{o.key}")
     return y
 
 
@@ -358,20 +282,24 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
     """What arrives and what the operator takes."""
     asked = _asked(o, "input", o.input, x, n, arrives)
     if not o.mode:
-        return Spread(o, arrives, arrives if o.input is None else asked, None, False, None)
+        takes = arrives if o.input is None else asked
+        return Spread(o, arrives, takes, makes=None, sums=False, gives=None)
     takes = x.dim() - 1 if o.mode == "row" else None
     if o.input is not None and asked not in (arrives, takes):
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
-        raise Refused(f"{o.module}: {text}", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module}: {text}", f"{KEY}.{o.key}")
     if takes is not None and arrives != takes and x.shape[takes] % n:
-        raise Refused(f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}", f"{KEY}.{o.key}")
-    return Spread(o, arrives, takes, None, False, None)
+        text = f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}"
+        raise CutRefused(text, f"{KEY}.{o.key}")
+    return Spread(o, arrives, takes, makes=None, sums=False, gives=None)
 
 
 def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
     """What it makes and what it gives."""
     sums = o.mode in ("row", "vocabulary")
-    makes = None if sums else y.dim() - 1 if o.mode else s.makes
+    makes = y.dim() - 1 if o.mode else s.makes
+    if sums:
+        makes = None
     gives = makes if o.output is None else _asked(o, "output", o.output, y, n, makes)
     return replace(s, sums=sums, makes=makes, gives=gives)
 
@@ -382,13 +310,13 @@ def _asked(o: Operator, name: str, axes: Axes | None, t: Tensor, n: int, now: Cu
         return None
     if len(axes) != t.dim():
         text = f"{o.module}: {name} {axes_text(axes)} has {len(axes)} dims, and the tensor there {t.dim()}"
-        raise Refused(text, f"{KEY}.{o.key}")
+        raise CutRefused(text, f"{KEY}.{o.key}")
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:
         text = (
             f"{o.module}: {name} {axes_text(axes)} cuts dim {dim}, of {t.shape[dim]}, which does not divide by tp={n}"
         )
-        raise Refused(text, f"{KEY}.{o.key}")
+        raise CutRefused(text, f"{KEY}.{o.key}")
     return dim
 
 

@@ -1,1 +1,1 @@
-"""What a forward does, seen once on meta tensors: a model's facts, and the graph of the code between its modules."""
+"""What a forward does, traced on meta tensors: a model's facts, and the graph of the code between its modules."""

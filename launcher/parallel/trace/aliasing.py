@@ -1,4 +1,4 @@
-"""What the nodes of a trace have to do with each other besides their inputs: shared memory, and gradients."""
+"""Finds how nodes of a trace are related besides their inputs: shared memory, and the way of gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launcher.parallel.trace.fx_glue import Tracer, origins, storages
 
 
 @dataclass(frozen=True)
-class Memory:
+class NodeMemory:
     """As ``plan.values.facts.Node`` has it; storages are numbered in the order of their first appearance."""
 
     reads: frozenset[int]
@@ -21,7 +21,7 @@ class Memory:
     writes: frozenset[int]
 
 
-def memory(tracer: Tracer) -> dict[fx.Node, Memory]:
+def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
     """Which memory each node reads, returns and writes."""
     numbers: dict[int, int] = {}
 
@@ -35,11 +35,11 @@ def memory(tracer: Tracer) -> dict[fx.Node, Memory]:
             module = tracer.calls[node][0]
             reads |= storages([*module.parameters(), *module.buffers()])
         lies, wrote = storages(tracer.values.get(node)), tracer.writes.get(node, frozenset())
-        out[node] = Memory(numbered(reads), numbered(lies), numbered(at for at in reads | lies if at in wrote))
+        out[node] = NodeMemory(numbered(reads), numbered(lies), numbered(at for at in reads | lies if at in wrote))
     return out
 
 
-def trained(tracer: Tracer, spaces: Mapping[fx.Node, Memory]) -> dict[fx.Node, frozenset[str]]:
+def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Node, frozenset[str]]:
     """Of each node the inputs that get a gradient through it from the model's output.
 
     Of a value that is changed in place autograd rewrites the history: every user counts.

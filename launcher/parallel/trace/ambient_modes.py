@@ -1,4 +1,4 @@
-"""The modes that code between modules runs in (gradients, autocast, default dtype), noted once and entered again."""
+"""The autograd, autocast and default-dtype modes that traced code ran in, entered again when a stage runs it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ambient() -> Ambient:
 
 
 @dataclass(frozen=True)
-class Under:
+class UnderModes:
     """``func`` as a function that enters ``modes`` for its call; fx writes it into code by its name."""
 
     func: Callable[..., Any]

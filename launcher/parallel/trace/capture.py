@@ -1,4 +1,4 @@
-"""Records what a forward does between the modules that stay whole: the user's own Python runs, on meta tensors."""
+"""Records the code between the named modules as an fx graph, while the user's forward runs on meta tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,20 @@ from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from launcher.parallel.dispatch.containers import Constant, Named, contents, filled, here, inside, pick, remade, tensors
-from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+from launcher.parallel.dispatch.containers import (
+    ConstantFunction,
+    NamedFunction,
+    contents,
+    filled,
+    here,
+    inside,
+    pick,
+    remade,
+    tensors,
+)
 from launcher.parallel.trace.ambient_modes import Ambient, ambient
+from launcher.parallel.trace.constant_values import constant_value
+from launcher.parallel.trace.graph_arguments import captured_state, is_frozen, on_meta, why_foreign, writable_name
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
 """What is written into a graph as it is."""
@@ -30,9 +41,8 @@ READS = frozenset({
 })  # fmt: skip
 """What hands the numbers of a tensor to Python."""
 
-RANDOM = ("rand", "normal", "bernoulli", "multinomial", "dropout", "alpha_dropout", "empty", "new_empty")
-
-DEVICE, META = torch.Tensor.device.__get__, torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+DEVICE = torch.Tensor.device.__get__
+META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 GRAD_FN: Any = torch.Tensor.grad_fn
 GRAD_FN = GRAD_FN.__get__
 
@@ -50,7 +60,8 @@ class Capture(TorchFunctionMode):
 
     def __init__(self, root: nn.Module, leaves: Mapping[int, str]) -> None:
         super().__init__()
-        self.root, self.leaves = root, leaves
+        self.root = root
+        self.leaves = leaves
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Any] = {}
         self.modes: dict[fx.Node, Ambient] = {}
@@ -109,9 +120,10 @@ class Capture(TorchFunctionMode):
             return torch.device("cpu")
         if func == GRAD_FN:
             raise self.refuse("it asks a tensor for its grad_fn, which every stage has its own of")
-        if func in READS and (same := self._always(args[0])) is not None:
+        constant = self._always(args[0]) if func in READS else None
+        if constant is not None:
             with _disable_current_modes():
-                return func(same, *args[1:], **kwargs)
+                return func(constant, *args[1:], **kwargs)
         return self.call("call_function", func, func, args, kwargs)
 
     def call(self, kind: str, target: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -119,22 +131,27 @@ class Capture(TorchFunctionMode):
         self._alike()
         self.eager = True
         try:
+            # what goes in is known, and the module is the one that its stage will have
             known = [self._node(t) for t in tensors((args, kwargs))]
             changed = filled((args, kwargs), objects=True)
             if kind == "call_module":
                 self._as_built(target, func)
-            out, wrote = self.carry_out(kind, func, *_on_meta(args, kwargs))
+
+            out, wrote = self.carry_out(kind, func, *on_meta(args, kwargs))
             if changed():
                 raise self.refuse(f"{target} changes a list or dictionary that it is given, which stages do not share")
-            acts = getattr(func, "__name__", "") in ACTS or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
-            if kind == "call_module" or tensors(out) or wrote or acts or getattr(func, "__name__", "") == "__set__":
+
+            # a node, unless it only asks: for a shape, say
+            name = getattr(func, "__name__", "")
+            acts = name in (*ACTS, "__set__") or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
+            if kind == "call_module" or tensors(out) or wrote or acts:
                 self.note(kind, target, args, kwargs, out)
         finally:
             self.eager, self.stream = False, _stream()
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
-        """The numbers of ``t`` where they hang on nothing that is given: positions, say. ``None`` for all others.
+        """The numbers of ``t`` where they depend on no input: positions, say. ``None`` for all others.
 
         Nor of what was made of memory that has been changed since: a view may have done it.
         """
@@ -144,7 +161,7 @@ class Capture(TorchFunctionMode):
                 return None
             done: dict[fx.Node, Any] = {}
             with torch.device("cpu"), _disable_current_modes():
-                found = _worked_out(self._node(t), done)
+                found = constant_value(self._node(t), done)
             return found if isinstance(found, torch.Tensor) and done.keys().isdisjoint(self.overwritten()) else None
         finally:
             self.eager = False
@@ -161,9 +178,11 @@ class Capture(TorchFunctionMode):
 
     def note(self, kind: str, target: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
         """The node of a call that has been carried out."""
-        given = tuple(map(self.arg, args)), {k: self.arg(v) for k, v in kwargs.items()}
-        node = self.graph.create_node(kind, _speakable(target), *given)
-        if (modes := ambient()) != self.base:
+        given = tuple(map(self.arg, args))
+        named = {k: self.arg(v) for k, v in kwargs.items()}
+        node = self.graph.create_node(kind, writable_name(target), given, named)
+        modes = ambient()
+        if modes != self.base:
             self.modes[node] = modes
         if kind == "call_module":
             self.calls[node] = self.root.get_submodule(target), args, kwargs
@@ -184,7 +203,7 @@ class Capture(TorchFunctionMode):
         if path:
             (kind, key), *rest = path
             simple = kind == "item" and not rest and isinstance(key, int)
-            target = getitem if simple else Named(pick, "pick")
+            target = getitem if simple else NamedFunction(pick, "pick")
             node = self.graph.call_function(target, (node, key if simple else path))
             self.values[node] = t
             self.known[id(t)] = node, ()
@@ -199,7 +218,7 @@ class Capture(TorchFunctionMode):
                     self.attributes[name] = self.graph.get_attr(name)
                     self.values[self.attributes[name]] = t
                 return self.attributes[name]
-        raise self.refuse(_foreign(t))
+        raise self.refuse(why_foreign(t))
 
     def arg(self, a: Any) -> Any:
         """``a`` as a graph has it."""
@@ -226,10 +245,9 @@ class Capture(TorchFunctionMode):
             args, kwargs = contents(a)
             if args is None:
                 raise self.refuse(f"it hands on a {type(a).__name__}, which cannot be made again on another stage")
-            made = Named(lambda *xs, **ks: remade(type(a), *xs, **ks), type(a).__name__)
-            node = self.graph.call_function(
-                made, tuple(map(self.arg, args)), {k: self.arg(v) for k, v in kwargs.items()}
-            )
+            made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), type(a).__name__)
+            given = tuple(map(self.arg, args))
+            node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})
             self.values[node] = a
             return node
         if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
@@ -239,41 +257,20 @@ class Capture(TorchFunctionMode):
         if isinstance(a, nn.Module):
             raise self.refuse(f"it hands the module {type(a).__name__} to a function")
         if callable(a):
-            if held := _closes_over(a):
+            held = captured_state(a)
+            if held:
                 name = getattr(a, "__qualname__", type(a).__name__)
                 raise self.refuse(f"it hands on the function {name}, which holds {held}")
-        elif id(a) not in self.before and not _frozen(a):
+        elif id(a) not in self.before and not is_frozen(a):
             text = f"it makes a {type(a).__name__} and hands it on, which every stage would have its own of"
             cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"
             raise self.refuse(text + cache * type(a).__name__.endswith("Cache"))
         return self._constant(a)
 
     def _constant(self, a: Any) -> fx.Node:
-        node = self.graph.call_function(here if a is here else Constant(a))
+        node = self.graph.call_function(here if a is here else ConstantFunction(a))
         self.values[node] = torch.device("meta") if a is here else a
         return node
-
-
-class _Given(Exception):
-    """A value hangs on an input, a weight or a random number."""
-
-
-def _worked_out(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
-    """The value of ``node`` on the CPU, or ``None``."""
-    try:
-        return _value(node, done)
-    except _Given:
-        return None
-
-
-def _value(node: fx.Node, done: dict[fx.Node, Any]) -> Any:
-    if node not in done:
-        name = getattr(node.target, "__name__", "")
-        if node.op != "call_function" or name.startswith(RANDOM) or name == "setitem":
-            raise _Given
-        args, kwargs = (fx.node.map_arg(a, lambda n: _value(n, done)) for a in (node.args, node.kwargs))
-        done[node] = torch.device("cpu") if node.target is here else node.target(*args, **kwargs)  # type: ignore[operator, arg-type]
-    return done[node]
 
 
 def _stream() -> bytes:
@@ -291,72 +288,10 @@ def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*root.named_parameters(), *root.named_buffers()]
 
 
-def _on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """What was made of ``x.device`` goes where everything is; the very lists that are given are handed on."""
-    if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
-        return args, kwargs
-    swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
-    args, kwargs = tree_map_only(torch.device, swap, (args, dict(kwargs)))
-    if kwargs.get("device") == "cpu":
-        kwargs["device"] = "meta"
-    return args, kwargs
-
-
-def _speakable(target: Any) -> Any:
-    """A function under a name that fx can write down."""
-    if isinstance(target, str | Named) or target is getitem:
-        return target
-    if target.__name__ in ("__get__", "__set__"):
-        verb = getattr if target.__name__ == "__get__" else setattr
-        attribute = target.__self__.__name__
-        return Named(lambda t, *rest: verb(t, attribute, *rest), f"{verb.__name__}_{attribute}")
-    name = getattr(target, "__name__", "call").replace("<", "").replace(">", "")
-    return Named(target, name.strip("_") if name.startswith("__") else name)
-
-
-def _foreign(t: torch.Tensor) -> str:
-    """What a tensor is that the model does not have."""
-    if torch._C._functorch.maybe_current_level() is not None:
-        return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
-    if isinstance(t, nn.Parameter):
-        return "it uses a parameter of another copy of the model, as a function does that __init__ has made around self"
-    return "it uses a tensor that is neither made there nor a parameter or buffer of the model"
-
-
 def scripted(graph: fx.Graph) -> bool:
     """Whether TorchScript runs there: it calls operators by their own names, and others once it has seen some calls."""
-    called = (n.target.func for n in graph.nodes if isinstance(n.target, Named))
+    called = (n.target.func for n in graph.nodes if isinstance(n.target, NamedFunction))
     return any(isinstance(f, torch._ops.OpOverload) for f in called)
-
-
-def _frozen(a: Any) -> bool:
-    """Nobody can change it."""
-    made: Any = getattr(type(a), "__dataclass_params__", None)
-    return isinstance(a, frozenset | np.dtype | type) or (made is not None and made.frozen)
-
-
-def _closes_over(func: Any) -> str:
-    """What a function holds that is another on each stage, in words; "" for nothing."""
-    cells = [c.cell_contents for c in getattr(func, "__closure__", None) or () if not _empty(c)]
-    bound = [*cells, getattr(func, "__self__", None), *getattr(func, "args", ()), getattr(func, "func", None)]
-    bound += [*(getattr(func, "keywords", None) or {}).values(), *(getattr(func, "__defaults__", None) or ())]
-    for value in bound:
-        for some in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(some, torch.Tensor):
-                return "a tensor"
-            if isinstance(some, nn.Module):
-                return f"the module {type(some).__name__}"
-            if callable(some) and not isinstance(some, type) and (found := _closes_over(some)):
-                return found
-    return ""
-
-
-def _empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
 
 
 @contextmanager
@@ -379,7 +314,7 @@ def capturing(capture: Capture) -> Iterator[None]:
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if capture.eager:
             return plainly(cls, *args, **kwargs)
-        func = Named(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
+        func = NamedFunction(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
         return capture.call("call_function", func, func, args, kwargs)
 
     apply: Any = vars(torch.autograd.Function)["apply"]

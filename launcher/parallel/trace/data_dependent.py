@@ -1,4 +1,4 @@
-"""Refuses code whose way depends on the numbers that it is given, where one way alone has been followed."""
+"""Refuses data-dependent control flow: tracing has seen one branch only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.data_pt
 TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
-class _Given(Dispatch):
+class _InputDependence(Dispatch):
     """Knows the tensors that come from those ``given``; numbers made of none, such as positions, are always the same.
 
     ``refuse`` is called, and raises, when one of them decides what is done.
@@ -43,7 +43,7 @@ class _Given(Dispatch):
 
 
 class _Reads(TorchFunctionMode):
-    def __init__(self, given: _Given) -> None:
+    def __init__(self, given: _InputDependence) -> None:
         super().__init__()
         self.given = given
 
@@ -56,6 +56,6 @@ class _Reads(TorchFunctionMode):
 @contextmanager
 def looking(given: Iterable[Tensor], refuse: Callable[[], None]) -> Iterator[None]:
     """``refuse`` is called when what comes from the tensors ``given`` decides what is done meanwhile."""
-    mode = _Given(given, refuse)
+    mode = _InputDependence(given, refuse)
     with mode, _Reads(mode):
         yield

@@ -1,4 +1,4 @@
-"""The glue between named modules as an fx graph: the forward runs once on meta tensors, and what it calls is noted."""
+"""Traces the code between named modules into an fx graph, and checks that every forward does the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import changed, held, reading
 from launcher.parallel.trace.ambient_modes import ambient
 from launcher.parallel.trace.capture import Capture, Uncuttable, capturing, scripted
-from launcher.parallel.trace.side_channels import Aside
+from launcher.parallel.trace.side_channels import SideChannels
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import call, cast, looks
 from launcher.plan.partition.stages import covers
@@ -44,12 +44,12 @@ class Tracer(Capture):
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
     ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
     ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too. ``aside`` looks whether leaves are told
-    anything past their arguments.
+    ``evaluation``: the same in evaluation mode, where it was followed too. ``side_channels`` looks whether leaves are
+    told anything past their arguments.
     """
 
     watch: Watch
-    aside: Aside | None = None
+    side_channels: SideChannels | None = None
     evaluation: Tracer | None = None
 
     def __init__(self, root: nn.Module, leaves: frozenset[str], meter: Meter) -> None:
@@ -80,25 +80,33 @@ class Tracer(Capture):
         return frozenset(out)
 
     def carry_out(self, kind: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
-        before, began = (self.meter.saved, self.meter.flops), torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        saved = self.meter.saved
+        flops = self.meter.flops
+        began = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
+
         if kind == "call_module":
-            self._begin(leaf := self.leaves[id(func)])
-            told = partial(self._depends, leaf) if self.aside is not None else None
-            out = call(func, args, kwargs, self.meter, self.watch, really=ambient().casts, told=told)
-            if self.aside is not None:
-                self.aside.end(leaf)
+            out = self._call_leaf(self.leaves[id(func)], func, args, kwargs)
         elif ambient().casts:
             out = cast(func, args, kwargs)
         else:
             out = func(*args, **kwargs)
+
+        # for the node, if it gets one
         wrote = frozenset(self.meter.written)
-        self._last = (self.meter.saved - before[0], self.meter.flops - before[1]), wrote, began
+        self._last = (self.meter.saved - saved, self.meter.flops - flops), wrote, began
         return out, bool(wrote)
 
-    def _begin(self, leaf: str) -> None:
-        if self.aside is not None:
-            self._unchanged(self.aside.begin(leaf), leaf)
+    def _call_leaf(self, leaf: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a leaf, and see that it is told nothing past its arguments."""
+        casts = ambient().casts
+        if self.side_channels is None:
+            return call(module, args, kwargs, self.meter, self.watch, on_zeros=casts)
+        self._unchanged(self.side_channels.begin(leaf), leaf)
+        told = partial(self._depends, leaf)
+        out = call(module, args, kwargs, self.meter, self.watch, on_zeros=casts, told=told)
+        self.side_channels.end(leaf)
+        return out
 
     def _unchanged(self, at: str, leaf: str) -> None:
         if at:
@@ -110,8 +118,8 @@ class Tracer(Capture):
 
     def over(self) -> None:
         """The forward is done."""
-        if self.aside is not None:
-            self._unchanged(*self.aside.over())
+        if self.side_channels is not None:
+            self._unchanged(*self.side_channels.over())
 
     def note(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().note(*args, **kwargs)
@@ -149,28 +157,39 @@ def trace(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
     """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
+    # once
     model = copied(model)  # a forward may count or cache
-    drawn, before, modules = _drawn(), held(model), files(*map(type, model.modules()))
-    tracer = _follow(model, leaves, inputs, units, asides=True)
+    drawn = _drawn()
+    before = held(model)
+    modules = files(*map(type, model.modules()))
+    tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
+
+    # again: the same, or no stage can run it
     once = variables(modules)
-    if text := same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph):
-        text = f"the code between the named modules differs from one forward to the next ({text})"
+    difference = same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph)
+    if difference:
+        text = f"the code between the named modules differs from one forward to the next ({difference})"
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
-    if counts := changed(once, variables(modules)):
+    counts = changed(once, variables(modules))
+    if counts:
         text = f"the forward changes {counts[0][0]} with every call, which each process has its own of"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
+
+    # in evaluation mode: what is between the modules must not depend on that
     with evaluating([model]):
-        tracer.evaluation = other = _follow(model, leaves, inputs, counted=counted, asides=True)
+        other = _follow(model, leaves, inputs, counted=counted, check_side_channels=True)
+    tracer.evaluation = other
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
-    if text := same(tracer.graph, other.graph):
-        text = f"the code between the named modules differs between training and evaluation ({text})"
+    difference = same(tracer.graph, other.graph)
+    if difference:
+        text = f"the code between the named modules differs between training and evaluation ({difference})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
     return tracer
 
@@ -206,7 +225,7 @@ def _follow(
     inputs: Sequence[torch.Tensor],
     units: Sequence[str] = (),
     counted: Sequence[str] = (),
-    asides: bool = False,
+    check_side_channels: bool = False,
 ) -> Tracer:
     """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
     meter = Meter((*model.parameters(), *model.buffers()))
@@ -223,8 +242,10 @@ def _follow(
         reading(model, counted, tracer.read),
     ):
         meter.tell(tracer.escaped)
-        if asides:
-            tracer.aside = Aside(model, {name: model.get_submodule(name) for name in tracer.leaves.values()})
+        if check_side_channels:
+            tracer.side_channels = SideChannels(
+                model, {name: model.get_submodule(name) for name in tracer.leaves.values()}
+            )
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))
@@ -261,18 +282,21 @@ def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | 
     except Exception as error:
         first = error if tracer is None or tracer.refused is None else tracer.refused
         line = next(iter(str(first).strip().splitlines()), "")
-        at = f" ({where})" if (where := of_error(first)) else ""
-        if isinstance(first, Uncuttable):
-            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
+
+        # it could run, but not be followed
+        why = line if isinstance(first, Uncuttable) or "meta" in line.lower() else ""
+        if tracer is not None and looks(first) and not isinstance(first, Uncuttable):
+            why = "its Python looks at data"
+        if why or isinstance(first, Uncuttable):
+            where = of_error(first)
+            at = f" ({where})" if where else ""
+            text = f"cannot follow the code between the named modules of {name}{at}: {why}; {CURE}"
             raise RequestError((Problem(STAGES, text),)) from first
-        if tracer is not None and looks(first):
-            text = f"cannot follow the code between the named modules of {name}{at}: its Python looks at data; {CURE}"
-            raise RequestError((Problem(STAGES, text),)) from first
-        if "meta" in line.lower():
-            text = f"cannot follow the code between the named modules of {name}{at}: {line}; {CURE}"
-            raise RequestError((Problem(STAGES, text),)) from first
+
+        # it fails by itself
         shapes = ", ".join(f"{tuple(x.shape)}" for x in inputs)
-        inner = f" in {path}" if (path := _submodule(model, first)) else ""
+        path = _submodule(model, first)
+        inner = f" in {path}" if path else ""
         text = f"the forward of {name} fails{inner} for inputs of shape {shapes}: {of_users(first)}"
         if "dtype" in line or "scalar type" in line:
             text = f"{text}; {DTYPES}"
@@ -292,7 +316,8 @@ def _submodule(model: nn.Module, error: BaseException) -> str:
 def same(a: fx.Graph, b: fx.Graph) -> str:
     """Where two graphs first differ, in words; "" when they do the same."""
     for left, right in zip(a.nodes, b.nodes, strict=False):
-        if (one := said(left)) != (other := said(right)):
+        one, other = said(left), said(right)
+        if one != other:
             return f"{one} / {other}"
     return "" if len(a.nodes) == len(b.nodes) else f"{len(a.nodes)} / {len(b.nodes)} operations"
 

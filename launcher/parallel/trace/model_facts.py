@@ -1,8 +1,8 @@
-"""Reads a model's facts off a meta-device copy: names, shapes, ties, and the graph of its glue."""
+"""Reads a model's facts off a meta-device copy: names, shapes, ties, and the graph of the code between its modules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.backward_memory import Scales, product
+from launcher.parallel.cost.backward_memory import BackwardMeter, product
 from launcher.parallel.cost.forward_cost import Meter
-from launcher.parallel.dispatch.containers import Named
+from launcher.parallel.dispatch.containers import NamedFunction
 from launcher.parallel.dispatch.modes import default_dtype as default_dtype
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied
@@ -59,6 +59,8 @@ def skeleton(model: nn.Module) -> Skeleton:
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
             raise RequestError((Problem("model", f"{text}; use the class that it was compiled from"),))
+
+    # parameters and persistent buffers
     first: dict[int, str] = {}
     params = []
     persistent = {
@@ -72,10 +74,12 @@ def skeleton(model: nn.Module) -> Skeleton:
     for name, b in model.named_buffers(remove_duplicate=False):
         if name in persistent:
             params.append(Param(name, spec(b), first.setdefault(id(b), name), trainable=False, buffer=True))
+
+    # modules, and what tensor parallelism can cut of them
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
-    named = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
-    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in named if kind), _traits(model))
+    kinds = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
+    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in kinds if kind), _traits(model))
 
 
 def _traits(model: nn.Module) -> Traits:
@@ -123,7 +127,11 @@ def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]
 
 def facts(tracer: Tracer, known: Skeleton) -> Graph:
     """The traced graph as plain values."""
-    out, watched, scales = [], _watched(tracer.watch, known, _returned(tracer), tracer.meter), Scales()
+    # before modules run again for their backward, which may change them
+    watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
+
+    out = []
+    backwards = BackwardMeter()
     spaces = memory(tracer)
     gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
@@ -132,16 +140,29 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs.get(n, (0, 0))
         if kind == "module":
-            backward = scales.weigh(*tracer.called(n)) or Backward(kept=saved)
+            backward = backwards.measure(*tracer.called(n)) or Backward(kept=saved)
         else:
-            backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, Named) else Backward()
-        ins = tuple(i.name for i in n.all_input_nodes)
-        at = spaces[n]
-        out.append(Node(
-            n.name, kind, target, ins, specs, packed, saved, flops, backward, 0,
-            at.reads, at.lies, at.writes, gradients[n], said(n),
-        ))  # fmt: skip
-    graph, other = Graph(tuple(out), **watched), tracer.evaluation
+            backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, NamedFunction) else Backward()
+        node = Node(
+            name=n.name,
+            kind=kind,
+            target=target,
+            inputs=tuple(i.name for i in n.all_input_nodes),
+            out=specs,
+            packed=packed,
+            saved=saved,
+            flops=flops,
+            backward=backward,
+            reads=spaces[n].reads,
+            lies=spaces[n].lies,
+            writes=spaces[n].writes,
+            trains=gradients[n],
+            text=said(n),
+        )
+        out.append(node)
+
+    graph = Graph(tuple(out), **watched)
+    other = tracer.evaluation
     return graph if other is None else _evaluated(graph, _effects(other.watch, _returned(other), other.meter))
 
 
@@ -161,45 +182,50 @@ def _loaded(known: Skeleton) -> tuple[str, ...]:
 
 
 def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
+    """Those fields of a graph that ``watch`` knows."""
+
+    def among(seen: Collection[str]) -> tuple[str, ...]:
+        return tuple(m for m in ("", *known.modules) if m in seen)
+
     found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
         "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),
-        "looks": tuple(m for m in ("", *known.modules) if m in watch.looks),
+        "looks": among(watch.looks),
         "steers": watch.steers,
         "recomputed": watch.recomputed(),
-        "nested": tuple(m for m in ("", *known.modules) if m in watch.nested),
-        "inferred": tuple(m for m in ("", *known.modules) if m in watch.inferred),
-        "fills": tuple(m for m in ("", *known.modules) if m in watch.fills),
-        "lazy": tuple(m for m in ("", *known.modules) if m in watch.lazy),
-        "overwrites": tuple(m for m in ("", *known.modules) if m in watch.overwrites),
+        "nested": among(watch.nested),
+        "inferred": among(watch.inferred),
+        "fills": among(watch.fills),
+        "lazy": among(watch.lazy),
+        "overwrites": among(watch.overwrites),
         "effects": _effects(watch, output, meter),
     }
 
 
 def _effects(watch: Watch, output: Any, meter: Meter) -> Effects:
     return Effects(
-        watch.effects.changes(output, meter.kept),
-        tuple(dict.fromkeys(watch.taken)),
-        tuple(watch.effects.sparse),
-        meter.disagree,
-        tuple(watch.effects.reads),
-        tuple(watch.effects.foreign),
-        tuple(watch.grads),
+        changes=watch.effects.changes(output, meter.kept),
+        inner=tuple(dict.fromkeys(watch.taken)),
+        sparse=tuple(watch.effects.sparse),
+        disagree=meter.disagree,
+        reads=tuple(watch.effects.reads),
+        foreign=tuple(watch.effects.foreign),
+        grads=tuple(watch.grads),
         mixed=tuple(watch.effects.mixed),
     )
 
 
 def _segments(watch: Watch, saved: int) -> tuple[Segment, ...]:
     """The calls of units in their order, and what was kept outside of them."""
-    scales = Scales()
-    runs = [
-        Segment(r.name, r.saved, scales.weigh(r.module, r.args, r.kwargs) or Backward(), _nbytes(r.made))
-        for r in watch.runs
-    ]
-    return (*runs, Segment("", saved - sum(s.saved for s in runs)))
+    backwards = BackwardMeter()
+    segments = []
+    for run in watch.runs:
+        backward = backwards.measure(run.module, run.args, run.kwargs) or Backward()
+        segments.append(Segment(run.name, run.saved, backward, _nbytes(run.made)))
+    return (*segments, Segment("", saved - sum(s.saved for s in segments)))
 
 
 def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
@@ -252,9 +278,9 @@ def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run
 def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Meter, watch: Watch) -> Graph:
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
-    ins = tuple(Node(n, "input", n, (), (s,)) for n, s in zip(names, inputs, strict=True))
-    body = Node("model", "module", "", names, specs, packed, meter.saved, meter.flops)
-    out = Node("output", "output", "output", ("model",), specs, packed)
+    ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
+    body = Node("model", "module", "", names, out=specs, packed=packed, saved=meter.saved, flops=meter.flops)
+    out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
     return Graph((*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved))
 
 

@@ -1,4 +1,4 @@
-"""What code between the named modules tells one of them past its arguments: stages run none of that code."""
+"""Refuses code between the named modules that passes them anything but arguments: no stage runs that code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.model_state.module_globals import files, variables
-from launcher.parallel.model_state.python_state import State, changed, held, library
+from launcher.parallel.model_state.python_state import PythonState, changed, held, library
 from launcher.plan.partition.stages import covers
 
 
-class Aside:
+class SideChannels:
     """Of one forward: what a leaf can see in Python, its arguments excepted, is as leaves have left it."""
 
     def __init__(self, model: nn.Module, leaves: Mapping[str, nn.Module]) -> None:
@@ -43,7 +43,11 @@ class Aside:
     def over(self) -> tuple[str, str]:
         """The forward is done. What was changed after a leaf had run, and that leaf."""
         last = self._set()
-        return next(((at, name) for name in self.leaves if (at := last or self._told(name))), ("", ""))
+        for name in self.leaves:
+            at = last or self._told(name)
+            if at:
+                return at, name
+        return "", ""
 
     def _told(self, name: str) -> str:
         """An attribute of the leaf ``name`` that is not as leaves have left it."""
@@ -57,7 +61,7 @@ class Aside:
 HOOKED = "the hooks of"
 
 
-def _own(leaf: nn.Module) -> State:
+def _own(leaf: nn.Module) -> PythonState:
     """What its modules keep in Python, and their hooks, those of libraries excepted, which only look."""
     out = held(leaf)
     for path, module in leaf.named_modules():

@@ -1,4 +1,4 @@
-"""Follows what a forward changes besides what it computes: weights and buffers, and what that depends on."""
+"""Follows the side effects of a forward: changes of weights and buffers, and what these depend on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Seen:
     at: dict[str, None] = field(default_factory=dict)
 
 
-class Effects(Dispatch):
+class StateEffects(Dispatch):
     """Enter it around a forward of ``model``; ``running`` names the innermost module that runs."""
 
     def __init__(self, model: nn.Module, given: Iterable[Tensor], running: Callable[[], str]) -> None:
@@ -143,7 +143,8 @@ class Effects(Dispatch):
 
     def _read(self, given: Any) -> None:
         for t in _tensors(given):
-            if name := self._ids.get(id(t)):
+            name = self._ids.get(id(t))
+            if name:
                 self.reads[name] = None
             if t.is_meta and t.layout is torch.strided:
                 made = self._made.get(_key(t))
@@ -164,7 +165,8 @@ class Effects(Dispatch):
 
     def _write(self, t: Tensor, labels: Labels, said: bool, once: bool = False) -> None:
         self._add(t, labels)
-        if (name := self._names.get(_key(t))) is not None:
+        name = self._names.get(_key(t))
+        if name is not None:
             seen = self._seen.setdefault(name, _Seen())
             seen.labels |= labels
             seen.said |= said
@@ -175,7 +177,8 @@ class Effects(Dispatch):
         """The forward is over: buffers that were none before may be tensors now, which others are to follow."""
         for module, attr, name, path in self._unset:
             now = getattr(module, attr, None)
-            if isinstance(now, Tensor) and DATA in (labels := self._of((now,))):
+            labels = self._of((now,)) if isinstance(now, Tensor) else NONE
+            if DATA in labels:
                 if attr not in module._non_persistent_buffers_set:
                     text = f"the forward makes the buffer {name}, which was None, and checkpoints would not have it"
                     raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
@@ -203,8 +206,10 @@ class Effects(Dispatch):
 
     def _reached(self, found: Labels) -> Labels:
         """With what the changed buffers among ``found`` were made of before."""
-        while (more := found.union(*(self._seen[n].labels for n in found if n in self._seen))) != found:
-            found = more
+        before = None
+        while found != before:
+            before = found
+            found = found.union(*(self._seen[n].labels for n in found if n in self._seen))
         return found
 
 

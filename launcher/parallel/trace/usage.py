@@ -1,4 +1,4 @@
-"""Watches a forward: inside which modules each parameter is used, what runs in which order, and who looks at data."""
+"""Watches a forward: in which modules each parameter is used, what runs in which order, who looks at data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from threading import get_ident
 from typing import Any
 
@@ -21,7 +22,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.python_state import Key, changed, held
 from launcher.parallel.model_state.references import forget
-from launcher.parallel.trace.state_effects import Effects
+from launcher.parallel.trace.state_effects import StateEffects
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import Inner
@@ -36,7 +37,7 @@ SIZES = frozenset({
     "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive",
     "unique_dim", "_unique", "_unique2",
 })  # fmt: skip
-"""Operators whose result is a number for Python, or has a shape that hangs on the numbers."""
+"""Operators whose result is a number for Python, or has a shape that depends on the numbers."""
 
 NUMBERS = frozenset({
     torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.frombuffer, torch.Tensor.new_tensor,
@@ -51,8 +52,8 @@ GRAD: Any = torch.Tensor.grad
 
 
 @dataclass(frozen=True)
-class Run:
-    """One call: what it was given, the tensors it ``made``, and the bytes ``saved`` for backward on the way."""
+class ModuleCall:
+    """One call of a unit: its arguments, the tensors it ``made``, and the bytes ``saved`` for backward on the way."""
 
     name: str
     module: nn.Module
@@ -65,16 +66,17 @@ class Run:
 class Watch(TorchFunctionMode):
     """What was seen of the forward of a model, when it is over.
 
-    ``scopes``: of every used parameter the deepest module around it that was running at each use. A weight that is
-    used while its own module is not running must be gathered by one that is. ``calls``: how often each module ran.
-    ``runs``: each call of a unit. ``order``: each module as it begins (True) and ends. ``looks``: the modules whose
-    own code looked at the numbers of a tensor, as far as these were real (``looking``); ``looked``: how often.
-    ``steers``: units ran in another order with other numbers. ``effects``: what it changes; ``taken``: gradients that
-    it takes itself;
-    ``grads``: who reads a parameter's. ``overwrites``: modules that change what they are given in place; ``fills``:
-    those that change a list or dictionary that they are given; ``nested``: those that run inside of themselves;
-    ``inferred``: those that run in inference mode. ``counted``: what copies of them change in Python.
-    ``lazy``: those that return a generator, whose code runs when they are over.
+    Of parameters ``scopes``: of every used one the deepest module around it that was running at each use. A weight that
+    is used while its own module is not running must be gathered by one that is. ``grads``: who reads a gradient.
+    Of calls ``calls``: how often each module ran; ``runs``: each call of a unit; ``order``: each module as it begins
+    (True) and ends.
+    Of data ``looks``: the modules whose own code looked at the numbers of a tensor, as far as these were real
+    (``looking``); ``looked``: how often; ``steers``: units ran in another order with other numbers.
+    Of state ``effects``: what it changes; ``taken``: gradients that it takes itself; ``counted``: what copies of
+    modules change in Python.
+    Modules by what they do: ``overwrites`` change in place what they are given, ``fills`` change a list or dictionary
+    that they are given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
+    generator, whose code runs when they are over.
     """
 
     def __init__(
@@ -102,20 +104,25 @@ class Watch(TorchFunctionMode):
         self._names: dict[int, list[str]] = {}
         self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
         self._began: list[int] = []
-        self.runs: list[Run] = []
+        self.runs: list[ModuleCall] = []
         self.order: list[tuple[str, bool]] = []
         self.looks: set[str] = set()
         self.looked = 0
-        self.over = self._real = self.steers = False
+        self.over = False
+        self.steers = False
+        self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
         self._paths = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
-        self.effects = Effects(model, given, lambda: self._running[-1])
+        self.effects = StateEffects(model, given, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
         """What makes it forget all that it sees from now on, or all but ``effects``."""
-        scopes, calls, runs, order = dict(self.scopes), Counter(self.calls), list(self.runs), list(self.order)
+        scopes = dict(self.scopes)
+        calls = Counter(self.calls)
+        runs = list(self.runs)
+        order = list(self.order)
         forget_effects = self.effects.mark() if effects else lambda: None
 
         def back() -> None:
@@ -187,6 +194,8 @@ class Watch(TorchFunctionMode):
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
         if self.over:
             return
+
+        # what the plan could not stand for
         if get_ident() != self._thread:
             text = f"the forward runs {name} in a thread of its own, where nobody can see what it does"
             raise RequestError((Problem("model", f"{text}; call modules one after the other"),))
@@ -194,13 +203,18 @@ class Watch(TorchFunctionMode):
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
             self.inferred.add(name)
+
+        # what it is given, to be compared when it is done
         self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
         self._versions.append([_version(t) for t in self._given[-1]])
         self._filled.append(filled(given))
+
+        # that it runs, and what it has
         self._running.append(name)
         self.order.append((name, True))
         self.calls[name] += 1
-        if name in self._units and (region := self._region()) is not None:
+        region = self._region() if name in self._units else None
+        if region is not None:
             self._regions.setdefault(region, []).append(name)
         self._began.append(self.saved())
         if any(id(p) not in self._names for p in module.parameters(recurse=False)):
@@ -213,6 +227,8 @@ class Watch(TorchFunctionMode):
             return
         self._running.pop()
         self.order.append((name, False))
+
+        # what it has changed of what it was given, and how it returns
         given = zip(self._given.pop(), self._versions.pop(), strict=True)
         if any(t.requires_grad and _version(t) != before for t, before in given):
             self.overwrites.add(name)
@@ -220,24 +236,32 @@ class Watch(TorchFunctionMode):
             self.fills.add(name)
         if isinstance(output, Iterator | Coroutine):
             self.lazy.add(name)
+
+        # what it has cost, where the plan asks
         grown = self.saved() - self._began.pop()
         if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
-            self.runs.append(Run(name, module, args, kwargs, made, grown))
+            self.runs.append(ModuleCall(name, module, args, kwargs, made=made, saved=grown))
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+
+        # before: who looks at data, and at gradients
         if self._real and func in READS:
             self.look()
         if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
             self.grads[self._running[-1]] = None
         if func in GRADIENTS:
-            self.taken.append(self._inner(func, args, kwargs or {}))
-        out = func(*args, **(kwargs or {}))
+            self.taken.append(self._inner(func, args, kwargs))
+
+        out = func(*args, **kwargs)
+
+        # after: new tensors, and parameters in use
         if func in NUMBERS and all(out is not a for a in args):
             self.effects.make(out)
         if isinstance(out, torch.Tensor | tuple | list):  # not what only asks for a shape
-            for value in (*args, *(kwargs or {}).values()):
+            for value in (*args, *kwargs.values()):
                 for t in value if isinstance(value, tuple | list) else (value,):
                     if isinstance(t, nn.Parameter) and id(t) in self._names:
                         self._use(self._names[id(t)])
@@ -282,9 +306,9 @@ def _saving() -> Any:
 
 
 def _around(names: list[str]) -> str:
-    parts = [n.split(".") for n in names]
-    same = [p[0] for p in zip(*parts, strict=False) if len(set(p)) == 1]
-    return ".".join(same[: next((i for i, p in enumerate(zip(*parts, strict=False)) if len(set(p)) > 1), len(same))])
+    """The deepest module that all of these are in."""
+    same = takewhile(lambda level: len(set(level)) == 1, zip(*(n.split(".") for n in names), strict=False))
+    return ".".join(level[0] for level in same)
 
 
 def _batched(t: Any) -> bool:

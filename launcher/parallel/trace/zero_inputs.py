@@ -1,9 +1,9 @@
-"""Runs what looks at data, or autocast, on zeros in memory, where the rest of a forward runs on meta tensors."""
+"""Runs a module that looks at data, or autocast, on zeros in memory while the rest of a forward is on meta tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -66,15 +66,15 @@ def call(
     kwargs: Any,
     meter: Meter | None = None,
     watch: Watch | None = None,
-    really: bool = False,
+    on_zeros: bool = False,
     told: Callable[[str], None] | None = None,
 ) -> Any:
     """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead.
 
-    Then ``meter`` and ``watch`` forget what they saw of the first try. ``really``: on zeros without trying.
-    ``told``: of what it returns, where that hangs on the numbers and Python can see it.
+    Then ``meter`` and ``watch`` forget what they saw of the first try. ``on_zeros``: without trying.
+    ``told``: of what it returns, where that depends on the numbers and Python can see it.
     """
-    if not really:
+    if not on_zeros:
         undo = [seen.mark() for seen in (meter, watch) if seen is not None]
         try:
             return module(*args, **kwargs)
@@ -83,37 +83,59 @@ def call(
                 raise
         for back in undo:
             back()
+
+    # a copy in memory, which whoever watches takes for the module
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
         real = zeros(copied(module))
     if watch is not None:
         watch.copied(module, real)
-    own = dict(zip(_storages(real), _storages(module), strict=True))
     if meter is not None:
         meter.own((*real.parameters(), *real.buffers()))
+
+    # zeros for what it is given
     given = tensors((args, kwargs))
+    storages = dict(zip(_storages(real), _storages(module), strict=True))
     with torch.device("cpu"):
         made = {id(t): _zeros(t) for t in given}
-        own |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
+        storages |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
-        since, before, looked = 0, 0, 0
-        if watch is not None:
-            since, before, looked = len(watch.order), watch.effects.changed, watch.looked
-        with ExitStack() as seen:
-            if watch is not None:
-                seen.enter_context(watch.counting(module, real))
-                seen.enter_context(watch.looking())
-            out = real(*args, **kwargs)
-        if watch is not None and watch.effects.changed > before:
-            _again(real, args, kwargs, meter, watch)
-        if watch is not None and (watch.units_below() or (told is not None and watch.looked > looked)):
-            was = watch.ran(since)
-            for ran, other in _tried(real, args, kwargs, meter, watch):
-                watch.steers |= watch.units_below() and (other is MISSING or ran != was)
-                if told is not None and (what := _depends(out, other)):
-                    told(what)
+        out = _observed(module, real, args, kwargs, meter=meter, watch=watch, told=told)
+
+    # as if it had run on meta
     if meter is not None:
-        meter.written.update([own[w] for w in meter.written if w in own])
+        meter.written.update([storages[w] for w in meter.written if w in storages])
     return _returned(out, given, made)
+
+
+def _observed(
+    module: nn.Module,
+    real: nn.Module,
+    args: Any,
+    kwargs: Any,
+    *,
+    meter: Meter | None,
+    watch: Watch | None,
+    told: Callable[[str], None] | None,
+) -> Any:
+    """Run ``real`` in the place of ``module``; again, and with other numbers, where that may do something else."""
+    if watch is None:
+        return real(*args, **kwargs)
+    since = len(watch.order)
+    before = watch.effects.changed
+    looked = watch.looked
+    with watch.counting(module, real), watch.looking():
+        out = real(*args, **kwargs)
+    if watch.effects.changed > before:
+        _again(real, args, kwargs, meter, watch)
+
+    if watch.units_below() or (told is not None and watch.looked > looked):
+        was = watch.ran(since)
+        for ran, other in _tried(real, args, kwargs, meter, watch):
+            watch.steers |= watch.units_below() and (other is MISSING or ran != was)
+            what = _depends(out, other) if told is not None else ""
+            if told is not None and what:
+                told(what)
+    return out
 
 
 def _storages(module: nn.Module) -> list[int]:
@@ -137,7 +159,8 @@ def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: 
 
     Nothing of it is kept. Where no units are inside, nobody has to see what it does.
     """
-    g, found = torch.Generator().manual_seed(0), []
+    g = torch.Generator().manual_seed(0)
+    found = []
     undo = [seen.mark() for seen in (meter, watch) if seen is not None]
     with torch.random.fork_rng(devices=[]), torch.no_grad(), nullcontext() if watch.units_below() else _unseen():
         for scale in SCALES:
@@ -147,7 +170,8 @@ def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: 
 
             for p in real.parameters():
                 p.copy_(noise(p))
-            since, out = len(watch.order), MISSING
+            since = len(watch.order)
+            out = MISSING
             with suppress(Exception):  # then who knows
                 out = real(*mapped(args, noise), **mapped(kwargs, noise))
             found.append((watch.ran(since), out))
@@ -163,18 +187,20 @@ def _unseen() -> Iterator[None]:
 
 
 MISSING = object()
-NUMBER, SHAPE = "another Python number", "tensors of another shape"
+NUMBER = "another Python number"
+SHAPE = "tensors of another shape"
 NUMBERS = (bool, int, float, complex)
 
 
 def _depends(out: Any, other: Any) -> str:
-    """What of ``out`` hangs on numbers, if ``other`` is what came of other ones."""
+    """What of ``out`` depends on numbers, if ``other`` is what came of other ones."""
     one, two = _seen(out), _seen(other)
     numbers = [[v for v in some if isinstance(v, NUMBERS)] for some in (one, two)]
     if other is MISSING:
         return NUMBER if numbers[0] else ""
-    same = [repr(v) for v in one] == [repr(v) for v in two]
-    return "" if same else NUMBER if numbers[0] != numbers[1] else SHAPE
+    if [repr(v) for v in one] == [repr(v) for v in two]:
+        return ""
+    return NUMBER if numbers[0] != numbers[1] else SHAPE
 
 
 def _seen(value: Any) -> list[Any]:

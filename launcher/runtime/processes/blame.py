@@ -1,4 +1,4 @@
-"""Which rank of an outer launcher is to blame, from what each has written, and from who has written nothing."""
+"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written or have not."""
 
 from __future__ import annotations
 
@@ -18,29 +18,35 @@ from launcher.runtime.processes.hang import stopped
 CAUSE_S = 2.0  # until the rank that failed first has written why, or every rank that it lost its peer
 
 
-Where = Callable[[int], str]
+HostAndPid = Callable[[int], str]
 """Host and process id of a rank, as ``host 123``; empty when that cannot be known."""
 
 
 def failed(
-    error: BaseException, world: World, folder: Path, where: Where, timeout_s: float, *, skip: str
+    error: BaseException, world: World, folder: Path, where: HostAndPid, timeout_s: float, *, skip: str
 ) -> BaseException:
     """Write down the failure; on the rank that tells it the error to raise is a ``RanksFailed``.
 
     That is rank 0, or, when it is dead or hangs, the first that is left.
     """
     deafen()  # for good: the outer launcher ends us for what we tell now
+
+    # our own fault, for the others to read
     mine = None
     if not isinstance(error, faults.Interrupted):
         mine = faults.raised(world.rank, world.attempt, error, skip)
         faults.write(mine, folder)
         if not mine.told:
             _tell_torchrun(error)
+
+    # the rank that tells waits for what others have to say; the rest leave
     if world.rank and (mine is None or not mine.echo):
         return error
     found = _written(folder, world, patient=mine is not None and mine.echo)
     if world.rank and world.rank != min((f.rank for f in found), default=0):
         return error
+
+    # nobody but echoes: those who have said nothing are to blame
     if mine is not None and all(f.echo for f in found):
         found += _silent({*range(world.size)} - {f.rank for f in found}, world, where, timeout_s)
     if not found:
@@ -60,7 +66,7 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
         time.sleep(0.05)
 
 
-def _silent(ranks: Iterable[int], world: World, where: Where, timeout_s: float) -> list[Fault]:
+def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:
     """The faults of ranks that have written none: those known to be dead or stopped, else all that nobody can see."""
     known: list[Fault] = []
     unseen: list[Fault] = []
@@ -84,7 +90,7 @@ def _lives(pid: int) -> bool:
 
 
 def _lost(rank: int, world: World, text: str) -> Fault:
-    return Fault(rank, world.attempt, "lost", text, "", time.time_ns())
+    return faults.silent(rank, world.attempt, "lost", text)
 
 
 def _tell_torchrun(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Objects from a rank to its supervisor, over a pipe."""
+"""Sends objects from a rank to its supervisor over a pipe."""
 
 from __future__ import annotations
 

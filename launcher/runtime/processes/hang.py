@@ -1,4 +1,4 @@
-"""Which of the ranks that are still running keeps the others waiting, and where it is."""
+"""Finds the rank that keeps the others waiting, and where it is, from the stacks of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank processes as the supervisor sees them."""
+"""Starts one rank process, by fork or by spawn, and signals and reaps it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
 from launcher.runtime.processes.channel import Inbox
-from launcher.runtime.processes.worker import Task, live
+from launcher.runtime.processes.worker import Task, run_rank
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ def fork(task: Task, rank: int, started: list[Child]) -> Child:
         try:
             for fd in (read, *(fd for child in started for fd in (child.pidfd, child.inbox.fd))):
                 os.close(fd)
-            code = live(task, rank, write)
+            code = run_rank(task, rank, write)
         finally:
             os._exit(code)
     os.close(write)
-    return Child(rank, pid, os.pidfd_open(pid), Inbox(read), None)
+    return Child(rank=rank, pid=pid, pidfd=os.pidfd_open(pid), inbox=Inbox(read), process=None)
 
 
 def spawn(task: Task, rank: int) -> Child:
@@ -77,8 +77,9 @@ def spawn(task: Task, rank: int) -> Child:
     fd = os.dup(read.fileno())
     read.close()
     assert process.pid is not None
-    return Child(rank, process.pid, os.pidfd_open(process.pid), Inbox(fd), process)
+    pidfd = os.pidfd_open(process.pid)
+    return Child(rank=rank, pid=process.pid, pidfd=pidfd, inbox=Inbox(fd), process=process)
 
 
 def _spawned(task: Task, rank: int, write: Connection) -> None:
-    os._exit(live(task, rank, write.fileno()))
+    os._exit(run_rank(task, rank, write.fileno()))

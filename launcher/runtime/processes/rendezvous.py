@@ -19,7 +19,7 @@ _HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """What a rank needs to open the store: a file of ``folder``, which nobody else has, or a port of this machine."""
 
     folder: Path
@@ -51,14 +51,14 @@ class Meeting:
 
 
 @contextmanager
-def meeting(port: int | None) -> Iterator[Meeting]:
+def rendezvous(port: int | None) -> Iterator[Rendezvous]:
     """A fresh store for one attempt. ``None`` needs no port at all; 0 takes any free one."""
     with scratch() as folder:
         if port is None:
-            yield Meeting(folder)
+            yield Rendezvous(folder)
             return
         with _listen(port) as listener:
-            yield Meeting(folder, listener.getsockname()[1], listener.fileno())
+            yield Rendezvous(folder, listener.getsockname()[1], listener.fileno())
 
 
 def _listen(port: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Start ranks on this machine and bring back their results."""
+"""Starts ranks on this machine, restarts them when they fail, and returns their results."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from launcher.runtime.cluster.world import World, backend_of
 from launcher.runtime.interrupts import later
 from launcher.runtime.preemption import STOPS
 from launcher.runtime.processes.rank_processes import Child, fork, spawn
-from launcher.runtime.processes.rendezvous import meeting
-from launcher.runtime.processes.supervise import OnMessage, Outcome, caught, watch
+from launcher.runtime.processes.rendezvous import rendezvous
+from launcher.runtime.processes.supervise import AttemptOutcome, OnMessage, caught, watch
 from launcher.runtime.processes.worker import Task
 
 T = TypeVar("T")
@@ -51,15 +51,25 @@ def run_ranks(
     asks to stop (only the main thread sees them), ``RequestError`` if the port is taken. No rank outlives the call or
     this process.
     """
-    if start is None:
-        start = "fork" if device == "cpu" else "spawn"
+    start = start or ("fork" if device == "cpu" else "spawn")
     backend = backend or backend_of(device)
     error: faults.RanksFailed | None = None
     with caught() as stop:
         for attempt in range(max_restarts + 1):
-            with meeting(port) as place:
+            with rendezvous(port) as place:
                 task = Task(
-                    work, size, attempt, device, backend, timeout_s, threads, folder, place, os.getpid(), alone, polls
+                    work=work,
+                    size=size,
+                    attempt=attempt,
+                    device=device,
+                    backend=backend,
+                    timeout_s=timeout_s,
+                    threads=threads,
+                    folder=folder,
+                    rendezvous=place,
+                    parent=os.getpid(),
+                    alone=alone,
+                    polls=polls,
                 )
                 out = _attempt(task, start, stop, on_message)
             error = _judge(out, task)
@@ -68,36 +78,40 @@ def run_ranks(
             if out.signum is not None:
                 break
             if attempt < max_restarts:
-                _log.warning(
-                    "attempt %d of %d: %s; starting again", attempt + 1, max_restarts + 1, error.fault.headline
-                )
+                failure = error.fault.headline
+                _log.warning("attempt %d of %d: %s; starting again", attempt + 1, max_restarts + 1, failure)
     assert error is not None, "max_restarts is negative"
     raise error
 
 
-def _judge(out: Outcome, task: Task) -> faults.RanksFailed | None:
+def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:
     """What to raise for the user is raised; a failure is returned, for there may be another attempt."""
+    # asked to stop: all ranks have agreed and saved, or they had no time to
     stop = next((r for r in out.results.values() if isinstance(r, faults.Preempted)), None)
     if stop is not None and not out.faults:
         raise faults.Preempted(out.signum or stop.signum, stop.saved)
     if out.signum is not None and (out.insisted or not task.polls or not (out.faults or out.results)):
         raise faults.Interrupted(out.signum, out.insisted)
+
     if not out.faults:
         if out.signum is not None:  # it came when the ranks had done all they were to do
             later(out.signum)
         return None
+
+    # failed
     if task.folder is not None:
         for fault in out.faults.values():
             faults.write(fault, task.folder)
-    return faults.failed(out.faults.values(), out.stopped - out.faults.keys(), out.results, task.folder)
+    killed = out.stopped - out.faults.keys()
+    return faults.failed(out.faults.values(), stopped=killed, finished=out.results, folder=task.folder)
 
 
-def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | None) -> Outcome:
+def _attempt(task: Task, start: str, stop: int | None, on_message: OnMessage | None) -> AttemptOutcome:
     live: dict[int, Child] = {}
     try:
         for rank in range(task.size):
             live[rank] = _start(task, rank, start, live)
-        with task.meeting.hosted():
+        with task.rendezvous.hosted():
             return watch(live, task, stop, on_message)
     finally:  # empty unless something went wrong here
         for child in live.values():

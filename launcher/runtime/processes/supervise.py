@@ -1,4 +1,4 @@
-"""Watch the ranks of one attempt until the last has ended."""
+"""Watches the ranks of one attempt until the last has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from functools import partial
 
 from launcher.runtime.faults import Fault, died, hung, root, signal_name
 from launcher.runtime.folder import still_there
-from launcher.runtime.preemption import STOPS, Flag
+from launcher.runtime.preemption import STOPS, StopFlag
 from launcher.runtime.processes.hang import ASK, culprits, stopped
 from launcher.runtime.processes.rank_processes import Child
 from launcher.runtime.processes.worker import Task
@@ -29,7 +29,7 @@ OnMessage = Callable[[int, object], None]
 
 
 @dataclass
-class Outcome:
+class AttemptOutcome:
     """What came of an attempt. ``stopped``: ranks killed after the grace; ``signum``: what the user sent.
 
     ``insisted``: the user sent a second one.
@@ -80,29 +80,29 @@ def _note(fd: int, signum: int) -> None:
     os.write(fd, bytes([signum]))
 
 
-def watch(live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> Outcome:
+def watch(live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> AttemptOutcome:
     """Returns when ``live`` is empty: each child leaves it as it is reaped.
 
     After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody wants it.
     A rank that is stopped for ``task.timeout_s`` has hung.
     """
-    return _Watch(live, task, stop, on_message).run()
+    return _Supervisor(live, task, stop, on_message).run()
 
 
-class _Watch:
+class _Supervisor:
     def __init__(self, live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> None:
         self._live = live
         self._task = task
         self._stop = stop
         self._on_message = on_message
         self._deadline: float | None = None
-        self._out = Outcome(task.attempt)
+        self._out = AttemptOutcome(task.attempt)
         self._halted: dict[int, float] = {}
         self._looked = time.monotonic()
-        self._flag = Flag()
-        self._bare = False
+        self._flag = StopFlag()
+        self._folder_gone = False
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptOutcome:
         with selectors.DefaultSelector() as ready:
             if self._stop is not None:
                 ready.register(self._stop, selectors.EVENT_READ, self._told)
@@ -126,14 +126,19 @@ class _Watch:
         if seconds < TICK_S:
             return
         self._looked += seconds
+
+        # folders that somebody has deleted
         if self._task.folder is not None:
             still_there(self._task.folder)
-        if not self._bare and not self._task.meeting.folder.is_dir():
-            self._bare = True
-            _log.warning("%s was deleted: ranks that still have to meet there cannot", self._task.meeting.folder)
+        meeting_place = self._task.rendezvous.folder
+        if not self._folder_gone and not meeting_place.is_dir():
+            self._folder_gone = True
+            _log.warning("%s was deleted: ranks that still have to meet there cannot", meeting_place)
+
+        # ranks that are stopped
+        at_most = min(seconds, 2 * TICK_S)  # for this process may have been stopped as well
         for rank, child in self._live.items():
-            # no more than that, for this process may have been stopped as well
-            self._halted[rank] = self._halted.get(rank, 0.0) + min(seconds, 2 * TICK_S) if stopped(child.pid) else 0.0
+            self._halted[rank] = self._halted.get(rank, 0.0) + at_most if stopped(child.pid) else 0.0
         if self._deadline is None and any(t > self._task.timeout_s for t in self._halted.values()):
             self._deadline = time.monotonic()
 
@@ -154,7 +159,7 @@ class _Watch:
         """Nobody has said why it failed: somebody has said nothing at all."""
         late = not self._out.faults or root(self._out.faults.values()).late
         pids = {rank: child.pid for rank, child in self._live.items() if late or stopped(child.pid)}
-        stack = self._task.meeting.stack
+        stack = self._task.rendezvous.stack
         for rank, where in culprits(pids, stack, lambda rank: self._live[rank].send_signal(ASK)).items():
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
@@ -204,6 +209,7 @@ class _Watch:
         del self._live[child.rank]
         code = child.reap()
         done = code == 0 and child.rank in self._out.results
-        if not done and child.rank not in self._out.faults and child.rank not in self._out.stopped:
+        explained = child.rank in self._out.faults or child.rank in self._out.stopped
+        if not done and not explained:
             self._out.faults[child.rank] = died(child.rank, self._out.attempt, code)
             self._hurry()

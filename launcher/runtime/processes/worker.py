@@ -1,4 +1,4 @@
-"""The life of one rank: set up, meet the others, work, report."""
+"""The life of one rank: set up, join the others, work, report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from launcher.runtime.cluster.world import World, connect, never, place
 from launcher.runtime.preemption import STOPS, polled
 from launcher.runtime.processes import hang
 from launcher.runtime.processes.channel import Outbox
-from launcher.runtime.processes.rendezvous import Meeting
+from launcher.runtime.processes.rendezvous import Rendezvous
 
 _PR_SET_PDEATHSIG = 1
 _OWN = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # the others come from the terminal, to all at once
@@ -40,13 +40,13 @@ class Task:
     timeout_s: float
     threads: int
     folder: Path | None
-    meeting: Meeting
+    rendezvous: Rendezvous
     parent: int
     alone: bool = False
     polls: bool = False
 
 
-def live(task: Task, rank: int, fd: int) -> int:
+def run_rank(task: Task, rank: int, fd: int) -> int:
     """Do the work of ``rank``, send ``("result", value)`` or ``("fault", Fault)`` to ``fd``; returns the exit code."""
     box = Outbox(fd)
     try:
@@ -62,14 +62,18 @@ def live(task: Task, rank: int, fd: int) -> int:
 
 
 def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object:
-    send = partial(box.send, "message")
-    device = place(task.device, rank)
-    world = World(rank, task.size, rank, task.size, task.attempt, device, task.backend, send, told)
-    with (
-        nullcontext()
-        if task.alone
-        else connect(world, task.meeting.store(task.size, task.timeout_s), task.timeout_s, task.threads)
-    ):
+    world = World(
+        rank=rank,
+        size=task.size,
+        local_rank=rank,
+        local_size=task.size,
+        attempt=task.attempt,
+        device=place(task.device, rank),
+        backend=task.backend,
+        send=partial(box.send, "message"),
+        told=told,
+    )
+    with nullcontext() if task.alone else _connected(world, task):
         try:
             return task.work(world)
         except faults.Preempted as stop:  # a result, for all ranks have agreed
@@ -77,6 +81,11 @@ def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object
         except BaseException as error:
             _tell(task, rank, box, error)  # now: leaving the group may wait for a peer that waits for us
             raise
+
+
+def _connected(world: World, task: Task) -> AbstractContextManager[None]:
+    store = task.rendezvous.store(task.size, task.timeout_s)
+    return connect(world, store, task.timeout_s, task.threads)
 
 
 def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
@@ -92,14 +101,20 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != task.parent:  # it died before the line above
         os._exit(1)
+
+    # signals
     for signum in STOPS:
         signal.signal(signum, signal.SIG_DFL if signum in _OWN else signal.SIG_IGN)
     told = polled(_OWN) if task.polls else never
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # not what the supervisor draws its progress bar through
+
+    # what it says: not through what the supervisor draws its progress bar on
+    sys.stdout = sys.__stdout__
+    sys.stderr = sys.__stderr__
     log.configure(rank, task.folder, log.Relay(partial(box.send, "log")))
     faulthandler.enable(file=2)
-    hang.answer(task.meeting.stack(rank))
+    hang.answer(task.rendezvous.stack(rank))
+
     os.environ.update(_variables(rank, task.size))
     return told
 

@@ -7,12 +7,10 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
-from launcher.parallel.fsdp.gather_order import Order
+from launcher.parallel.fsdp.gather_order import GatherOrder
 from launcher.parallel.fsdp.shard import param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
@@ -43,23 +41,36 @@ Runtime = _PipelineScheduleRuntime
 Metas = Sequence[tuple[torch.Tensor, ...]]
 
 
-class Stage(Base):
-    """A stage whose sharded gradients are reduced once a step, or (``each``) after every micro batch.
+class RuntimeStage(Base):
+    """A stage whose sharded gradients are reduced once a step, or (``reduce_each``) after every micro batch.
 
-    torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``again``: weights are dropped after
-    every backward too. ``collect`` is called after every backward. A micro batch of torch's is a piece of one of
+    torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``reshard_each``: weights are dropped
+    after every backward too. ``collect`` is called after every backward. A micro batch of torch's is a piece of one of
     ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of every piece in turn, and modules are told
     by ``carry`` which one runs. ``order`` keeps the collectives of its weights in the plan's order.
     """
 
     def __init__(
-        self, *args: Any, each: bool, again: bool, collect: Callable[[], None], takes: Metas, sends: Metas,
-        carry: Carry | None, order: Order, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        *args: Any,
+        reduce_each: bool,
+        reshard_each: bool,
+        collect: Callable[[], None],
+        takes: Metas,
+        sends: Metas,
+        carry: Carry | None,
+        order: GatherOrder,
+        **kwargs: Any,
+    ) -> None:
         kwargs |= {"input_args": takes[0], "output_args": sends[0]}
         super().__init__(*args, **kwargs)
-        self.each, self.again, self.collect = each, again, collect
-        self.takes, self.sends, self.carry, self.order = takes, sends, carry, order
+        self.reduce_each = reduce_each
+        self.reshard_each = reshard_each
+        self.collect = collect
+        self.takes = takes
+        self.sends = sends
+        self.carry = carry
+        self.order = order
         self.deferral: Deferral | None = None
         self.products: dict[int, list[Product]] = {}
 
@@ -101,6 +112,7 @@ class Stage(Base):
 
         What is sent back is contiguous, however the modules have used what they received.
         """
+        # the backward itself
         outputs = self.fwd_cache[bwd_chunk_id][0] if loss is None else (loss,)
         with ExitStack() as around:
             if not full_backward:
@@ -109,6 +121,8 @@ class Stage(Base):
             super().backward_one_chunk(bwd_chunk_id, loss, True, last_backward)
         if loss is not None:
             loss.detach_()  # torch keeps it until the step is over, and with it all that the graph still holds
+
+        # what it leaves: a contiguous gradient to send, gradients of half-precision weights, what pieces carried
         sent = self.bwd_cache[bwd_chunk_id]
         self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in sent)
         self.collect()
@@ -117,6 +131,7 @@ class Stage(Base):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
+        # the forward, with all that it is to be told
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
         with ExitStack() as around:
             around.enter_context(self.order.forward())
@@ -125,6 +140,8 @@ class Stage(Base):
             if self.deferral is not None:
                 around.enter_context(self.deferral.running(args[0] if args else ()))
             out = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+        # what it hands on is what the next stage expects
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
@@ -141,30 +158,32 @@ class Stage(Base):
         self.collect()
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
-        module, first_half = self.submod, self.deferral is not None and self.deferral.queue is not None
-        if first_half or not (self.each and isinstance(module, FSDPModule)):
+        module = self.submod
+        first_half = self.deferral is not None and self.deferral.queue is not None
+        if first_half or not (self.reduce_each and isinstance(module, FSDPModule)):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         module.set_is_last_backward(True)
-        module.set_reshard_after_backward(self.again)
+        module.set_reshard_after_backward(self.reshard_each)
         module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
         module.set_requires_all_reduce(last_backward)  # over replicas the sum of all micro batches is enough
-        given = bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
         with self.order.backward():
-            return stage_backward(*given), None
+            return stage_backward(
+                bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
+            ), None
 
     def perform_reduce_grad(self, *args: Any) -> None:
         """After the last backward. What was reduced after each is only dropped here."""
-        with nullcontext() if self.each else self.order.filling():
+        with nullcontext() if self.reduce_each else self.order.filling():
             super().perform_reduce_grad(*args)
 
     def _after(self, module: FSDPModule, last: bool) -> None:
         """What FSDP2's hooks do at the end of a backward, for gradients that none has brought. The weights stay."""
-        module.set_is_last_backward(self.each)
+        module.set_is_last_backward(self.reduce_each)
         module.set_reshard_after_backward(False)
-        module.set_requires_gradient_sync(self.each)
-        if self.each:
+        module.set_requires_gradient_sync(self.reduce_each)
+        if self.reduce_each:
             module.set_requires_all_reduce(last)
-        with self.order.filling() if self.each else nullcontext():
+        with self.order.filling() if self.reduce_each else nullcontext():
             for group in _groups(module):
                 group.post_backward()
         fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
@@ -181,7 +200,9 @@ def _groups(module: FSDPModule) -> Iterator[Any]:
 
 def _resize(received: dict[int, Any], metas: Metas) -> None:
     """Buffers of each piece's own size, where there is more than one."""
-    for chunk, infos in received.items() if len(metas) > 1 else ():
+    if len(metas) == 1:
+        return
+    for chunk, infos in received.items():
         for info, meta in zip(infos, metas[chunk % len(metas)], strict=True):
             if info.buffer is not None:
                 info.buffer = info.buffer.new_empty(meta.shape)
@@ -191,7 +212,7 @@ def _spec(t: torch.Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
 
 
-class Run(_PipelineScheduleRuntime):
+class ScheduleRuntime(_PipelineScheduleRuntime):
     """A schedule that gathers the weights of a stage once, before it is first used, and drops them after the last.
 
     torch would drop them earlier when a rank holds more than three stages. Stages that gather for each use (level3)
@@ -205,19 +226,20 @@ class Run(_PipelineScheduleRuntime):
 
     def _lower(self, actions: Any) -> None:
         rows: dict[int, Any] = dict(actions)
-        if not any(isinstance(s, Stage) and s.again for s in self._stages):
-            rows = {r: _add_unshard_reshard(row, max_active_stages=self._num_stages) for r, row in rows.items()}
+        if not any(isinstance(s, RuntimeStage) and s.reshard_each for s in self._stages):
+            active = self._num_stages
+            rows = {r: _add_unshard_reshard(row, max_active_stages=active) for r, row in rows.items()}
         if self._has_backward:
             rows = {r: _add_reduce_grad(row, self._n_microbatches) for r, row in rows.items()}
         to_rank = self.stage_index_to_group_rank
         self.pipeline_order_with_comms = _add_send_recv(rows, lambda s: to_rank[s], self._num_stages)
 
     def _assert_unsharded(self, stage: Any) -> None:
-        if not stage.again:
+        if not stage.reshard_each:
             super()._assert_unsharded(stage)
 
 
-class Forward(Run):
+class ForwardRuntime(ScheduleRuntime):
     """A schedule without backwards, which torch's own check of schedules would refuse."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -232,14 +254,17 @@ class Forward(Run):
         self._lower(actions)
 
 
-def runtime(stages: Sequence[Stage], schedule: Schedule, micros: int, loss: Callable[..., Any]) -> Runtime:
+def runtime(stages: Sequence[RuntimeStage], schedule: Schedule, micros: int, loss: Callable[..., Any]) -> Runtime:
     """torch's pipeline runtime on exactly these actions; torch adds sends, receives and FSDP2's gathers."""
-    backward = any(a.kind != "F" for row in schedule for a in row)
-    kind = Run if backward else Forward
-    run = kind(list(stages), micros, loss_fn=loss, scale_grads=False)
-    if any(a.kind == "I" for row in schedule for a in row):
+    kinds = {a.kind for row in schedule for a in row}
+    runtime_class = ForwardRuntime if kinds <= {"F"} else ScheduleRuntime
+    run = runtime_class(list(stages), micros, loss_fn=loss, scale_grads=False)
+
+    # weight gradients by themselves
+    if "I" in kinds:
         for part in stages:
             part.deferral = Deferral()
+
     rows: dict[int, list[_Action | None]] = {r: [_action(a) for a in row] for r, row in enumerate(schedule)}
     run._prepare_schedule_with_comms(rows, format="compute_only")
     return run
@@ -247,13 +272,6 @@ def runtime(stages: Sequence[Stage], schedule: Schedule, micros: int, loss: Call
 
 def _action(a: Action) -> _Action:
     return _Action(a.stage, KINDS[a.kind], a.micro)
-
-
-def stage(
-    module: nn.Module, index: int, count: int, device: torch.device, group: dist.ProcessGroup, **kwargs: Any
-) -> Stage:
-    """One stage with static metadata: ``takes`` and ``sends`` are meta tensors of one micro batch, or of its pieces."""
-    return Stage(module, index, count, device, group=group, **kwargs)
 
 
 def run(schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None) -> None:

@@ -1,4 +1,4 @@
-"""Tells at once, in one sentence, when this torch lacks a private part that we build on."""
+"""Checks at start-up that this torch has every private part that we build on."""
 
 from __future__ import annotations
 

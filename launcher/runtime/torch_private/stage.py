@@ -1,4 +1,4 @@
-"""torch's pipeline stage, with the manners of torch 2.12 on 2.11 too: there, every value that crossed was a float."""
+"""torch 2.11's pipeline stage, made to behave as 2.12's: there every value between stages had to be a float."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage
 
 
-class Older(PipelineStage):
+class Torch211Stage(PipelineStage):
     """The stage of torch 2.11, where values that take no gradient cross too.
 
     Its own checks of shapes know one shape only, and sequences are cut in pieces; ours are made after each forward.
@@ -63,4 +63,4 @@ class Older(PipelineStage):
 if TYPE_CHECKING or hasattr(PipelineStage, "_setup_forward_recv_info"):  # noqa: SIM108 (mypy wants it so)
     Base = PipelineStage
 else:
-    Base = Older
+    Base = Torch211Stage

@@ -1,4 +1,4 @@
-"""Hands what one rank has read to the ranks that use it."""
+"""Sends what one rank has read to the ranks that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hands each rank its part of every batch; the plan and the seed say which samples, nothing else does."""
+"""Gives each rank its part of every batch: the plan and the seed alone say which samples."""
 
 from __future__ import annotations
 
@@ -69,8 +69,11 @@ class Feed:
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
         """Every held-out sample once, in order, in batches of the training shape; the last is padded by repetition."""
-        size, n = self.plan.sizes.global_batch, len(self.val)
-        count = -(-n // size) if batches is None else min(batches, -(-n // size))
+        size = self.plan.sizes.global_batch
+        n = len(self.val)
+        count = -(-n // size)  # ceil
+        if batches is not None:
+            count = min(batches, count)
         for b in range(count):
             indices = np.arange(b * size, (b + 1) * size)
             valid = int((indices[self._mine] < n).sum())
@@ -83,11 +86,14 @@ class Feed:
 
     def _read(self, source: Samples, indices: Indices, valid: int, where: str) -> Batch:
         """``indices`` are the global batch's; a part of them is read, and of that a slice kept."""
-        sizes = self.plan.sizes
-        size = sizes.global_batch // self.plan.reading.parts
+        # which samples are read, and which of them are this rank's
+        size = self.plan.sizes.global_batch // self.plan.reading.parts
         start = self._mine.start // size * size
-        read, keep = indices[start : start + size], slice(self._mine.start - start, self._mine.stop - start)
+        read = indices[start : start + size]
+        keep = slice(self._mine.start - start, self._mine.stop - start)
         split = "training" if source is self.train else "held-out"
+
+        # read here, or handed over by the rank that reads them
         for_inputs, for_targets = self._hands
         inputs = deal(for_inputs, lambda: tuple(_each(t, read, where, split)[keep] for t in source.inputs(read)))
         targets = deal(for_targets, lambda: (self._targets(source, read, where, split)[keep],))
@@ -96,8 +102,9 @@ class Feed:
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
         """Checked by who reads them, still on the CPU: nobody has to wait for a GPU to know."""
         targets = _each(source.targets(read), read, where, split)
-        if (n := classes(self.plan, targets.shape)) is not None:
-            check(targets, read, n, where, split)
+        count = classes(self.plan, targets.shape)
+        if count is not None:
+            check(targets, read, count, where, split)
         return targets
 
     @cached_property

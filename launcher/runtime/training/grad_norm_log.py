@@ -1,4 +1,4 @@
-"""Tells the norms of each rank's own gradients: to the console, to a folder."""
+"""Reports the norms of each rank's own gradients: on the console, in a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from launcher.parallel.norms.local_grad_norm import Own
+from launcher.parallel.norms.local_grad_norm import OwnGradients
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.metrics import Metrics
 
@@ -18,10 +18,10 @@ FEW = 4
 
 
 @dataclass
-class LocalNorm:
+class LocalNormLog:
     """``device``: one number a rank instead of one a parameter. ``scale`` undoes the mean over data-parallel ranks."""
 
-    own: Own
+    own: OwnGradients
     world: World
     emit: Callable[[dict[str, Any]], None]
     print: bool
@@ -53,7 +53,8 @@ class LocalNorm:
         if self._file is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)
-        self._file.write({"step": step, "norm": norms[""]} if self.device else {"step": step, "norms": dict(norms)})
+        row = {"norm": norms[""]} if self.device else {"norms": dict(norms)}
+        self._file.write({"step": step, **row})
 
 
 def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
@@ -63,7 +64,8 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
     ['local_norm, step 3: w 0.5 on rank 0, 0.25 on rank 1', 'local_norm, step 3: b 1 on rank 0']
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
-    return [f"local_norm, step {step}: {f'{n} ' if n else ''}{_spread(n, every)}" for n in names]
+    start = f"local_norm, step {step}: "
+    return [f"{start}{name} {_spread(name, every)}" if name else start + _spread(name, every) for name in names]
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:

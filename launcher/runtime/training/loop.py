@@ -46,24 +46,41 @@ def train(s: Session, loop: Loop) -> None:
     if s.resumed and due(s, loop) and s.results.get("val_step") != s.step:
         validate(s, loop.eval_batches)
     while s.step < loop.until:
+        # a step
         save.check(s)
         began = time.perf_counter()
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
         loss, norm = step(s, loop.clip)
         s.step += 1
-        s.results |= {"loss": loss} if math.isfinite(loss) else {}
+        if math.isfinite(loss):
+            s.results["loss"] = loss
+
+        # what it came to
         loud = s.step % loop.log_every == 0 or s.step == loop.until
         if s.local_norm is not None:
             s.local_norm.tell(s.step, loud, scaled)
         if s.world.rank == 0 and loud and math.isfinite(loss + norm):
             seconds = time.perf_counter() - began
-            s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
-                    f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
-                    "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20,
-                    **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {}),
-                    **({"unsaved": s.unsaved} if s.unsaved else {}), **stall})  # fmt: skip
+            row = {
+                "step": s.step,
+                "steps": loop.until,
+                "loss": loss,
+                "lr": lr,
+                "grad_norm": norm,
+                f"{loop.unit}_per_s": loop.units / seconds,
+                "step_ms": seconds * 1e3,
+                "bubble": s.plan.timeline.bubble,
+                "memory_mb": memory(s) / 2**20,
+            }
+            if s.scaling.dynamic:
+                row["loss_scale"] = s.scaling.factor
+            if s.unsaved:
+                row["unsaved"] = s.unsaved
+            s.emit(row | stall)
             stall = {}
+
+        # what follows it: the end if anybody asked for that, a validation, a checkpoint
         if s.told:
             stop(s)
         if due(s, loop):
@@ -103,15 +120,20 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
     When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks skip such
     a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
     """
+    # gradients, and this rank's share of the loss
     batch = s.feed.batch(s.step)
     s.optimizer.zero_grad(set_to_none=True)
     share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
+
+    # one all-reduce for loss, norm, and whether anybody was asked to stop
     sums = torch.stack([share.cpu(), s.norm.squared(), torch.tensor(float(bool(s.world.told())))])
     dist.all_reduce(sums)
     mean, square, told = sums.tolist()
     s.told = told > 0
     norm = math.sqrt(square) / s.scaling.factor if square >= 0 else math.nan
     loss = mean * s.plan.loss_terms
+
+    # not finite: the step is skipped, or the run ends
     if not math.isfinite(loss + norm):
         _check_counted(s)
         if not s.scaling.lowest:
@@ -123,6 +145,7 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
         if s.scaling.factor > 1 and math.isfinite(loss):
             raise RunError(f"{text}: the gradients overflowed: train.loss_scale=null lowers the scale when they do")
         raise RunError(f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step")
+
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
     s.scaling.went_well()

@@ -1,4 +1,4 @@
-"""Keeps the loss of fp16 training in the range where its gradients neither vanish nor overflow."""
+"""Dynamic loss scaling for fp16: keeps gradients from underflowing and overflowing."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ class Scaling:
     def went_well(self) -> None:
         self.good += 1
         if self.dynamic and self.good >= PATIENCE:
-            self.factor, self.good = self.factor * 2, 0
+            self.factor *= 2
+            self.good = 0
 
     def overflowed(self) -> None:
-        self.factor, self.good = self.factor / 2, 0
+        self.factor /= 2
+        self.good = 0
 
 
 def scaling(dtypes: Precision) -> Scaling:

@@ -1,4 +1,4 @@
-"""``metrics.jsonl``: one object a step."""
+"""``metrics.jsonl``: one object a step, never torn, cut back when a run resumes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class Metrics:
             os.close(self._fd)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        if (at := _place(row)) <= self._last:
+        at = _place(row)
+        if at <= self._last:
             self._flush()
             os.truncate(self._path, _kept(self._path, at))
         self._last = at

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
 from launcher.parallel.trace.model_facts import dtype_of
@@ -29,15 +29,20 @@ class Pipeline:
     plain sums, over micro batches and data-parallel ranks, give the gradient, and nothing is divided afterwards.
     """
 
-    def __init__(self, model: Parallel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
-        self.model, self.loss = model, loss
+    def __init__(self, model: ParallelModel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
+        self.model = model
+        self.loss = loss
         plan = model.plan
+
+        # what this rank has to do with the loss
         self.parts = (model.axis,) if plan.operators.output is not None else ()
         self.counts = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
         self.first = any(p.stage.index == 0 for p in model.parts)
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
         self.scale = plan.loss_repeats * plan.loss_terms
         self.scale *= 1 if plan.gradients_mean else plan.sizes.replicas
+
+        # the state of one step
         self.scaled = 1.0
         self.count = _Count(model)
         self.targets: list[torch.Tensor] = []
@@ -46,13 +51,13 @@ class Pipeline:
         self.outputs: list[torch.Tensor] = []
         self.keep = False
         self.before_reduce: Callable[[], None] | None = None
-        micros, lengths = plan.sizes.micros, plan.pieces
-        self._train = pipelining.runtime(
-            _stages(model, inputs, device, lengths), plan.schedule, micros * max(len(lengths), 1), self._training_loss
-        )
-        self._evaluate = pipelining.runtime(
-            _stages(model, inputs, device), plan.evaluation, micros, self._evaluation_loss
-        )
+
+        # one runtime for each schedule; sequences are cut in training only
+        training = _stages(model, inputs, device, plan.pieces)
+        count = plan.sizes.micros * max(len(plan.pieces), 1)
+        self._train = pipelining.runtime(training, plan.schedule, count, self._training_loss)
+        evaluation = _stages(model, inputs, device)
+        self._evaluate = pipelining.runtime(evaluation, plan.evaluation, plan.sizes.micros, self._evaluation_loss)
 
     def step(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0) -> torch.Tensor:
         """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
@@ -64,7 +69,7 @@ class Pipeline:
         """
         self.scaled = scaled
         self.count.start(targets if self.last else None)
-        self._run(self._train, inputs, targets, None, self.model.plan.pieces)
+        self._run(self._train, inputs, targets, pieces=self.model.plan.pieces)
         if self.before_reduce is not None:
             self.before_reduce()
         self.model.reduce()
@@ -76,8 +81,9 @@ class Pipeline:
 
         The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
         """
-        self._forward(inputs, targets, valid, self.model.plan.output_broadcast)
-        total, counted = self._sum(), torch.zeros(())
+        self._forward(inputs, targets, valid, keep=self.model.plan.output_broadcast)
+        total = self._sum()
+        counted = torch.zeros(())
         if self.last and self.counts and targets is not None:
             counted = _counted(targets[:valid])
         return torch.stack([total, counted.to(total)])
@@ -88,10 +94,11 @@ class Pipeline:
 
         On the last stage's ranks; with ``output_broadcast`` on those of every stage, else ``None`` there.
         """
-        self._forward(inputs, None, None, True)
+        self._forward(inputs, None, None, keep=True)
         if not self.outputs:
             return None
-        cut, out = self.model.plan.operators.output, torch.cat(self.outputs)
+        cut = self.model.plan.operators.output
+        out = torch.cat(self.outputs)
         return out if cut is None else self.model.axis.gather(out, cut)
 
     def _forward(
@@ -104,7 +111,7 @@ class Pipeline:
         self.keep = keep
         modules = [p.module for p in self.model.parts]
         with untouched(modules, self.model.plan.restored), evaluating(modules):
-            self._run(self._evaluate, inputs, targets, valid)
+            self._run(self._evaluate, inputs, targets, valid=valid)
         if self.model.plan.output_broadcast:
             self.outputs = broadcast(self.outputs, self.model)
 
@@ -113,26 +120,39 @@ class Pipeline:
         run: pipelining.Runtime,
         inputs: Sequence[torch.Tensor],
         targets: torch.Tensor | None,
-        valid: int | None,
+        *,
+        valid: int | None = None,
         pieces: tuple[int, ...] = (),
     ) -> None:
-        size, micros = self.model.plan.sizes.micro_batch, self.model.plan.sizes.micros
-        sizes = {len(t) for t in (*(inputs if self.first else ()), *([] if targets is None else [targets]))}
-        assert sizes <= {size * micros}, f"{sizes} samples, planned {size * micros}: torch would not notice"
-        for got, planned in zip(inputs, self.model.plan.inputs, strict=True) if self.first else ():
-            if got.shape[1:] != planned.shape[1:]:
-                text = f"the data returned inputs of shape {tuple(got.shape[1:])} a sample where {planned.shape[1:]}"
-                raise RunError(f"{text} was planned, that of the first one; all samples must have one shape")
+        """The schedule of ``run``. ``valid``: so many samples are no padding, all where it is ``None``."""
+        self._check_sizes(inputs, targets)
+        size = self.model.plan.sizes.micro_batch
+        micros = self.model.plan.sizes.micros
+
+        # what the loss of each micro batch takes
         self.raw, self.outputs, self.targets = [], [], []
         if targets is not None:
             self.targets = _cut(targets, size, pieces)
             limit = len(targets) if valid is None else valid
             self.valid = [max(0, min(size, limit - size * m)) for m in range(micros)]
+
+        # what the first and the last stage are given
         count = micros * max(len(pieces), 1)
         given = list(zip(*(_cut(t, size, pieces) for t in inputs), strict=True)) if self.first else None
         numbers = list(torch.arange(count)) if self.last else None  # the target that torch knows is a number
         with self.model.running():
             pipelining.run(run, given, numbers)
+
+    def _check_sizes(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> None:
+        """Raises ``RunError`` for samples of another shape than was planned."""
+        mine = [*(inputs if self.first else ()), *([] if targets is None else [targets])]
+        sizes = {len(t) for t in mine}
+        planned_size = self.model.plan.sizes.micro_batch * self.model.plan.sizes.micros
+        assert sizes <= {planned_size}, f"{sizes} samples, planned {planned_size}: torch would not notice"
+        for got, planned in zip(inputs, self.model.plan.inputs, strict=True) if self.first else ():
+            if got.shape[1:] != planned.shape[1:]:
+                text = f"the data returned inputs of shape {tuple(got.shape[1:])} a sample where {planned.shape[1:]}"
+                raise RunError(f"{text} was planned, that of the first one; all samples must have one shape")
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         loss = self.loss(output, self.targets[int(number)], *self.parts, reduction="sum")
@@ -161,7 +181,7 @@ class Pipeline:
 class _Count:
     """How many targets of the global batch count: summed over the data-parallel ranks while the first stages run."""
 
-    def __init__(self, model: Parallel) -> None:
+    def __init__(self, model: ParallelModel) -> None:
         self._group = model.meshes.dp
         self._whole = torch.zeros((), dtype=torch.float64)
         self._work: dist.Work | None = None
@@ -183,7 +203,7 @@ def _counted(targets: torch.Tensor) -> torch.Tensor:
     return (targets != IGNORED).sum(dtype=torch.float64)
 
 
-def broadcast(outputs: list[torch.Tensor], model: Parallel) -> list[torch.Tensor]:
+def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.Tensor]:
     """The last stage's ``outputs`` of every micro batch, on all its pipeline's ranks: one collective."""
     plan = model.plan
     (spec,) = plan.output
@@ -202,22 +222,32 @@ def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tens
 
 
 def _stages(
-    model: Parallel, inputs: Sequence[TensorSpec], device: torch.device, pieces: tuple[int, ...] = ()
-) -> list[pipelining.Stage]:
+    model: ParallelModel, inputs: Sequence[TensorSpec], device: torch.device, pieces: tuple[int, ...] = ()
+) -> list[pipelining.RuntimeStage]:
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
     for part, half, order in zip(model.parts, model.halves, model.orders, strict=True):
-        s = part.stage.index
-        before, takes = (inputs, [False] * len(inputs)) if s == 0 else _flat(plan, s - 1)
-        after, gives = _flat(plan, s) if s < len(plan.stages) - 1 else (plan.output, [True] * len(plan.output))
-        static = {
-            "takes": [tuple(map(_meta, ts, takes)) for ts in _each(before, pieces)],
-            "sends": [tuple(map(_meta, ts, gives)) for ts in _each(after, pieces)],
-            "each": level != "level1", "again": level == "level3", "collect": half.collect,
-            "carry": part.carry if pieces else None, "order": order,
-        }  # fmt: skip
-        out.append(pipelining.stage(part.module, s, len(plan.stages), device, model.meshes.pp, **static))
+        index = part.stage.index
+        before, takes = (inputs, [False] * len(inputs)) if index == 0 else _flat(plan, index - 1)
+        after, gives = (plan.output, [True] * len(plan.output))
+        if index < len(plan.stages) - 1:
+            after, gives = _flat(plan, index)
+        stage = pipelining.RuntimeStage(
+            part.module,
+            index,
+            len(plan.stages),
+            device,
+            group=model.meshes.pp,
+            takes=[tuple(map(_meta, ts, takes)) for ts in _each(before, pieces)],
+            sends=[tuple(map(_meta, ts, gives)) for ts in _each(after, pieces)],
+            reduce_each=level != "level1",
+            reshard_each=level == "level3",
+            collect=half.collect,
+            carry=part.carry if pieces else None,
+            order=order,
+        )
+        out.append(stage)
     return out
 
 

@@ -1,4 +1,4 @@
-"""How far a run is, on the console."""
+"""Shows on the console how far a run is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as RichProgress
 
-Mode = Literal["auto", "bar", "plain", "off"]
+ProgressMode = Literal["auto", "bar", "plain", "off"]
 News = Mapping[str, Any]
 Clock = Callable[[], float]
 
 
-class Off:
+class SilentProgress:
     """Says nothing; also the base of what does. Feed it the dict of each step and of each validation.
 
     Known keys: ``step``, ``steps``, ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s`` or ``samples_per_s``,
@@ -36,7 +36,7 @@ class Off:
         return None
 
 
-class Plain(Off):
+class PlainProgress(SilentProgress):
     """A line at the first and the last step, at every tenth of the way, and when 10 s went by without one."""
 
     def __init__(self, out: TextIO, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class Plain(Off):
         return step * 10 // steps > self._step * 10 // steps
 
 
-class Bar(Off):
+class ProgressBar(SilentProgress):
     """A live bar, redrawn at most ten times a second; validations stay above it.
 
     It is drawn from ``feed`` alone: a thread of its own would not survive the fork of a restart.
@@ -103,12 +103,14 @@ class Bar(Off):
             self._drawn = self._clock()
 
 
-def progress(mode: Mode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic) -> Off:
+def progress(mode: ProgressMode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic) -> SilentProgress:
     """``auto`` draws a bar on a terminal and prints plain lines elsewhere. ``clock`` counts seconds."""
     out = sys.stdout if out is None else out
     if mode == "auto":
         mode = "bar" if out.isatty() and not Console(file=out).is_dumb_terminal else "plain"
-    return Bar(out, clock) if mode == "bar" else Plain(out, clock) if mode == "plain" else Off()
+    if mode == "bar":
+        return ProgressBar(out, clock)
+    return PlainProgress(out, clock) if mode == "plain" else SilentProgress()
 
 
 class Pace:
@@ -120,12 +122,18 @@ class Pace:
 
     def left(self, news: News) -> float | None:
         """Seconds; by the first step's own ``step_ms`` while there is nothing to compare with."""
-        step, now = news["step"], self._clock()
+        step = news["step"]
+        now = self._clock()
         if self._first is None or step < self._first[0]:  # a restart goes back
             self._first = step, now
-        done = step - self._first[0]
-        each = (now - self._first[1]) / done if done else news["step_ms"] / 1000 if "step_ms" in news else None
-        return None if each is None else each * (news["steps"] - step)
+        first_step, began = self._first
+        if step > first_step:
+            each = (now - began) / (step - first_step)
+        elif "step_ms" in news:
+            each = news["step_ms"] / 1000
+        else:
+            return None
+        return float(each * (news["steps"] - step))
 
 
 def message(news: News) -> str | None:
@@ -135,7 +143,8 @@ def message(news: News) -> str | None:
     found = [f"{key.removeprefix('val_')} {value:.4f}" for key, value in news.items() if key.startswith("val_")]
     if not found:
         return None
-    return "  ".join([*([f"step {news['step']}"] if "step" in news else []), "validation", *found])
+    after = [f"step {news['step']}"] if "step" in news else []
+    return "  ".join([*after, "validation", *found])
 
 
 def line(news: News, left: float | None) -> str:

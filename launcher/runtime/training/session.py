@@ -1,4 +1,4 @@
-"""A model in training on one rank: everything a step of the request may act on."""
+"""A model in training on one rank: all that a step of the request works with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.norms.grad_norm import Norm
 from launcher.plan.plan import Plan
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
-from launcher.runtime.training.grad_norm_log import LocalNorm
+from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
@@ -38,14 +38,14 @@ class Session:
     world: World
     plan: Plan
     folder: Path
-    model: Parallel
+    model: ParallelModel
     pipeline: Pipeline
     optimizer: torch.optim.Optimizer
     norm: Norm
     feed: Feed
     emit: Callable[[dict[str, Any]], None]
     baseline: float | None = None
-    local_norm: LocalNorm | None = None
+    local_norm: LocalNormLog | None = None
     saver: Saver | None = None
     trust: Trust = ANYONE
     on_stop: Callable[[], str | None] = lambda: None

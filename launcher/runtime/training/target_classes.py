@@ -1,4 +1,4 @@
-"""Ends a run whose data has targets that are no class of the model's, before any rank waits for another."""
+"""Refuses targets that are none of the model's classes, before any rank waits for another."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.parallel.apply_plan import Parallel
+from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import grad, local
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
@@ -37,7 +37,7 @@ class Whole:
     complaints: tuple[str, ...]
 
 
-def pieces(par: Parallel, weights: bool = False) -> list[Piece]:
+def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
     """Every gradient (or weight) and buffer that this rank holds, of every copy, on the CPU."""
     out = []
     for part in par.parts:

@@ -19,7 +19,7 @@ from launcher.job.schema.run_paths import place
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import Parallel, parallelize
+from launcher.parallel.apply_plan import ParallelModel, parallelize
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.norms.local_grad_norm import watch
 from launcher.parallel.trace.model_facts import dtype_of
@@ -30,7 +30,7 @@ from launcher.plan.settings.saving import Trust, trust
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
-from launcher.runtime.training.grad_norm_log import LocalNorm
+from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
 from launcher.runtime.training.save_thread import Saver
@@ -53,18 +53,37 @@ def build(
     if uneven := sample_checks.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))
     feed = Feed(
-        data.train, data.val, partial(batch_indices, job.seed), plan, world.rank,
-        device, dtype_of(plan.dtypes.compute), job.debug.overfit,
-    )  # fmt: skip
+        train=data.train,
+        val=data.val,
+        order=partial(batch_indices, job.seed),
+        plan=plan,
+        rank=world.rank,
+        device=device,
+        floating=dtype_of(plan.dtypes.compute),
+        limit=job.debug.overfit,
+    )
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
     optimizer = build_optimizer(job.optim, model.trainable(), job.security.allow)
+    saves_beside = job.checkpoint.asynchronous and job.checkpoint.every is not None
     return Session(
-        world, plan, folder, model, pipeline, optimizer, grad_norm.build(model), feed, world.send, data.entropy,
-        _local_norm(job, world, model, pipeline, folder), scaling=scaling(plan.dtypes),
-        trust=_trust(job), settings=recorded(with_data_read(job), plan), spare=job.checkpoint.on_error == "continue",
-        saver=Saver() if job.checkpoint.asynchronous and job.checkpoint.every is not None else None,
-    )  # fmt: skip
+        world=world,
+        plan=plan,
+        folder=folder,
+        model=model,
+        pipeline=pipeline,
+        optimizer=optimizer,
+        norm=grad_norm.build(model),
+        feed=feed,
+        emit=world.send,
+        baseline=data.entropy,
+        local_norm=_local_norm(job, world, model, pipeline, folder),
+        scaling=scaling(plan.dtypes),
+        trust=_trust(job),
+        settings=recorded(with_data_read(job), plan),
+        spare=job.checkpoint.on_error == "continue",
+        saver=Saver() if saves_beside else None,
+    )
 
 
 def _trust(job: Job) -> Trust:
@@ -78,7 +97,7 @@ def _trust(job: Job) -> Trust:
     return trusted
 
 
-def _local_norm(job: Job, world: World, model: Parallel, pipeline: Pipeline, folder: Path) -> LocalNorm | None:
+def _local_norm(job: Job, world: World, model: ParallelModel, pipeline: Pipeline, folder: Path) -> LocalNormLog | None:
     """Nothing looks at a gradient unless it was asked for."""
     asked = job.parallel.local_norm
     if not asked.print and asked.dump is None:
@@ -90,4 +109,6 @@ def _local_norm(job: Job, world: World, model: Parallel, pipeline: Pipeline, fol
         told = [*(["printed"] if asked.print else []), *([f"written to {dump}"] if dump else [])]
         world.send({"text": f"local_norm is on: norms of each rank's own gradients are {' and '.join(told)}"})
     scale = model.plan.sizes.replicas if model.plan.gradients_mean else 1
-    return LocalNorm(own, world, world.send, asked.print, dump, asked.device, scale)
+    return LocalNormLog(
+        own=own, world=world, emit=world.send, print=asked.print, dump=dump, device=asked.device, scale=scale
+    )

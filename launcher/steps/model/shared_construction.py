@@ -7,7 +7,7 @@ import logging
 from launcher.job.schema.job import Job
 from launcher.parallel.blueprint import Blueprint, blueprint
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.model_state.module_globals import Snapshot
+from launcher.parallel.model_state.module_globals import GlobalsSnapshot
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import builder, inputs, own_files
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 def draw(job: Job, plan: Plan) -> Blueprint:
     """For one build. Nothing of it has numbers, so that ranks may be forked afterwards."""
-    model, whole = fill.record(builder(job), plan)
+    model, whole = fill.from_constructor(builder(job), plan)
     return blueprint(model, whole, plan, inputs(job, plan.sizes.micro_batch))
 
 
@@ -28,7 +28,7 @@ class Drawings:
 
     def __init__(self) -> None:
         self._of: list[tuple[Plan, list[Blueprint]]] = []
-        self._starts: dict[tuple[str, ...], Snapshot] = {}
+        self._starts: dict[tuple[str, ...], GlobalsSnapshot] = {}
 
     def add(self, job: Job, plan: Plan, builds: int = 1) -> None:
         """For so many ``builds`` of ``plan``. Where it fails each rank draws for itself, and tells why it cannot."""
@@ -47,7 +47,7 @@ class Drawings:
         if files in self._starts:
             self._starts[files].restore()
         else:
-            self._starts[files] = Snapshot(files)
+            self._starts[files] = GlobalsSnapshot(files)
         return draw(job, plan)
 
     def clear(self) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
-from launcher.parallel.cost.memory_meter import Held
+from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -65,7 +65,7 @@ def rank_peak(world: World, j: Job, plan: Plan) -> int:
     optimizer.step()
     gc.collect()  # of the first step, which would be let go at some moment of this one
     there = [*(t for _, t in par.named()), *(v for s in optimizer.state.values() for v in s.values())]
-    with Held(there) as held:
+    with MemoryMeter(there) as held:
         optimizer.zero_grad(set_to_none=True)
         step(j, par, pipe)
         optimizer.step()
@@ -98,7 +98,7 @@ def test_bytes_fall_level_by_level(steps, pipeline, which):
 
 
 def test_a_storage_is_counted_once_and_while_it_lives():
-    with Held() as held:
+    with MemoryMeter() as held:
         x = torch.zeros(1000)
         y = x.view(10, 100)[:5]
         assert held.now == 4000

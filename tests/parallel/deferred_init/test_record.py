@@ -35,7 +35,7 @@ def again(build: Any, seed: int = 0) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", list(vars(makers.Inits())["_parameters"]))
 def test_replayed_numbers_have_the_distribution_of_the_constructors(name):
-    mine, real = again(makers.Inits)[name], getattr(record.really(makers.Inits, 0), name).detach()
+    mine, real = again(makers.Inits)[name], getattr(record.build_in_memory(makers.Inits, 0), name).detach()
     assert mine.shape == real.shape
     size = real.std().item()
     assert abs(mine.mean() - real.mean()) <= 0.15 * size

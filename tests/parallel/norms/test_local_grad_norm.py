@@ -11,11 +11,11 @@ from torch import nn
 
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
-from launcher.parallel.norms.local_grad_norm import Own, watch
+from launcher.parallel.norms.local_grad_norm import OwnGradients, watch
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
-from launcher.runtime.training.grad_norm_log import LocalNorm
+from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.metrics import read
 from launcher.steps.model.build_session import build as session
 from tests.parity import batch, build, job, plain, step
@@ -109,7 +109,7 @@ def test_of_an_operator_over_tp_each_rank_sees_its_piece(more: dict[str, Any]) -
 
 def test_the_norm_of_a_million_fp32_gradients_is_that_of_their_exact_sum() -> None:
     g = torch.rand(1_000_000, generator=torch.Generator().manual_seed(0)) ** 3
-    own = Own(model=None)  # type: ignore[arg-type]
+    own = OwnGradients(model=None)  # type: ignore[arg-type]
     own.see(["w"], [g])
     own.see(["w"], [g])  # a second micro batch at level2
     want = 2 * g.double().square().sum().item()
@@ -133,7 +133,7 @@ def rank_tells(world: World, folder: Any, device: bool) -> list[str]:
             return {"a": 3.0 * scale, "b": 4.0 * scale} if world.rank == 0 else {"b": float("nan")}
 
     said: list[str] = []
-    norms = LocalNorm(Fixed(), world, lambda news: said.append(news["text"]), True, folder, device, 2.0)  # type: ignore[arg-type]
+    norms = LocalNormLog(Fixed(), world, lambda news: said.append(news["text"]), True, folder, device, 2.0)  # type: ignore[arg-type]
     norms.tell(1, loud=True)
     norms.tell(2, loud=False)
     norms.tell(3, loud=True)

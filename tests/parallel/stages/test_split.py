@@ -13,7 +13,7 @@ import torch
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init import fill
-from launcher.parallel.stages.split import Part, split, traced
+from launcher.parallel.stages.split import StagePart, split, traced
 from launcher.planner.plan_job import builder, inputs, plan_job
 from tests.parallel import nets
 from tests.parity import assert_parity, own
@@ -93,10 +93,10 @@ def test_a_stage_whose_parameters_are_all_below_the_threshold_is_no_exception():
     assert not any(p.sharded for p in plan.params)
 
 
-def parts(job: Job) -> tuple[torch.nn.Module, list[Part]]:
+def parts(job: Job) -> tuple[torch.nn.Module, list[StagePart]]:
     """The model before the cut, and all its stages as one rank after the other would make them."""
     plan = plan_job(job)
-    model, _ = fill.record(builder(job), plan)
+    model, _ = fill.from_constructor(builder(job), plan)
     tracer = traced(model, plan, inputs(job, 6))
     found = [p for pp in range(plan.sizes.grid["pp"]) for p in split(model, plan, pp, tracer)]
     return model, found
@@ -152,7 +152,7 @@ def test_planning_and_cutting_leave_no_trace_in_the_users_modules():
 def test_a_module_that_its_owner_put_to_sleep_stays_asleep():
     job = NETS["long skips"]
     plan = plan_job(job)
-    model, _ = fill.record(builder(job), plan)
+    model, _ = fill.from_constructor(builder(job), plan)
     model.mid.eval()
     split(model, plan, 1, traced(model, plan, inputs(job, 3)))
     assert [m.training for m in (model, model.down1, model.mid, model.mid[0])] == [True, True, False, False]

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from launcher.runtime.training.progress import Off, Plain, progress
+from launcher.runtime.training.progress import PlainProgress, SilentProgress, progress
 
 
 class Clock:
@@ -66,14 +66,14 @@ def test_a_text_is_printed_as_it_is():
 
 
 def test_auto_is_plain_without_a_terminal():
-    assert type(progress("auto", io.StringIO())) is Plain
+    assert type(progress("auto", io.StringIO())) is PlainProgress
 
 
 def test_off_says_nothing():
     out = io.StringIO()
     with progress("off", out) as shown:
         shown.feed(step(1, 2))
-    assert type(shown) is Off
+    assert type(shown) is SilentProgress
     assert out.getvalue() == ""
 
 
@@ -111,7 +111,7 @@ def test_auto_draws_a_bar_on_a_terminal(terminal):
 
 def test_a_dumb_terminal_gets_plain_lines(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
-    assert type(progress("auto", terminal[0])) is Plain
+    assert type(progress("auto", terminal[0])) is PlainProgress
 
 
 def test_a_restart_does_not_spoil_the_time_left():

@@ -102,7 +102,7 @@ def test_what_cannot_be_recorded_is_built_whole_and_says_why(maker, seed):
     assert recorded.why == unrecorded.WHOLE[maker]
     assert not problems(maker, model, recorded)
     assert record.unknown(model, recorded) == list(tensors(model))
-    want, real = tensors(plain(maker, seed)), tensors(record.really(maker, seed))
+    want, real = tensors(plain(maker, seed)), tensors(record.build_in_memory(maker, seed))
     assert all(torch.equal(real[n], want[n]) for n in want)
 
 
@@ -111,7 +111,7 @@ def test_a_whole_build_is_the_plain_one_and_leaves_the_streams_where_they_were()
     want = torch.rand(1).item(), random.random(), np.random.rand()
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     record.record(constructors.OtherSources, 5)
-    made = tensors(record.really(constructors.OtherSources, 5))
+    made = tensors(record.build_in_memory(constructors.OtherSources, 5))
     assert (torch.rand(1).item(), random.random(), np.random.rand()) == want
     assert all(torch.equal(made[n], t) for n, t in tensors(plain(constructors.OtherSources, 5)).items())
 

@@ -1,0 +1,125 @@
+"""One forward on meta tensors that follows how each tensor is cut: every operation must fit that of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from shlex import quote
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from launcher.parallel.dispatch import meta_cache
+from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.parallel.tensor_parallel.op_rules import UNITS, CutRefused, CutState, OpCall, OpInput, after
+from launcher.plan.operators.resolve import KEY, Operator, Spread
+from launcher.plan.operators.strategy import axes_text
+
+OpRow = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+@dataclass
+class CutRun:
+    """One pass. ``rows`` are its operations in order; ``whole`` those of the pass before, to compare with."""
+
+    axis: Axis | None = None
+    whole: list[OpRow] = field(default_factory=list)
+    rows: list[OpRow] = field(default_factory=list)
+    states: dict[int, tuple[Tensor, CutState]] = field(default_factory=dict)
+    spreads: dict[Operator, Spread] = field(default_factory=dict)
+    terms: set[str] = field(default_factory=set)
+    full: set[str] = field(default_factory=set)
+    where: list[str] = field(default_factory=lambda: [""])
+    quiet: int = 0
+    layers: frozenset[str] = frozenset()
+
+    def restart(self) -> None:
+        """Forget all that was seen."""
+        for seen in (self.rows, self.states, self.spreads, self.terms, self.full):
+            seen.clear()
+        self.where, self.quiet = [""], 0
+
+    def state(self, t: Tensor) -> CutState:
+        return self.states[id(t)][1] if id(t) in self.states else CutState()
+
+    def tag(self, t: Tensor, s: CutState) -> None:
+        self.states[id(t)] = (t, s)  # kept alive: a freed tensor's id could come back as another's
+
+    def row(self, name: str, outs: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+        """Note an operation; the shapes of the same one in the whole model."""
+        shapes = tuple(tuple(t.shape) for t in outs)
+        at = len(self.rows)
+        self.rows.append((name, shapes))
+        if self.axis is None:
+            return shapes
+        if at >= len(self.whole) or self.whole[at][0] != name or len(self.whole[at][1]) != len(shapes):
+            text = f"{name} runs here only with the pieces of a rank"
+            raise CutRefused(f"{text}: the code depends on shapes that are cut")
+        return self.whole[at][1]
+
+    def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
+        """An operation outside the operators has run."""
+        outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        shapes = self.row(name, outs)
+        if self.axis is None:
+            return
+        ins = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        inputs = [OpInput(tuple(t.shape), self.state(t), t.is_floating_point()) for t in ins]
+        here = [tuple(t.shape) for t in outs]
+        made, mixed = after(OpCall(name, func, args, inputs, here=here, whole=shapes), self.axis.size)
+        self.terms |= mixed
+        for t, s in zip(outs, made, strict=True):
+            self.tag(t, s)
+
+
+class FollowOps(Dispatch):
+    """Follows every operator of torch, but inside of what is one operation to us."""
+
+    def __init__(self, run: CutRun) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = meta_cache.run(func, args, kwargs or {})
+        if func is torch.ops.aten.detach.default:  # torch adds one where somebody still holds the result, as we do
+            self.run.tag(out, self.run.state(args[0]))
+        elif not self.run.quiet:
+            self.run.done(func._schema.name.removeprefix("aten::"), args, kwargs or {}, out, func)
+        return out
+
+
+class FollowCalls(TorchFunctionMode):
+    """Functions that are one operation to us, whatever they are made of."""
+
+    def __init__(self, run: CutRun) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = UNITS.get(func)
+        if name is None or self.run.quiet:
+            return func(*args, **(kwargs or {}))
+        self._needs(name, args)
+        self.run.quiet += 1
+        try:
+            out = func(*args, **(kwargs or {}))
+        finally:
+            self.run.quiet -= 1
+        self.run.done(name, args, kwargs or {}, out)
+        return out
+
+    def _needs(self, name: str, args: Any) -> None:
+        """A layer that mixes the last dim would fail over its shape alone: say what it needs, and how to give it."""
+        x, at = next((a for a in args if isinstance(a, Tensor)), None), self.run.where[-1]
+        if x is None or self.run.axis is None or at not in self.run.layers or self.run.state(x).cut != x.dim() - 1:
+            return
+        if name == "linear":
+            text = f"{at} takes all features of its input, and they arrive cut over tp; cut its weight on them too"
+            raise CutRefused(text, KEY, quote(f"{KEY}.{at}.weight=[null, tp]"))
+        if name in ("layer_norm", "rms_norm"):
+            text = f"{at} takes all features of its input, and they arrive cut over tp; have them gathered before it"
+            raise CutRefused(text, KEY, quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}"))
