@@ -64,12 +64,12 @@ def parse(argv: Sequence[str]) -> Args:
 def _no_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
     """How many arguments ``after`` it are its value, and what is wrong with it."""
     from launcher.job.schema.similar_names import nearest
-    from launcher.job.stray_arguments import Names, flag
-    from launcher.job.yaml.config_search import Shelf
+    from launcher.job.stray_arguments import KnownNames, flag
+    from launcher.job.yaml.config_files import ConfigFiles
 
     name = word.partition("=")[0]
-    shelf = Shelf.of(config_dir)
-    taken, meant = flag(word, after, Names(shelf.groups(), shelf.options("recipe")))
+    configs = ConfigFiles.of(config_dir)
+    taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
     hint = "" if meant else nearest(name, FLAGS, 0.75) or ""
     said = f", did you mean {hint}?" if hint else ""
     shown = redacted(" ".join([word, *after[:taken]]))

@@ -23,8 +23,8 @@ from launcher.job.cures.suggestions import choice
 from launcher.job.overrides.grammar import quoted, shell
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import nearest
-from launcher.job.yaml.config_folders import register
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
+from launcher.job.yaml.hydra_sources import register
 from launcher.job.yaml.limits import Hostile
 from launcher.job.yaml.shipped import short
 
@@ -45,20 +45,20 @@ class Composed:
     recipe: str | None
 
 
-def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
+def hydrate(choices: Sequence[str], configs: ConfigFiles) -> Composed | Problem:
     """The configuration for overrides of groups (``model=lm``), other overrides not yet applied."""
-    if shelf != Shelf():
-        return _hydrated(tuple(choices), shelf)
-    known = _of_shipped(tuple(choices), shelf)
+    if configs != ConfigFiles():
+        return _hydrated(tuple(choices), configs)
+    known = _of_shipped(tuple(choices), configs)
     return known if isinstance(known, Problem) else replace(known, cfg=copy.deepcopy(known.cfg))
 
 
-def _hydrated(choices: tuple[str, ...], shelf: Shelf) -> Composed | Problem:
+def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Problem:
     register()
-    places = [*(f"recipes://{r}" for r in shelf.recipes), *(f"options://{c}" for c in shelf.conf[1:])]
+    places = [*(f"recipes://{r}" for r in configs.recipes), *(f"options://{c}" for c in configs.conf[1:])]
     overrides = [f"hydra.searchpath=[{','.join(map(quoted, places))}]", *choices]
     try:
-        with _opened(shelf.conf[0]):
+        with _opened(configs.conf[0]):
             cfg = compose(CONFIG, overrides, return_hydra_config=True)
             layers = GlobalHydra.instance().config_loader().compute_defaults_list(CONFIG, overrides, RunMode.RUN)
     except Hostile as error:
@@ -66,15 +66,15 @@ def _hydrated(choices: tuple[str, ...], shelf: Shelf) -> Composed | Problem:
     except yaml.YAMLError as error:
         return _syntax(error)
     except UnicodeDecodeError:
-        return _no_text(shelf)
+        return _no_text(configs)
     except MissingConfigException as error:
-        return _no_option(error, shelf)
+        return _no_option(error, configs)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        return _conflict(" ".join(str(error).split()), shelf)
+        return _conflict(" ".join(str(error).split()), configs)
     recipe = cfg.hydra.runtime.choices.get("recipe")
     OmegaConf.set_struct(cfg, False)  # the schema judges keys
     del cfg["hydra"]
-    found = [(shelf.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
+    found = [(configs.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
     files = tuple((f, p.replace("_global_", "").strip(".")) for f, p in found if f is not None)
     return Composed(cfg, files, recipe)
 
@@ -109,8 +109,8 @@ def _syntax(error: yaml.YAMLError) -> Problem:
     return Problem("", f"{short(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {why}{source}")
 
 
-def _no_text(shelf: Shelf) -> Problem:
-    for folder in (*shelf.conf, *shelf.recipes):
+def _no_text(configs: ConfigFiles) -> Problem:
+    for folder in (*configs.conf, *configs.recipes):
         for path in sorted(folder.rglob("*.yaml")):
             try:
                 path.read_text(encoding="utf-8")
@@ -121,22 +121,22 @@ def _no_text(shelf: Shelf) -> Problem:
     raise AssertionError("a file could not be decoded, and now all can")
 
 
-def _no_option(error: MissingConfigException, shelf: Shelf) -> Problem:
+def _no_option(error: MissingConfigException, configs: ConfigFiles) -> Problem:
     """An option that a defaults list names; those of the command line were checked before."""
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
-    options = shelf.options(group)
-    if not options and (told := _chosen_wrongly(group.removeprefix("recipe/"), option, shelf)):
+    options = configs.options(group)
+    if not options and (told := _chosen_wrongly(group.removeprefix("recipe/"), option, configs)):
         return told
     if not options:
         return Problem("", " ".join(str(error).partition("Config search path")[0].split()))
     return no_option(group, option, options)
 
 
-def _chosen_wrongly(group: str, option: str, shelf: Shelf) -> Problem | None:
+def _chosen_wrongly(group: str, option: str, configs: ConfigFiles) -> Problem | None:
     """``- model: mlp`` or ``- override model: mlp`` in a recipe, which is below the groups that it chooses from."""
-    if group not in shelf.groups():
+    if group not in configs.groups():
         return None
-    for path in (p for folder in shelf.recipes for p in sorted(folder.rglob("*.yaml"))):
+    for path in (p for folder in configs.recipes for p in sorted(folder.rglob("*.yaml"))):
         for n, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             got = re.match(rf"(\s*-\s*)(?:override\s+)?{re.escape(group)}\s*:\s*(.*?)\s*(?:#.*)?$", line)
             if got and (not option or option in got[2]):
@@ -160,17 +160,17 @@ def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
     return Problem(group, f"unknown {word} {option!r}{choice(option, options, title)}", shell(fixed) if fixed else "")
 
 
-def _conflict(text: str, shelf: Shelf) -> Problem:
+def _conflict(text: str, configs: ConfigFiles) -> Problem:
     """Files that do not go together."""
     if named := re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text):
         group = named[1].removeprefix("recipe/")
-        if told := _chosen_wrongly(group, "", shelf):
+        if told := _chosen_wrongly(group, "", configs):
             return told
-        return Problem(group, f"there is no such group{choice(group, shelf.groups(), 'groups')}")
+        return Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
     text = text.partition(" full_key:")[0]
     if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
         text = text.partition(":")[0] + ": a list where there should be a group of keys, or the other way round"
     if within := re.match(r"In '([^']+)': (.*)", text):
-        path = shelf.file(within[1])
+        path = configs.file(within[1])
         text = f"{short(path) if path else within[1]}: {within[2]}"
     return Problem("", text)

@@ -17,7 +17,7 @@ SPACES = "the shell cuts arguments at their spaces; quote what has some"
 
 
 @dataclass(frozen=True)
-class Names:
+class KnownNames:
     """What a word alone may name: keys of the schema, groups of options, recipes."""
 
     groups: tuple[str, ...]
@@ -46,7 +46,7 @@ def _unknown(name: str) -> int:
     return next((i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in known), len(parts) - 1)
 
 
-def sift(texts: Sequence[str], names: Names, found: list[Problem]) -> list[str]:
+def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[str]:
     """``texts`` without those that are no override of their own; what they were meant to be is told in ``found``."""
     out, at = [], 0
     while at < len(texts):
@@ -59,7 +59,7 @@ def sift(texts: Sequence[str], names: Names, found: list[Problem]) -> list[str]:
     return out
 
 
-def _odd(rest: Sequence[str], names: Names) -> tuple[int, Problem | None]:
+def _odd(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
     """How many arguments at the head of ``rest`` belong together, and what is wrong with them."""
     for look in (_brackets, _around_equals, _listed, _several, _alone):
         if got := look(rest, names):
@@ -71,7 +71,7 @@ def _odd(rest: Sequence[str], names: Names) -> tuple[int, Problem | None]:
 Found = tuple[int, str, str] | None
 
 
-def _brackets(rest: Sequence[str], names: Names) -> Found:
+def _brackets(rest: Sequence[str], names: KnownNames) -> Found:
     """``steps=[train, save]``"""
     if _depth(rest[0]) <= 0 or "=" not in rest[0]:
         return None
@@ -86,7 +86,7 @@ def _depth(text: str) -> int:
     return sum(text.count(c) for c in "[{(") - sum(text.count(c) for c in "]})")
 
 
-def _around_equals(rest: Sequence[str], names: Names) -> Found:
+def _around_equals(rest: Sequence[str], names: KnownNames) -> Found:
     """``key = value``, ``key= value``, ``key =value``, ``key: value``, ``key value``, ``key:value``"""
     head, second, third = (*rest[:3], "", "")[:3]
     if names.key(head) and second == "=" and third and "=" not in third:
@@ -104,7 +104,7 @@ def _around_equals(rest: Sequence[str], names: Names) -> Found:
     return None
 
 
-def _listed(rest: Sequence[str], names: Names) -> Found:
+def _listed(rest: Sequence[str], names: KnownNames) -> Found:
     """``optim.lr=0.1, 0.2``"""
     if "=" not in rest[0] or not rest[0].endswith(",") or len(rest) < 2 or "=" in rest[1]:
         return None
@@ -114,7 +114,7 @@ def _listed(rest: Sequence[str], names: Names) -> Found:
     return taken, f"{_shown(rest[:taken])}: {SPACES}", _pasted("".join(rest[:taken]))
 
 
-def _several(rest: Sequence[str], names: Names) -> Found:
+def _several(rest: Sequence[str], names: KnownNames) -> Found:
     """``'train.steps=5 seed=1'``, as one argument"""
     parts = rest[0].split()
     keyed = [p.partition("=") for p in parts]
@@ -124,7 +124,7 @@ def _several(rest: Sequence[str], names: Names) -> Found:
     return 1, f"{redacted(rest[0])}: these are {len(parts)} overrides in one argument", cure
 
 
-def _alone(rest: Sequence[str], names: Names) -> Found:
+def _alone(rest: Sequence[str], names: KnownNames) -> Found:
     """A word without a value: a recipe, a file with one, a step."""
     word = rest[0]
     if "=" in word or word.startswith("~"):
@@ -134,7 +134,7 @@ def _alone(rest: Sequence[str], names: Names) -> Found:
     return 1, f"{redacted(word)}: not an override; write key=value", ""
 
 
-def _recipe(word: str, names: Names) -> str:
+def _recipe(word: str, names: KnownNames) -> str:
     """A recipe by name, or the file that has the name."""
     bare = word.removesuffix(".yaml")
     if word in names.recipes or (bare in names.recipes and not Path(word).is_file()):
@@ -142,7 +142,7 @@ def _recipe(word: str, names: Names) -> str:
     return f"{word}.yaml" if not Path(word).is_file() and Path(f"{word}.yaml").is_file() else word
 
 
-def flag(word: str, after: Sequence[str], names: Names) -> tuple[int, str]:
+def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
     """What an unknown flag was meant to be, and how many arguments ``after`` it are its value."""
     name, equals, value = word.partition("=")
     follows = bool(not equals and after and "=" not in after[0] and not after[0].startswith("-"))

@@ -15,8 +15,8 @@ from hydra.errors import HydraException
 from launcher.errors import Problem, RequestError
 from launcher.job.overrides.grammar import read
 from launcher.job.schema import redact
-from launcher.job.stray_arguments import Names, sift
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.stray_arguments import KnownNames, sift
+from launcher.job.yaml.config_files import ConfigFiles
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Cell:
     varied: tuple[str, ...]
 
 
-def cells(overrides: Sequence[str], shelf: Shelf) -> tuple[Cell, ...]:
+def cells(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Cell, ...]:
     """Every combination, the last override varying fastest; cells are named by what varies."""
     found: list[Problem] = []
-    single = sift(overrides, Names(shelf.groups(), shelf.options("recipe")), found)
-    lists = [_values(o, shelf, found) for o in single]
+    single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), found)
+    lists = [_values(o, configs, found) for o in single]
     if found:
         raise RequestError(tuple(found))
     many = [i for i, values in enumerate(lists) if len(values) > 1]
@@ -40,14 +40,14 @@ def cells(overrides: Sequence[str], shelf: Shelf) -> tuple[Cell, ...]:
     return tuple(Cell(_slug(k, [c[i] for i in many]), c, tuple(c[i] for i in many)) for k, c in enumerate(grid))
 
 
-def _values(text: str, shelf: Shelf, found: list[Problem]) -> list[str]:
+def _values(text: str, configs: ConfigFiles, found: list[Problem]) -> list[str]:
     """The overrides that one override of a sweep stands for."""
 
     class Options:
         """What the grammar asks for ``glob(...)``."""
 
         def get_group_options(self, group_name: str, results_filter: object = None) -> list[str]:
-            return list(shelf.options(group_name))
+            return list(configs.options(group_name))
 
     try:
         parsed: Parsed = OverridesParser.create(config_loader=cast(Any, Options())).parse_overrides([text])[0]

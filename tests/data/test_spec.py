@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.data.fit import check_fit
+from launcher.data.model_compatibility import check_fit
 from launcher.data.open import open_data
 from launcher.data.spec import classes, input_specs, target_spec, vocab
 from launcher.errors import RequestError
@@ -136,8 +136,8 @@ def test_models_that_do_not_fit_their_data(model, data, said):
 def test_what_the_planner_asks_needs_no_torch():
     code = (
         "import sys\n"
-        "import launcher.data.fit, launcher.data.shuffle, launcher.data.checks, launcher.models.defaults\n"
-        "import launcher.optim.schedule\n"
+        "import launcher.data.model_compatibility, launcher.data.shuffle, launcher.data.checks\n"
+        "import launcher.models.defaults, launcher.optim.schedule\n"
         "from launcher.job.schema.components import Mnist5k, Text\n"
         "from launcher.data.spec import input_specs\n"
         "for data in (Text(name='text'), Mnist5k(name='mnist5k')):\n"

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import Problem, printable
-from launcher.job.cures.explain import shown
+from launcher.job.cures.validation_errors import shown
 from launcher.job.schema import redact
 from launcher.job.yaml.origins import Origins
 

@@ -13,7 +13,7 @@ from launcher.job.schema import schema_keys
 from launcher.job.yaml.origins import Origins
 
 
-def standin(key: str, origins: Origins, which: int) -> str | None:
+def placeholder(key: str, origins: Origins, which: int) -> str | None:
     """The override that sets ``key`` to one of two acceptable values; ``None`` when there is none.
 
     What two requests that differ in it have wrong both, does not hang on the value that is not known.

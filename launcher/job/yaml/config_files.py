@@ -11,14 +11,14 @@ from launcher.job.yaml.shipped import CONF, RECIPES, short
 
 
 @dataclass(frozen=True)
-class Shelf:
+class ConfigFiles:
     """``conf`` holds one folder a group, ``recipes`` the options of ``recipe``; the first folder with a file wins."""
 
     conf: tuple[Path, ...] = (CONF,)
     recipes: tuple[Path, ...] = (RECIPES,)
 
     @classmethod
-    def of(cls, user: Path | None, recipe: Path | None = None) -> Shelf:
+    def of(cls, user: Path | None, recipe: Path | None = None) -> ConfigFiles:
         """With the user's own folder (recipes in its ``recipe`` or ``recipes``) and that of a recipe named by path."""
         own = () if user is None else (Path(os.path.realpath(user)),)
         more = tuple(p for u in own for p in (u / "recipes",) if p.is_dir())
