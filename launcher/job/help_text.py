@@ -1,4 +1,4 @@
-"""What ``--help`` prints."""
+"""The text of ``--help``."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def usage(config_dir: Path | None = None) -> str:
 
 
 def _shows(configs: ConfigFiles, recipe: str) -> str:
+    """What a recipe says about itself in the comment of its first line."""
     path = configs.file(f"recipe/{recipe}")
     first = path.read_text(encoding="utf-8").partition("\n")[0] if path else ""
     return first.removeprefix("#").strip() if first.startswith("#") else ""

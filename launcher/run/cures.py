@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest
 from launcher.job.cures.placeholder_values import placeholder
-from launcher.job.cures.safety import kept, pasted, swept, whole_override
+from launcher.job.cures.placement import pasted, swept, whole_override
+from launcher.job.cures.safety import kept
 from launcher.job.overrides.grammar import shell
 from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
