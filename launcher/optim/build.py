@@ -1,4 +1,4 @@
-"""From an optimizer's settings to the optimizer itself."""
+"""Builds an optimizer from its settings, and sets its learning rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer of plain tensors for parameters that are cut over ranks."""
+"""Runs an optimizer that knows only plain tensors on this rank's shards of the parameters."""
 
 from __future__ import annotations
 

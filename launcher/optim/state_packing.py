@@ -1,4 +1,4 @@
-"""An optimizer's state of one parameter as named tensors, whatever it keeps there, and back."""
+"""Converts an optimizer's state of one parameter to named tensors and back."""
 
 from __future__ import annotations
 
