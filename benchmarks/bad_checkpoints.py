@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bad_calls import Program, run
-from benchmarks.bad_inputs import EVERYWHERE, MARK, RANK_FILES, SHAPES, STAGES, Damage, Source, net
+from benchmarks.bad_inputs import EVERYWHERE, MARK, RANK_FILES, SHAPES, STAGES, Damage, GoodCheckpoint, net
 from benchmarks.checkpoints import grid, save_checkpoint, save_rank_files, save_strategy, values, wrong
 from benchmarks.peers import DEEPSPEED, MINDSPORE, python
 from launcher.checkpoint.layout.shards import whole
@@ -119,7 +119,7 @@ def cell(row: Row, program: Program, made: Path, work: Path) -> str:
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(made / f"{program.form}{row.stages}", work)
     older = made / f"{program.form}{row.stages}-older" / "src"
-    row.damage(Source(program.form, work / "src", older, PATTERNS[program.form]))
+    row.damage(GoodCheckpoint(program.form, work / "src", older, PATTERNS[program.form]))
     out = work / "dst"
     if row.crowded:
         (out / "rank_7").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint, done to a copy of a good one."""
+"""Ways to damage a checkpoint, each done to a copy of a good one."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def net(on: Grid, prefix: str = "", swapped: bool = False) -> Strategy:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A good checkpoint in one program's form, and how it is found: ``files`` by rank. ``older`` is another save."""
+class GoodCheckpoint:
+    """A good checkpoint in one program's form: a folder, and the pattern of its files. ``older`` is another save."""
 
     form: str
     folder: Path
@@ -46,25 +46,25 @@ class Source:
         return self.folder / self.pattern.format(rank)
 
 
-Damage = Callable[[Source], object]
+Damage = Callable[[GoodCheckpoint], object]
 
 
-def missing(source: Source) -> None:
+def missing(source: GoodCheckpoint) -> None:
     source.file(3).unlink()
 
 
-def short(source: Source) -> None:
+def short(source: GoodCheckpoint) -> None:
     os.truncate(source.file(3), source.file(3).stat().st_size * 6 // 10)
 
 
-def flipped(source: Source) -> None:
+def flipped(source: GoodCheckpoint) -> None:
     """One bit, in the middle of the file, where the tensors are."""
     data = bytearray(source.file(1).read_bytes())
     data[len(data) // 2] ^= 4
     source.file(1).write_bytes(data)
 
 
-def exchanged(source: Source) -> None:
+def exchanged(source: GoodCheckpoint) -> None:
     one, two = source.file(2), source.file(3)
     spare = one.with_name("spare")
     one.rename(spare)
@@ -72,12 +72,12 @@ def exchanged(source: Source) -> None:
     spare.rename(two)
 
 
-def aged(source: Source) -> None:
+def aged(source: GoodCheckpoint) -> None:
     """As a save in place leaves it that was killed when one rank had not written yet."""
     shutil.copy(replace(source, folder=source.older).file(1), source.file(1))
 
 
-def crowded(source: Source) -> None:
+def crowded(source: GoodCheckpoint) -> None:
     """A file of a rank that there no longer is."""
     source.file(4).parent.mkdir(exist_ok=True)
     shutil.copy(source.file(3), source.file(4))
@@ -93,7 +93,7 @@ class Runs:
         return os.mkdir, (str(self.path),)
 
 
-def coded(source: Source) -> None:
+def coded(source: GoodCheckpoint) -> None:
     """The file that is read first is a pickle which runs something, wrapped as the program wraps its own."""
     import torch
 
@@ -108,7 +108,7 @@ def coded(source: Source) -> None:
 def tampered(rank: int, change: Callable[[dict[str, TensorSpec]], object]) -> Damage:
     """The tensors of one rank's file changed, of those that any program writes."""
 
-    def act(source: Source) -> None:
+    def act(source: GoodCheckpoint) -> None:
         boxes = held_boxes(net(grid(tp=4)), rank)
         specs = {name: TensorSpec(box.shape, "float32") for name, box in boxes.items()}
         change(specs)

@@ -99,12 +99,15 @@ def save_checkpoint(folder: Path, of: Strategy, salt: str = "") -> None:
 def save_rank_files(folder: Path, of: Strategy, salt: str = "") -> None:
     """``rank_<k>/net.safetensors`` with all that each rank holds, as any program would write it."""
     for rank in range(of.grid.size):
-        home, boxes = folder / f"rank_{rank}", held_boxes(of, rank)
+        home = folder / f"rank_{rank}"
         home.mkdir(parents=True)
+        boxes = held_boxes(of, rank)
         specs = {name: TensorSpec(box.shape, "float32") for name, box in boxes.items()}
-        write_stream(
-            home / "net.safetensors", specs, lambda name, b=boxes: chunks(name, b[name], salt), {"format": "ms"}
-        )  # type: ignore[misc]
+        write_stream(home / "net.safetensors", specs, partial(_chunks_of, boxes, salt=salt), {"format": "ms"})
+
+
+def _chunks_of(boxes: Mapping[str, Box], name: str, salt: str) -> Iterator[memoryview]:
+    return chunks(name, boxes[name], salt)
 
 
 def save_strategy(path: Path, of: Strategy) -> None:
@@ -119,21 +122,17 @@ def wrong(path: Path, boxes: Mapping[str, Box]) -> int:
     data = mapped(path)
     bad = 0
     for name, box in boxes.items():
-        slot = header.entries.get(name)
-        same = slot is not None and data[slot.start : slot.stop] == values(name, box).tobytes()
-        bad += not same
+        entry = header.entries.get(name)
+        if entry is None or data[entry.start : entry.stop] != values(name, box).tobytes():
+            bad += 1
     return bad
 
 
 def many(on: Grid, names: Sequence[str]) -> Strategy:
     """Matrices spread over the stages, of which only the layout matters."""
-    return Strategy(
-        on,
-        {
-            name: Entry(
-                Layout(on, (4096 + i % 40, 1024), (("dp_shard",), ("tp",)), (("pp", (i * on["pp"] // len(names),)),)),
-                "bfloat16",
-            )
-            for i, name in enumerate(names)
-        },
-    )
+    entries = {}
+    for i, name in enumerate(names):
+        stage = i * on["pp"] // len(names)
+        layout = Layout(on, (4096 + i % 40, 1024), (("dp_shard",), ("tp",)), (("pp", (stage,)),))
+        entries[name] = Entry(layout, "bfloat16")
+    return Strategy(on, entries)

@@ -98,7 +98,7 @@ def machine() -> str:
 
 
 def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
-    """Each line, and its error where that counts."""
+    """Each line of the table, and how far planned and measured are apart in it."""
     yield head(), 0.0
     for case in (c for c in CASES if only in f"{c.pipeline} {c.level}"):
         job = case.job(overrides)

@@ -117,18 +117,19 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
             schedule.step(source.inputs(mine)[0])
         else:
             schedule.step(target=source.targets(mine), losses=losses)
+
+        # gradients of whole parameters, and of the table that both stages share
         flat = torch.cat([p.grad.reshape(-1) for p in whole])
         dist.all_reduce(flat, group=mesh.get_group("dp"))
         for p, g in zip(whole, flat.div_(2).split([p.numel() for p in whole]), strict=True):
             p.grad.copy_(g.view_as(p.grad))
         dist.all_reduce(table.grad.to_local(), group=mesh.get_group("pp"))
         grads = [p.grad.to_local() for p in sharded]
+
+        # the norm of all gradients: the tied table counts once, whole parameters are on both ranks of dp
         norms = torch.stack(torch._foreach_norm(grads)).square()
-        square = (
-            norms.sum()
-            - (norms[-1] if pp else 0)
-            + torch.stack(torch._foreach_norm([p.grad for p in whole])).square().sum() / 2
-        )
+        square = norms.sum() - (norms[-1] if pp else 0)
+        square += torch.stack(torch._foreach_norm([p.grad for p in whole])).square().sum() / 2
         both = torch.stack([sum(losses, torch.zeros(())).detach() / plan.sizes.micros / 2, square])
         dist.all_reduce(both)
         norm = both[1].sqrt().item()

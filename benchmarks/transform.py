@@ -5,6 +5,7 @@ source in the page cache. The first round is not timed: its memory is measured, 
 should be. Run it on an idle machine, in the folder above this one:
 
     python -m benchmarks.transform [--mib 1024] [--blocks 5] [--cases tp pp hsdp] [--folder DIR] [--write]
+        [--without-mindspore]
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ class Call:
 
 
 def calls(work: Path, case: str, mib: int, mindspore: Path | None) -> Iterator[Call]:
-    me, own, ranks, out = sys.executable, str(work / "own"), str(work / "src"), str(work / "dst")
-    safe, plain = "digests verified and written, synced", "shapes checked, synced"
+    me = sys.executable
+    own, ranks, out = (str(work / name) for name in ("own", "src", "dst"))
+    safe = "digests verified and written, synced"
+    plain = "shapes checked, synced"
     for n in ("1", "2"):
         yield Call(f"transform, workers={n}", safe, me, ("ours", own, out, str(work / "target"), n), "own")
     for n in ("1", "2"):
@@ -118,7 +121,10 @@ def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | Non
     """The rows of the table."""
     dst = prepare(work, case, mib)
     todo = list(calls(work, case, mib, mindspore))
-    peaks, bad = {}, {}
+
+    # a round for memory and correctness, then rounds for time
+    peaks: dict[str, int] = {}
+    bad: dict[str, int] = {}
     for call in todo:
         _, peaks[call.name] = run(call, work, sampled=True)
         bad[call.name] = flaws(call, work, dst)
@@ -127,7 +133,8 @@ def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | Non
         for call in todo:
             times[call.name].append(run(call, work)[0])
     for call in todo:
-        seconds, ratio = times[call.name], [a / b for a, b in zip(times[call.name], times[COPY], strict=True)]
+        seconds = times[call.name]
+        ratio = [a / b for a, b in zip(seconds, times[COPY], strict=True)]
         does = f"**{bad[call.name]} tensors wrong**" if bad[call.name] else call.does
         yield (
             f"| {call.name} | {statistics.median(seconds):.2f} | {min(seconds):.2f} - {max(seconds):.2f} "
@@ -138,16 +145,15 @@ def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | Non
 def planned() -> float:
     """Seconds to plan 1000 parameters from 4096 ranks to 512."""
     names = [f"p{i}" for i in range(1000)]
-    src, dst = (
-        many(grid(**sizes), names) for sizes in ({"pp": 16, "dp_shard": 64, "tp": 4}, {"pp": 8, "dp_shard": 8, "tp": 8})
-    )
+    src = many(grid(pp=16, dp_shard=64, tp=4), names)
+    dst = many(grid(pp=8, dp_shard=8, tp=8), names)
     began = time.perf_counter()
     sources(src, dst, dict(zip(names, names, strict=True)))
     return time.perf_counter() - began
 
 
 def report(args: argparse.Namespace) -> Iterator[str]:
-    mindspore, why = python(MINDSPORE)
+    mindspore, why = (None, "--without-mindspore") if args.without_mindspore else python(MINDSPORE)
     yield HEAD.format(mib=args.mib, blocks=args.blocks, cores=os.cpu_count(), torch=version("torch"))
     if mindspore is None:
         yield f"MindSpore was left out: {why}."
@@ -167,6 +173,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--folder", type=Path, help="where the files are made, if not below /tmp")
     parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
+    parser.add_argument("--without-mindspore", action="store_true", help="do not install MindSpore to compare with")
     args = parser.parse_args()
     lines = []
     for line in report(args):

@@ -1,4 +1,4 @@
-"""Words for the user's console, which may have stopped listening."""
+"""Prints to the user's console, which may have been closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as values that name the key, the reason and the way out."""
+"""Problems as values that name the key, the reason and the way out, and the errors that carry them."""
 
 from __future__ import annotations
 

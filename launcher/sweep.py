@@ -25,7 +25,7 @@ from launcher.job.compose import BadRequest, Request, compose, late
 from launcher.job.overrides.grammar import quoted, shell
 from launcher.job.schema import redact
 from launcher.job.sweep_grid import Cell, cells
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
 from launcher.runtime.cluster import launch_env
 from launcher.runtime.faults import Interrupted, Preempted, signal_name
@@ -157,7 +157,7 @@ def composed(args: Args) -> dict[Cell, Request]:
     """The cells, each composed. Raises ``RequestError`` with each problem once, whichever cell has it."""
     errors: dict[Cell, BadRequest] = {}
     out: dict[Cell, Request] = {}
-    for cell in cells(args.overrides, Shelf.of(args.config_dir)):
+    for cell in cells(args.overrides, ConfigFiles.of(args.config_dir)):
         try:
             request = out[cell] = compose(cell.overrides, config_dir=args.config_dir)
         except BadRequest as error:

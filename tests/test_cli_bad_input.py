@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
 
-RECIPES = ", ".join(Shelf().options("recipe"))
+RECIPES = ", ".join(ConfigFiles().options("recipe"))
 STEPS = (
     "train, evaluate, sync_shared, save, load, broadcast, certify, merge_strategies, transform, export, import, "
     "verify, inspect, sample"

@@ -21,7 +21,7 @@ from launcher.job.compose import compose
 from launcher.job.schema import schema_keys
 from launcher.job.schema.base import Settings
 from launcher.job.schema.job import Job
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
 from launcher.plan.plan import ask
 from launcher.plan.settings import settings
 from tests.pages import (
@@ -139,20 +139,20 @@ def test_the_output_shown_is_the_real_one(page: Path, kind: str, command: str, t
 
 def recipes() -> Iterator[str]:
     yield from ("| recipe | what it shows |", "|---|---|")
-    for name in Shelf().options("recipe"):
+    for name in ConfigFiles().options("recipe"):
         yield f"| `{name}` | {opening(f'recipe/{name}')} |"
 
 
 def options() -> Iterator[str]:
     yield from ("| option | what it is |", "|---|---|")
-    for group in Shelf().groups():
-        for name in Shelf().options(group) if group != "recipe" else ():
+    for group in ConfigFiles().groups():
+        for name in ConfigFiles().options(group) if group != "recipe" else ():
             said = f"steps=[{name}]" if group == "steps" else f"{group}={name}"
             yield f"| `{said}` | {opening(f'{group}/{name}')} |"
 
 
 def opening(config: str) -> str:
-    path = Shelf().file(config)
+    path = ConfigFiles().file(config)
     assert path is not None
     first, second, *_ = path.read_text(encoding="utf-8").splitlines()
     return (second if first.startswith("# @package") else first).removeprefix("# ")  # Hydra wants its own line first

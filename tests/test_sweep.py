@@ -21,7 +21,7 @@ from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.args import Args
 from launcher.job.sweep_grid import cells
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
 from launcher.runtime.lock import locked
 from launcher.sweep import sweep
 from tests.tiers import exhaustive
@@ -81,11 +81,11 @@ def rows(folder: Path) -> list[list[str]]:
     ids=lambda v: " ".join(v),
 )
 def test_a_sweep_is_every_combination_the_last_varying_fastest(overrides, expected):
-    assert [cell.name for cell in cells(overrides, Shelf())] == expected
+    assert [cell.name for cell in cells(overrides, ConfigFiles())] == expected
 
 
 def test_a_glob_takes_the_options_of_its_group():
-    grid = cells(["recipe=glob(lm_t*)"], Shelf())
+    grid = cells(["recipe=glob(lm_t*)"], ConfigFiles())
     assert [c.overrides for c in grid] == [("recipe=lm_tied_pp2_hsdp2",), ("recipe=lm_tp2",)]
 
 
@@ -99,12 +99,13 @@ def test_a_glob_takes_the_options_of_its_group():
 )
 def test_what_cannot_be_swept_is_refused(override, text):
     with pytest.raises(RequestError) as caught:
-        cells([override], Shelf())
+        cells([override], ConfigFiles())
     assert str(caught.value) == text
 
 
 def test_every_bad_cell_is_reported_before_anything_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    recipes = ConfigFiles().options("recipe")
     assert main(["-m", "recipe=lm_single,lm_singel", "train.steps=1,0,x", "run_dir=y"]) == 2
     assert capsys.readouterr().err == (
         f"""error: 4 problems in this request; nothing was started
@@ -119,7 +120,7 @@ def test_every_bad_cell_is_reported_before_anything_runs(tmp_path, monkeypatch, 
   train.steps = x: should be a whole number
     set by: train.steps=x (command line)
 
-  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {", ".join(Shelf().options("recipe"))})
+  recipe: unknown option 'lm_singel', did you mean 'lm_single'? (there are: {", ".join(recipes)})
     set by: recipe=lm_singel (command line)
     try:    recipe=lm_single
 """

@@ -23,7 +23,7 @@ from launcher.data.idx import read as read_idx
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.untrusted.files import TEXT
-from tests.data.files import write_idx
+from tests.data.sample_files import write_idx
 from tests.untrusted import DEVICE, KINDS, PIPE, READERS, bounded, planted, refusal
 
 # Where the message is not the path and the reason.

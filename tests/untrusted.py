@@ -32,7 +32,7 @@ from launcher.job.schema.components import Cifar10, Idx, Text
 from launcher.planner import request_files
 from launcher.runtime import folder
 from tests.checkpoint.saving import filled, save, small
-from tests.data.files import write_cifar, write_idx
+from tests.data.sample_files import write_cifar, write_idx
 
 S = 20.0  # seconds of a reader's own: it takes less than one, on a busy core several; what these stop takes hours
 MEMORY = 64 << 20

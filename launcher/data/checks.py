@@ -1,4 +1,4 @@
-"""What is wrong with the data that a job names, found without loading it."""
+"""Checks the data that a job names, without loading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which data set is read when the one asked for is not there."""
+"""Replaces a data set whose files do not exist by another one, where the request allows it."""
 
 from __future__ import annotations
 

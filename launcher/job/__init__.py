@@ -1,4 +1,4 @@
-"""What was asked: the schema, its composition by Hydra, where each value was set, which classes may be named.
+"""The request: its schema, its composition with Hydra, where each value was set, the user's own classes.
 
 Nothing here decides anything (that is ``plan``) and nothing here imports torch.
 """

@@ -1,4 +1,4 @@
-"""The command line, before any of it is understood."""
+"""The command line split into flags and overrides; no override is read yet."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from launcher.errors import Problem, problems
 from launcher.job.schema.redact import text as redacted
 
-FLAGS = ("--help", "--version", "--multirun", "--config-dir", "--cfg")
+TAKE_A_VALUE = ("--config-dir", "--cfg")
+FLAGS = ("--help", "--version", "--multirun", *TAKE_A_VALUE)
 SHORT = {"-h": "--help", "-m": "--multirun", "-cd": "--config-dir", "-c": "--cfg"}
 
 
 @dataclass(frozen=True)
 class Args:
-    """``overrides`` in order, without ``sweep_dir``, which is the sweep's own."""
+    """``overrides`` in order, without ``sweep_dir``, which belongs to the sweep and not to a run."""
 
     overrides: tuple[str, ...] = ()
     help: bool = False
@@ -27,10 +28,12 @@ class Args:
 
 
 def parse(argv: Sequence[str]) -> Args:
-    """Flags may stand anywhere. Raises ``RequestError``."""
-    rest, overrides = list(argv), []
+    """Flags may stand anywhere among the overrides. Raises ``RequestError``."""
+    rest = list(argv)
+    overrides: list[str] = []
     seen: set[str] = set()
-    config_dir = sweep_dir = None
+    config_dir: Path | None = None
+    sweep_dir: Path | None = None
     with problems() as found:
         while rest:
             word = rest.pop(0)
@@ -41,38 +44,54 @@ def parse(argv: Sequence[str]) -> Args:
             elif not word.startswith("-"):
                 overrides.append(word)
             elif flag not in FLAGS:
-                taken, problem = _no_flag(word, rest, config_dir)
+                taken, problem = _unknown_flag(word, rest, config_dir)
                 found.append(problem)
                 del rest[:taken]
-            elif flag in ("--config-dir", "--cfg"):
-                value = value if equals else (rest.pop(0) if rest else "")
-                if flag == "--config-dir":
-                    config_dir = Path(value) if value else None
-                    found += [] if value else [Problem("", "--config-dir: needs a folder", "", (word,))]
+            elif flag not in TAKE_A_VALUE:
+                seen.add(flag)
+            else:
+                if not equals:
+                    value = rest.pop(0) if rest else ""
+                if flag == "--config-dir" and value:
+                    config_dir = Path(value)
+                elif flag == "--config-dir":
+                    config_dir = None
+                    found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
                 elif value == "job":
                     overrides.append("show=config")
                 else:
-                    found.append(Problem("", f"--cfg {value}: only --cfg job is there", "show=config", (word, value)))
-            else:
-                seen.add(flag)
+                    text = f"--cfg {value}: only --cfg job is there"
+                    found.append(Problem("", text, "show=config", (word, value)))
+
+        # a sweep's folder without a sweep
         if sweep_dir is not None and not {"--multirun", "--help"} & seen:
-            cure = shlex.join(["-m", f"sweep_dir={sweep_dir}"])
-            found.append(Problem("sweep_dir", f"{sweep_dir}: only a sweep has one", cure, (f"sweep_dir={sweep_dir}",)))
-    return Args(tuple(overrides), "--help" in seen, "--version" in seen, "--multirun" in seen, config_dir, sweep_dir)
+            typed = f"sweep_dir={sweep_dir}"
+            text = f"{sweep_dir}: only a sweep has one"
+            found.append(Problem("sweep_dir", text, shlex.join(["-m", typed]), (typed,)))
+    return Args(
+        tuple(overrides),
+        help="--help" in seen,
+        version="--version" in seen,
+        multirun="--multirun" in seen,
+        config_dir=config_dir,
+        sweep_dir=sweep_dir,
+    )
 
 
-def _no_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
-    """How many arguments ``after`` it are its value, and what is wrong with it."""
-    from launcher.job.schema.similar_names import nearest
-    from launcher.job.stray_arguments import Names, flag
-    from launcher.job.yaml.config_search import Shelf
+def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> tuple[int, Problem]:
+    """How many arguments ``after`` it are its value, and the problem to report."""
+    from launcher.job.schema.similar_names import did_you_mean, nearest
+    from launcher.job.stray_arguments import KnownNames, flag
+    from launcher.job.yaml.config_files import ConfigFiles
 
     name = word.partition("=")[0]
-    shelf = Shelf.of(config_dir)
-    taken, meant = flag(word, after, Names(shelf.groups(), shelf.options("recipe")))
-    hint = "" if meant else nearest(name, FLAGS, 0.75) or ""
-    said = f", did you mean {hint}?" if hint else ""
-    shown = redacted(" ".join([word, *after[:taken]]))
-    text = f"{shown}: unknown flag{said} (flags: {', '.join(FLAGS)}; settings are key=value)"
-    alone = hint in ("", "--config-dir", "--cfg") and not meant
-    return taken, Problem("", text, "" if alone else meant or hint, (word, *after[:taken]))
+    configs = ConfigFiles.of(config_dir)
+    taken, meant = flag(word, after, KnownNames(configs.groups(), configs.options("recipe")))
+    words = (word, *after[:taken])
+    hint = None if meant else nearest(name, FLAGS, 0.75)
+    advice = did_you_mean(hint, shown=str)
+    text = f"{redacted(' '.join(words))}: unknown flag{advice} (flags: {', '.join(FLAGS)}; settings are key=value)"
+
+    # a flag that takes a value is not pasted without it
+    cure = meant or hint or ""
+    return taken, Problem("", text, "" if cure in TAKE_A_VALUE else cure, words)

@@ -1,10 +1,10 @@
-"""What ``--help`` prints."""
+"""The text of ``--help``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
 
 HEAD = """\
 launcher: one YAML file plans, trains and checkpoints a parallel model on torch.distributed.
@@ -35,17 +35,18 @@ exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed wh
 
 def usage(config_dir: Path | None = None) -> str:
     """Usage, the recipes with what each shows, the options of each group, examples."""
-    shelf = Shelf.of(config_dir)
-    recipes = [(name, _shows(shelf, name)) for name in shelf.options("recipe")]
+    configs = ConfigFiles.of(config_dir)
+    recipes = [(name, _shows(configs, name)) for name in configs.options("recipe")]
     width = max((len(name) for name, _ in recipes), default=0)
     lines = [f"  {name:<{width}}  {text}" for name, text in recipes]
-    groups = [f"  {g + '=':<10} {', '.join(shelf.options(g))}" for g in shelf.groups() if g != "recipe"]
+    groups = [f"  {g + '=':<10} {', '.join(configs.options(g))}" for g in configs.groups() if g != "recipe"]
     return "\n".join(
         [HEAD, "recipes (recipe=NAME):", *lines, "", "options (group=NAME):", *groups, "", EXAMPLES.rstrip()]
     )
 
 
-def _shows(shelf: Shelf, recipe: str) -> str:
-    path = shelf.file(f"recipe/{recipe}")
+def _shows(configs: ConfigFiles, recipe: str) -> str:
+    """What a recipe says about itself in the comment of its first line."""
+    path = configs.file(f"recipe/{recipe}")
     first = path.read_text(encoding="utf-8").partition("\n")[0] if path else ""
     return first.removeprefix("#").strip() if first.startswith("#") else ""

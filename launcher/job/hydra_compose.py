@@ -1,4 +1,4 @@
-"""Hydra composes the chosen options, once, leaving no state behind."""
+"""Composes the chosen options with Hydra, which is left without any state afterwards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from launcher.job.cures.suggestions import choice
 from launcher.job.overrides.grammar import quoted, shell
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.similar_names import nearest
-from launcher.job.yaml.config_folders import register
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
+from launcher.job.yaml.hydra_sources import register
 from launcher.job.yaml.limits import Hostile
 from launcher.job.yaml.shipped import short
 
@@ -33,7 +33,7 @@ ALMOST = {
     ("optim", "adam"): ("it is adamw without decay", "optim=adamw optim.weight_decay=0"),
     ("data", "mnist"): ("idx reads its files, mnist5k is 5000 of its digits", ""),
 }
-"""Options that others have: what they are among ours."""
+"""Options of other programs, with our counterpart and an override for it."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,21 @@ class Composed:
     recipe: str | None
 
 
-def hydrate(choices: Sequence[str], shelf: Shelf) -> Composed | Problem:
-    """The configuration for overrides of groups (``model=lm``), other overrides not yet applied."""
-    if shelf != Shelf():
-        return _hydrated(tuple(choices), shelf)
-    known = _of_shipped(tuple(choices), shelf)
+def hydrate(choices: Sequence[str], configs: ConfigFiles) -> Composed | Problem:
+    """The configuration for overrides of groups (``model=lm``); other overrides are not applied yet."""
+    if configs != ConfigFiles():
+        return _hydrated(tuple(choices), configs)
+    known = _of_shipped(tuple(choices), configs)  # the caller changes the configuration: hand out a copy
     return known if isinstance(known, Problem) else replace(known, cfg=copy.deepcopy(known.cfg))
 
 
-def _hydrated(choices: tuple[str, ...], shelf: Shelf) -> Composed | Problem:
+def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Problem:
+    # Hydra merges the defaults list of the main configuration with the choices
     register()
-    places = [*(f"recipes://{r}" for r in shelf.recipes), *(f"options://{c}" for c in shelf.conf[1:])]
+    places = [*(f"recipes://{r}" for r in configs.recipes), *(f"options://{c}" for c in configs.conf[1:])]
     overrides = [f"hydra.searchpath=[{','.join(map(quoted, places))}]", *choices]
     try:
-        with _opened(shelf.conf[0]):
+        with _opened(configs.conf[0]):
             cfg = compose(CONFIG, overrides, return_hydra_config=True)
             layers = GlobalHydra.instance().config_loader().compute_defaults_list(CONFIG, overrides, RunMode.RUN)
     except Hostile as error:
@@ -66,16 +67,18 @@ def _hydrated(choices: tuple[str, ...], shelf: Shelf) -> Composed | Problem:
     except yaml.YAMLError as error:
         return _syntax(error)
     except UnicodeDecodeError:
-        return _no_text(shelf)
+        return _not_utf8(configs)
     except MissingConfigException as error:
-        return _no_option(error, shelf)
+        return _missing_option(error, configs)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        return _conflict(" ".join(str(error).split()), shelf)
+        return _conflict(" ".join(str(error).split()), configs)
+
+    # what is left of Hydra is dropped, except which files it has read
     recipe = cfg.hydra.runtime.choices.get("recipe")
     OmegaConf.set_struct(cfg, False)  # the schema judges keys
     del cfg["hydra"]
-    found = [(shelf.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
-    files = tuple((f, p.replace("_global_", "").strip(".")) for f, p in found if f is not None)
+    read = [(configs.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
+    files = tuple((path, package.replace("_global_", "").strip(".")) for path, package in read if path is not None)
     return Composed(cfg, files, recipe)
 
 
@@ -84,7 +87,7 @@ _of_shipped = lru_cache(64)(_hydrated)  # files that no request changes
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[None]:
-    """Hydra reads ``folder``; an application of its own around us gets its state back."""
+    """Hydra set up to read ``folder``; an enclosing Hydra application gets its own state back."""
     held = GlobalHydra.instance()
     mine = held.hydra
     held.clear()
@@ -97,6 +100,7 @@ def _opened(folder: Path) -> Iterator[None]:
 
 
 def _syntax(error: yaml.YAMLError) -> Problem:
+    """A YAML syntax error, with its line."""
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         name, why = getattr(error, "name", "?"), getattr(error, "reason", error)
         return Problem("", f"{short(Path(name))}: not valid YAML: {why}")
@@ -109,68 +113,70 @@ def _syntax(error: yaml.YAMLError) -> Problem:
     return Problem("", f"{short(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {why}{source}")
 
 
-def _no_text(shelf: Shelf) -> Problem:
-    for folder in (*shelf.conf, *shelf.recipes):
+def _not_utf8(configs: ConfigFiles) -> Problem:
+    """The first file that cannot be decoded: Hydra's error does not name it."""
+    for folder in (*configs.conf, *configs.recipes):
         for path in sorted(folder.rglob("*.yaml")):
             try:
                 path.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:
-                return Problem(
-                    "", f"{short(path)}: not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
-                )
+                byte = error.object[error.start]
+                return Problem("", f"{short(path)}: not UTF-8 text: byte {error.start} is {byte:#04x}")
     raise AssertionError("a file could not be decoded, and now all can")
 
 
-def _no_option(error: MissingConfigException, shelf: Shelf) -> Problem:
-    """An option that a defaults list names; those of the command line were checked before."""
+def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Problem:
+    """An unknown option in a defaults list; those of the command line were checked before."""
     group, _, option = (error.missing_cfg_file or "").rpartition("/")
-    options = shelf.options(group)
-    if not options and (told := _chosen_wrongly(group.removeprefix("recipe/"), option, shelf)):
-        return told
-    if not options:
-        return Problem("", " ".join(str(error).partition("Config search path")[0].split()))
-    return no_option(group, option, options)
+    options = configs.options(group)
+    if options:
+        return no_option(group, option, options)
+    hydras = Problem("", " ".join(str(error).partition("Config search path")[0].split()))
+    return _relative_choice(group.removeprefix("recipe/"), option, configs) or hydras
 
 
-def _chosen_wrongly(group: str, option: str, shelf: Shelf) -> Problem | None:
-    """``- model: mlp`` or ``- override model: mlp`` in a recipe, which is below the groups that it chooses from."""
-    if group not in shelf.groups():
+def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem | None:
+    """A recipe that has ``- model: mlp`` or ``- override model: mlp``: without ``/`` Hydra looks below ``recipe``."""
+    if group not in configs.groups():
         return None
-    for path in (p for folder in shelf.recipes for p in sorted(folder.rglob("*.yaml"))):
+    for path in (p for folder in configs.recipes for p in sorted(folder.rglob("*.yaml"))):
         for n, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             got = re.match(rf"(\s*-\s*)(?:override\s+)?{re.escape(group)}\s*:\s*(.*?)\s*(?:#.*)?$", line)
             if got and (not option or option in got[2]):
-                right = f"- override /{group}: {got[2]}"
-                text = f"a recipe chooses options of the whole run; write {right}"
-                return Problem(
-                    "", f"{short(path)}:{n}:{len(got[1]) + 1}: {text}\n          | {redacted(line.rstrip())}"
-                )
+                where = f"{short(path)}:{n}:{len(got[1]) + 1}"
+                text = f"a recipe chooses options of the whole run; write - override /{group}: {got[2]}"
+                return Problem("", f"{where}: {text}\n          | {redacted(line.rstrip())}")
     return None
 
 
 def no_option(group: str, option: str, options: Sequence[str]) -> Problem:
-    """A misspelt option of a group."""
-    hint = nearest(option, options)
-    word = "step" if group == "steps" else "option"
-    fixed = (f"steps=[{hint}]" if group == "steps" else f"{group}={hint}") if hint else ""
-    title = "there are" if group != "steps" else "steps"
+    """An unknown option of a group, with the most similar one as the cure."""
+    word, title = ("step", "steps") if group == "steps" else ("option", "there are")
     if (group, option.lower()) in ALMOST:
         why, fixed = ALMOST[group, option.lower()]
         return Problem(group, f"unknown {word} {option!r}: {why} ({title}: {', '.join(options)})", fixed)
-    return Problem(group, f"unknown {word} {option!r}{choice(option, options, title)}", shell(fixed) if fixed else "")
+    text = f"unknown {word} {option!r}{choice(option, options, title)}"
+    hint = nearest(option, options)
+    if hint is None:
+        return Problem(group, text)
+    return Problem(group, text, shell(f"steps=[{hint}]" if group == "steps" else f"{group}={hint}"))
 
 
-def _conflict(text: str, shelf: Shelf) -> Problem:
-    """Files that do not go together."""
-    if named := re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text):
+def _conflict(text: str, configs: ConfigFiles) -> Problem:
+    """Files that cannot be merged."""
+    # a recipe overrides a group that does not exist
+    named = re.search(r"Could not override '([^'@]+)(?:@[^']*)?'", text)
+    if named:
         group = named[1].removeprefix("recipe/")
-        if told := _chosen_wrongly(group, "", shelf):
-            return told
-        return Problem(group, f"there is no such group{choice(group, shelf.groups(), 'groups')}")
+        unknown = Problem(group, f"there is no such group{choice(group, configs.groups(), 'groups')}")
+        return _relative_choice(group, "", configs) or unknown
+
+    # all else in Hydra's words, with the path of the file
     text = text.partition(" full_key:")[0]
     if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
         text = text.partition(":")[0] + ": a list where there should be a group of keys, or the other way round"
-    if within := re.match(r"In '([^']+)': (.*)", text):
-        path = shelf.file(within[1])
+    within = re.match(r"In '([^']+)': (.*)", text)
+    if within:
+        path = configs.file(within[1])
         text = f"{short(path) if path else within[1]}: {within[2]}"
     return Problem("", text)

@@ -1,4 +1,4 @@
-"""Arguments that are no overrides: cut by the shell at their spaces, flags of other programs, names alone."""
+"""Recognises arguments that are not overrides: split by the shell at a space, other programs' flags, bare names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import text as redacted
 
 SPACES = "the shell cuts arguments at their spaces; quote what has some"
+NOT_ONE = "not an override; write key=value"
+RECIPE_FLAGS = ("config-name", "config", "cn", "recipe", "config-file", "cfg-file")
+PLAN_FLAGS = ("dry-run", "plan", "print-plan", "dryrun")
 
 
 @dataclass(frozen=True)
-class Names:
-    """What a word alone may name: keys of the schema, groups of options, recipes."""
+class KnownNames:
+    """The names that a word may be: groups of options and recipes; the keys are those of the schema."""
 
     groups: tuple[str, ...]
     recipes: tuple[str, ...]
@@ -32,25 +35,28 @@ class Names:
         name = word.lstrip("-").replace("-", "_") if word.startswith("-") else word
         if self.key(name):
             return name
-        return suggestions.key(name.split("."), _unknown(name), {}) if re.fullmatch(r"[a-z_][\w.]*", name) else None
+        if not re.fullmatch(r"[a-z_][\w.]*", name):
+            return None
+        return suggestions.key(name.split("."), _first_unknown(name), {})
 
 
 def _keys() -> frozenset[str]:
     return frozenset(schema_keys.everywhere())
 
 
-def _unknown(name: str) -> int:
-    """Which part of a key that is none is the first unknown one."""
+def _first_unknown(name: str) -> int:
+    """Which part of an unknown key is the first that the schema does not have."""
     parts = name.split(".")
     known = _keys()
     return next((i for i in range(len(parts)) if ".".join(parts[: i + 1]) not in known), len(parts) - 1)
 
 
-def sift(texts: Sequence[str], names: Names, found: list[Problem]) -> list[str]:
-    """``texts`` without those that are no override of their own; what they were meant to be is told in ``found``."""
-    out, at = [], 0
+def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[str]:
+    """The overrides among ``texts``; all else is reported in ``found``, with what it was meant to be."""
+    out = []
+    at = 0
     while at < len(texts):
-        taken, problem = _odd(texts[at:], names)
+        taken, problem = _stray(texts[at:], names)
         if problem is None:
             out.append(texts[at])
         else:
@@ -59,19 +65,21 @@ def sift(texts: Sequence[str], names: Names, found: list[Problem]) -> list[str]:
     return out
 
 
-def _odd(rest: Sequence[str], names: Names) -> tuple[int, Problem | None]:
-    """How many arguments at the head of ``rest`` belong together, and what is wrong with them."""
-    for look in (_brackets, _around_equals, _listed, _several, _alone):
-        if got := look(rest, names):
-            taken, text, cure = got
+def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
+    """How many arguments at the head of ``rest`` belong together, and what is wrong with them, if anything is."""
+    for recognise in (_brackets, _around_equals, _listed, _several, _alone):
+        match = recognise(rest, names)
+        if match is not None:
+            taken, text, cure = match
             return taken, Problem("", text, cure, tuple(rest[:taken]))
     return 1, None
 
 
-Found = tuple[int, str, str] | None
+Match = tuple[int, str, str] | None
+"""How many arguments belong together, what to say about them, and the override that they were meant to be."""
 
 
-def _brackets(rest: Sequence[str], names: Names) -> Found:
+def _brackets(rest: Sequence[str], names: KnownNames) -> Match:
     """``steps=[train, save]``"""
     if _depth(rest[0]) <= 0 or "=" not in rest[0]:
         return None
@@ -86,25 +94,35 @@ def _depth(text: str) -> int:
     return sum(text.count(c) for c in "[{(") - sum(text.count(c) for c in "]})")
 
 
-def _around_equals(rest: Sequence[str], names: Names) -> Found:
-    """``key = value``, ``key= value``, ``key =value``, ``key: value``, ``key value``, ``key:value``"""
+def _around_equals(rest: Sequence[str], names: KnownNames) -> Match:
     head, second, third = (*rest[:3], "", "")[:3]
+
+    # key = value
     if names.key(head) and second == "=" and third and "=" not in third:
         return 3, f"{_shown(rest[:3])}: {SPACES}", _pasted(f"{head}={third}")
+
+    # key =value
     if names.key(head) and second.startswith("=") and len(second) > 1:
         return 2, f"{_shown(rest[:2])}: {SPACES}", _pasted(head + second)
+
+    # key= value
     loose = second and "=" not in second and second[0] != "-" and not names.key(second)
     if head[-1:] == "=" and names.key(head[:-1]) and loose and second not in names.recipes:
         return 2, f"{_shown(rest[:2])}: {SPACES}", _pasted(head + second)
-    if names.key(head.rstrip(":")) and second and "=" not in second and second[0] not in "-~+":
-        return 2, f"{_shown(rest[:2])}: not an override; write key=value", _pasted(f"{head.rstrip(':')}={second}")
+
+    # key: value, and key value
+    bare = head.rstrip(":")
+    if names.key(bare) and second and "=" not in second and second[0] not in "-~+":
+        return 2, f"{_shown(rest[:2])}: {NOT_ONE}", _pasted(f"{bare}={second}")
+
+    # key:value
     name, colon, value = head.partition(":")
     if colon and value and "=" not in name and names.key(name):
-        return 1, f"{redacted(head)}: not an override; write key=value", _pasted(f"{name}={value}")
+        return 1, f"{redacted(head)}: {NOT_ONE}", _pasted(f"{name}={value}")
     return None
 
 
-def _listed(rest: Sequence[str], names: Names) -> Found:
+def _listed(rest: Sequence[str], names: KnownNames) -> Match:
     """``optim.lr=0.1, 0.2``"""
     if "=" not in rest[0] or not rest[0].endswith(",") or len(rest) < 2 or "=" in rest[1]:
         return None
@@ -114,7 +132,7 @@ def _listed(rest: Sequence[str], names: Names) -> Found:
     return taken, f"{_shown(rest[:taken])}: {SPACES}", _pasted("".join(rest[:taken]))
 
 
-def _several(rest: Sequence[str], names: Names) -> Found:
+def _several(rest: Sequence[str], names: KnownNames) -> Match:
     """``'train.steps=5 seed=1'``, as one argument"""
     parts = rest[0].split()
     keyed = [p.partition("=") for p in parts]
@@ -124,41 +142,44 @@ def _several(rest: Sequence[str], names: Names) -> Found:
     return 1, f"{redacted(rest[0])}: these are {len(parts)} overrides in one argument", cure
 
 
-def _alone(rest: Sequence[str], names: Names) -> Found:
-    """A word without a value: a recipe, a file with one, a step."""
+def _alone(rest: Sequence[str], names: KnownNames) -> Match:
+    """A word without a value: a recipe, the file of one, or anything else."""
     word = rest[0]
     if "=" in word or word.startswith("~"):
         return None
     if word in names.recipes or word.endswith((".yaml", ".yml")):
-        return 1, f"{word}: not an override; a recipe is chosen with recipe=", shell(f"recipe={_recipe(word, names)}")
-    return 1, f"{redacted(word)}: not an override; write key=value", ""
+        cure = shell(f"recipe={_recipe(word, names)}")
+        return 1, f"{word}: not an override; a recipe is chosen with recipe=", cure
+    return 1, f"{redacted(word)}: {NOT_ONE}", ""
 
 
-def _recipe(word: str, names: Names) -> str:
-    """A recipe by name, or the file that has the name."""
+def _recipe(word: str, names: KnownNames) -> str:
+    """The value for ``recipe=``: the name of a known recipe, else the path of a file."""
     bare = word.removesuffix(".yaml")
-    if word in names.recipes or (bare in names.recipes and not Path(word).is_file()):
+    if word in names.recipes:
         return bare
-    return f"{word}.yaml" if not Path(word).is_file() and Path(f"{word}.yaml").is_file() else word
+    if Path(word).is_file():
+        return word
+    if bare in names.recipes:
+        return bare
+    return f"{word}.yaml" if Path(f"{word}.yaml").is_file() else word
 
 
-def flag(word: str, after: Sequence[str], names: Names) -> tuple[int, str]:
-    """What an unknown flag was meant to be, and how many arguments ``after`` it are its value."""
+def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
+    """How many arguments ``after`` an unknown flag are its value, and the override that it was meant to be."""
     name, equals, value = word.partition("=")
     follows = bool(not equals and after and "=" not in after[0] and not after[0].startswith("-"))
-    value = after[0] if follows else value
+    if follows:
+        value = after[0]
+
+    # flags of other programs, then any key of ours
     bare = name.lstrip("-").replace("_", "-")
-    if bare in ("config-name", "config", "cn", "recipe", "config-file", "cfg-file") and value:
+    if bare in RECIPE_FLAGS and value:
         return int(follows), shell(f"recipe={_recipe(value, names)}")
-    if bare in ("dry-run", "plan", "print-plan", "dryrun"):
+    if bare in PLAN_FLAGS:
         return 0, "show=plan"
-    if value and (key := names.meant(name)):
-        return int(follows), _fitted(key, value)
-    return 0, ""
-
-
-def _fitted(key: str, value: str) -> str:
-    return _pasted(f"{key}={value}")
+    key = names.meant(name) if value else None
+    return (int(follows), _pasted(f"{key}={value}")) if key else (0, "")
 
 
 def _pasted(text: str) -> str:

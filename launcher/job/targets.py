@@ -1,4 +1,4 @@
-"""Classes of the user's own, named by ``_target_``: which may be named, found and built."""
+"""Finds, checks and builds the user's own classes, which a request names by ``_target_``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from launcher.errors import Problem, RequestError, of_users
 from launcher.job.schema.components import Target
-from launcher.job.schema.similar_names import nearest
+from launcher.job.schema.similar_names import did_you_mean, nearest
 
 T = TypeVar("T")
 OWN = "launcher"
 
 
 def refusal(path: str, allow: tuple[str, ...]) -> tuple[str, str] | None:
-    """Why the dotted ``path`` may not be named, and the cure; ``None`` when it may be looked up. Imports nothing."""
+    """Why the dotted ``path`` is not allowed, and the cure; ``None`` when it is. Imports nothing."""
     parts = path.split(".")
     if len(parts) < 2 or not all(p.isidentifier() for p in parts):
         return "should be the dotted path of a class, as package.module.Class", ""
@@ -26,15 +26,13 @@ def refusal(path: str, allow: tuple[str, ...]) -> tuple[str, str] | None:
         return "a private name may not be used", ""
     if not _inside(path, allow):
         trusted = ", ".join((OWN, *allow))
-        return (
-            f"package {parts[0]!r} is not trusted (trusted: {trusted})",
-            f"'security.allow=[{','.join((*allow, parts[0]))}]'",
-        )
+        cure = f"'security.allow=[{','.join((*allow, parts[0]))}]'"
+        return f"package {parts[0]!r} is not trusted (trusted: {trusted})", cure
     return None
 
 
 def there(path: str) -> bool:
-    """Whether the package that the dotted ``path`` begins with can be imported. Imports nothing."""
+    """Whether the package at the head of the dotted ``path`` is installed. Imports nothing."""
     package = path.partition(".")[0]
     return package in sys.modules or importlib.util.find_spec(package) is not None
 
@@ -46,10 +44,11 @@ def absent(key: str, path: str) -> Problem:
 def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_target_") -> type[T]:
     """The class at ``path``: a subclass of ``base``, reached through and defined in a trusted package.
 
-    Only here is anything imported, and only after the path itself was accepted. Raises ``RequestError`` naming ``key``.
+    Nothing is imported before the path itself has been accepted. Raises ``RequestError`` naming ``key``.
     """
-    if why := refusal(path, allow):
-        raise _error(key, path, *why)
+    refused = refusal(path, allow)
+    if refused is not None:
+        raise _error(key, path, *refused)
     found = _find(path, allow, key)
     if not inspect.isclass(found) or not issubclass(found, base):
         raise _error(key, path, f"is not a {base.__name__} class")
@@ -63,33 +62,42 @@ def build(
 ) -> T:
     """An instance of the class that ``target`` names.
 
-    ``given`` are passed first, then the target's own arguments; an argument that names a class itself is
-    checked against the same ``base`` and built before.
+    ``given`` are passed first, then the target's own arguments. An argument that names a class itself is checked
+    against the same ``base`` and built first.
     """
     path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
-    if odd := [a for a in arguments if a.startswith("_") and a != "_args_"]:
-        raise _error(key, path, f"{odd[0]} is not supported; only _target_ and _args_ are")
+    reserved = [name for name in arguments if name.startswith("_") and name != "_args_"]
+    if reserved:
+        raise _error(key, path, f"{reserved[0]} is not supported; only _target_ and _args_ are")
+
+    # build the arguments, then see whether the class takes them: its own code has not run yet
     cls = locate(path, allow, base, key=key)
     made = {k: _argument(v, allow, base, f"{_above(key)}{k}") for k, v in arguments.items()}
     positional = (*given, *made.pop("_args_", ()))
     try:
         inspect.signature(cls).bind(*positional, **made)
     except TypeError as error:
-        raise _error(key, path, *_unfit(str(error), cls, made, key)) from None
+        raise _error(key, path, *_bad_arguments(str(error), cls, made, key)) from None
     return cls(*positional, **made)
 
 
-def _unfit(why: str, cls: type, given: Mapping[str, Any], key: str) -> tuple[str, str]:
-    """What does not fit, and the cure where a name is misspelt."""
-    text, names = f"its arguments do not fit: {why}", list(inspect.signature(cls).parameters)
+def _bad_arguments(why: str, cls: type, given: Mapping[str, Any], key: str) -> tuple[str, str]:
+    """Why ``cls`` does not take the arguments, and the cure where a name is misspelt."""
+    text = f"its arguments do not fit: {why}"
+    names = list(inspect.signature(cls).parameters)
     wrong = next((name for name in given if name not in names), "")
-    right = nearest(wrong, [n for n in names if n not in given]) if wrong else None
+    if not wrong:
+        return text, ""
+    right = nearest(wrong, [n for n in names if n not in given])
     if right is None:
-        return f"{text} (it takes {', '.join(names) or 'none'})" if wrong else text, ""
+        return f"{text} (it takes {', '.join(names) or 'none'})", ""
+
+    # a value can be pasted where it reads the same in an override
     value = given[wrong]
     plain = isinstance(value, int | float | bool) or (isinstance(value, str) and value.isidentifier())
-    cure = f"~{_above(key)}{wrong} {_above(key)}{right}={str(value).lower() if isinstance(value, bool) else value}"
-    return f"{text}, did you mean {right!r}?", cure if plain else ""
+    written = str(value).lower() if isinstance(value, bool) else value
+    cure = f"~{_above(key)}{wrong} {_above(key)}{right}={written}" if plain else ""
+    return f"{text}{did_you_mean(right)}", cure
 
 
 def _argument(value: Any, allow: tuple[str, ...], base: type[T], key: str) -> Any:
@@ -107,7 +115,7 @@ def _split(target: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _find(path: str, allow: tuple[str, ...], key: str) -> object:
-    """The object behind the longest importable part of ``path``; never leaves the trusted packages."""
+    """The object at ``path``, looked up from its longest importable part; never imports another package."""
     parts = path.split(".")
     for n in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:n])
@@ -131,9 +139,8 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
 
 def _absent(key: str, path: str, module: str, name: str, there: object) -> RequestError:
     close = nearest(name, [n for n in dir(there) if not n.startswith("_")], 0.8)
-    hint = f", did you mean {close!r}?" if close else ""
-    right = path.replace(f"{module}.{name}", f"{module}.{close}") if close else ""
-    return _error(key, path, f"{module} has no {name!r}{hint}", f"{key}={right}" if right else "")
+    right = path.replace(f"{module}.{name}", f"{module}.{close}")
+    return _error(key, path, f"{module} has no {name!r}{did_you_mean(close)}", f"{key}={right}" if close else "")
 
 
 def _inside(path: str, allow: tuple[str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""From a model's settings to the module itself."""
+"""Builds a model from its settings."""
 
 from __future__ import annotations
 

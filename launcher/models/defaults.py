@@ -1,4 +1,4 @@
-"""What ``null`` stands for in a model's settings."""
+"""Resolves the defaults of a model's settings: what ``null`` stands for."""
 
 from __future__ import annotations
 

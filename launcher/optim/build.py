@@ -1,4 +1,4 @@
-"""From an optimizer's settings to the optimizer itself."""
+"""Builds an optimizer from its settings, and sets its learning rate."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
-from launcher.optim.cut_parameters import Pieces
 from launcher.optim.groups import Named, groups
+from launcher.optim.local_shards import LocalShards
 
 
 def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
@@ -53,7 +53,7 @@ def _build(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.opti
         case Target():
             tensors = [p for _, p in params]
             own = partial(build_own, settings, allow)
-            return Pieces(own, tensors) if any(isinstance(p, DTensor) for p in tensors) else own(tensors)
+            return LocalShards(own, tensors) if any(isinstance(p, DTensor) for p in tensors) else own(tensors)
 
 
 def build_own(settings: Target, allow: tuple[str, ...], tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Parameters put into groups that one optimizer kernel can update together."""
+"""Groups parameters so that one optimizer kernel can update each group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries an optimizer class of the user's own on small tensors, to see what it makes an update depend on."""
+"""Probes one of the user's own optimizers on small tensors: what does an update depend on?"""
 
 from __future__ import annotations
 

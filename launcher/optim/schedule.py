@@ -1,4 +1,4 @@
-"""The learning rate over the steps, as a share of ``optim.lr``."""
+"""The learning-rate schedule, as a fraction of ``optim.lr``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer's state of one parameter as named tensors, whatever it keeps there, and back."""
+"""Converts an optimizer's state of one parameter to named tensors and back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from launcher.optim.cut_parameters import Pieces
+from launcher.optim.local_shards import LocalShards
 from launcher.plan.values.facts import ITEMSIZE
 
 DTYPES: dict[type, torch.dtype] = {bool: torch.bool, int: torch.int64, float: torch.float64}
@@ -60,7 +60,7 @@ def on_device(optimizer: torch.optim.Optimizer, p: Tensor) -> bool:
 
 def _own(optimizer: torch.optim.Optimizer, p: Tensor) -> Tensor:
     """The tensor that the optimizer knows ``p`` by."""
-    return optimizer.own(p) if isinstance(optimizer, Pieces) else p
+    return optimizer.own(p) if isinstance(optimizer, LocalShards) else p
 
 
 def _group(optimizer: torch.optim.Optimizer, at: Tensor) -> dict[str, Any]:

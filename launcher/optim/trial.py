@@ -1,4 +1,4 @@
-"""An optimizer class of the user's own at work on small tensors, whole or cut."""
+"""Runs one of the user's own optimizers on small tensors, whole or cut in two."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
-from launcher.data.fit import check_fit
+from launcher.data.model_compatibility import check_fit
 from launcher.errors import Problem, RequestError, owned, refuse
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError
 from launcher.job.compose import BadRequest
-from launcher.job.cures.kept_meaning import kept, pasted, swept, whole_override
-from launcher.job.cures.stand_ins import standin
+from launcher.job.cures.placeholder_values import placeholder
+from launcher.job.cures.placement import pasted, swept, whole_override
+from launcher.job.cures.safety import kept
 from launcher.job.overrides.grammar import shell
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.origins import Origins
 
 ROUNDS = 6
@@ -115,10 +116,10 @@ def _stood_in(words: Words, finding: Finding, which: int) -> Words:
     problem, origins = finding.problem, finding.origins
     if not problem.key:
         return pasted(words, replace(problem, cure=""), origins)
-    if "." not in problem.key and (options := Shelf().options(problem.key)):
+    if "." not in problem.key and (options := ConfigFiles().options(problem.key)):
         other = f"{problem.key}={options[-1]}" if which and problem.key not in ("recipe", "steps") else ""
         return pasted(words, replace(problem, cure=other), origins)
-    word = standin(problem.key, origins, which)
+    word = placeholder(problem.key, origins, which)
     if word is None and (origin := origins.of(problem.key)) is not None and not origin.typed:
         word = f"~{problem.key}"
     return pasted(words, replace(problem, cure=shlex.quote(word) if word else ""), origins)

@@ -13,7 +13,7 @@ from launcher.data.files import mnist5k
 from launcher.data.open import open_data
 from launcher.errors import RequestError
 from launcher.job.schema.components import Cifar10, Idx, Mnist5k, RandomTokens, Text
-from tests.data.files import idx_bytes, write_cifar, write_idx
+from tests.data.sample_files import idx_bytes, write_cifar, write_idx
 
 BYTES = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
 

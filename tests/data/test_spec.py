@@ -9,24 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from launcher.data.fit import check_fit
 from launcher.data.open import open_data
 from launcher.data.spec import classes, input_specs, target_spec, vocab
 from launcher.errors import RequestError
 from launcher.job.schema.components import (
-    AutoParallelMLP,
     Cifar10,
     Idx,
-    LanguageModel,
     Mnist5k,
     RandomTokens,
-    ResNet,
     Target,
     Text,
-    TiedPair,
 )
 from launcher.plan.values.facts import TensorSpec
-from tests.data.files import write_cifar, write_idx
+from tests.data.sample_files import write_cifar, write_idx
 
 TEXT = Text(name="text", seq_len=16)
 DIGITS = Mnist5k(name="mnist5k")
@@ -89,55 +84,11 @@ def test_a_class_that_is_no_source_is_refused():
     assert str(refused.value) == "data._target_: torch.nn.Linear: is not a Source class"
 
 
-@pytest.mark.parametrize(
-    ("model", "data"),
-    [
-        (LanguageModel(name="lm", vocab_size=256), TEXT),
-        (TiedPair(name="tied_pair", vocab_size=300), TEXT),
-        (ResNet(name="resnet", channels=1), DIGITS),
-        (AutoParallelMLP(name="mlp"), DIGITS),
-        (AutoParallelMLP(name="mlp"), Idx(name="idx", root="x")),
-        (Target(_target_="a.B"), DIGITS),
-        (LanguageModel(name="lm", vocab_size=1), Target(_target_="a.B")),
-    ],
-)
-def test_models_that_fit_their_data(model, data):
-    assert check_fit(model, data) == []
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "said"),
-    [
-        (
-            LanguageModel(name="lm", vocab_size=100),
-            TEXT,
-            "model.vocab_size: 100 are too few for the 256 tokens of data text (try: model.vocab_size=256)",
-        ),
-        (LanguageModel(name="lm", vocab_size=256), DIGITS, "model: model lm reads tokens, data mnist5k has images"),
-        (ResNet(name="resnet"), TEXT, "model: model resnet reads images, data text has tokens"),
-        (
-            ResNet(name="resnet", classes=3),
-            DIGITS,
-            "model.channels: 3 does not fit data mnist5k, whose images are 1 x 28 x 28 (try: model.channels=1)\n"
-            "model.classes: 3 are too few for the 10 classes of data mnist5k (try: model.classes=10)",
-        ),
-        (
-            AutoParallelMLP(name="mlp"),
-            Cifar10(name="cifar10", root="x"),
-            "model.features: 784 does not fit data cifar10, whose images are 3 x 32 x 32 (try: model.features=3072)",
-        ),
-    ],
-    ids=["vocabulary", "tokens", "images", "both", "features"],
-)
-def test_models_that_do_not_fit_their_data(model, data, said):
-    assert "\n".join(map(str, check_fit(model, data))) == said
-
-
 def test_what_the_planner_asks_needs_no_torch():
     code = (
         "import sys\n"
-        "import launcher.data.fit, launcher.data.shuffle, launcher.data.checks, launcher.models.defaults\n"
-        "import launcher.optim.schedule\n"
+        "import launcher.data.model_compatibility, launcher.data.shuffle, launcher.data.checks\n"
+        "import launcher.models.defaults, launcher.optim.schedule\n"
         "from launcher.job.schema.components import Mnist5k, Text\n"
         "from launcher.data.spec import input_specs\n"
         "for data in (Text(name='text'), Mnist5k(name='mnist5k')):\n"

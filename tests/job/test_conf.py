@@ -10,12 +10,12 @@ import yaml
 from launcher.job.compose import compose
 from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
-from launcher.job.yaml.config_search import Shelf
+from launcher.job.yaml.config_files import ConfigFiles
 from launcher.job.yaml.shipped import CONF, RECIPES
 
-SHELF = Shelf()
-OPTIONS = [f"{g}={o}" for g in SHELF.groups() if g != "steps" for o in SHELF.options(g)]
-STEPS = SHELF.options("steps")
+CONFIGS = ConfigFiles()
+OPTIONS = [f"{g}={o}" for g in CONFIGS.groups() if g != "steps" for o in CONFIGS.options(g)]
+STEPS = CONFIGS.options("steps")
 NEEDS = {  # what an option cannot know by itself
     "data=idx": ["data.root=x", "model=mlp"],
     "data=cifar10": ["model=resnet18"],
@@ -27,7 +27,7 @@ NEEDS = {  # what an option cannot know by itself
 def test_every_option_composes_and_validates(option):
     request = compose([option, *NEEDS.get(option, [])])
     group, _, name = option.partition("=")
-    assert (SHELF.file(f"{group}/{name}") or CONF).is_file()
+    assert (CONFIGS.file(f"{group}/{name}") or CONF).is_file()
     assert request.job.model.name is not None
 
 
@@ -41,7 +41,7 @@ def test_every_step_is_named_after_its_verb(step):
     assert [(name, s.kind) for name, s in request.job.steps.items()] == [(step, step)]
 
 
-@pytest.mark.parametrize("recipe", SHELF.options("recipe"))
+@pytest.mark.parametrize("recipe", CONFIGS.options("recipe"))
 def test_every_recipe_says_what_it_shows_and_names_its_run(recipe):
     request = compose([f"recipe={recipe}"])
     assert (request.job.recipe, request.job.name) == (recipe, recipe)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.__main__ import main
-from tests.data.files import write_idx
+from tests.data.sample_files import write_idx
 from tests.run.launching import TINY
 
 PIPE = "parallel.pipeline"

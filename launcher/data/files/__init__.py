@@ -1,1 +1,1 @@
-"""Files of data as they lie on a disk, read and checked without torch."""
+"""Data files on disk, read and checked without torch."""

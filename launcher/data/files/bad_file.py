@@ -1,4 +1,4 @@
-"""A data file that is not what its name says."""
+"""The error for a data file that is not what its name says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the batches of CIFAR-10 are, in either of its forms."""
+"""Finds the batch files of CIFAR-10, in its python or binary form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the header of an idx file promises, against what the file holds."""
+"""Reads the header of an idx file and checks that the file holds what it promises."""
 
 from __future__ import annotations
 

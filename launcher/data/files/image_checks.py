@@ -1,4 +1,4 @@
-"""What can be wrong with files of images."""
+"""Checks of image files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of nearly the name that was given."""
+"""Finds an existing file with a similar name."""
 
 from __future__ import annotations
 

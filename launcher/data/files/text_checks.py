@@ -1,4 +1,4 @@
-"""What can be wrong with a text file."""
+"""Checks of text files and of tokenizer files."""
 
 from __future__ import annotations
 

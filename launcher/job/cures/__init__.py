@@ -1,1 +1,1 @@
-"""Complaints in plain words, and overrides that put them right."""
+"""Cures: problems in plain words, each with overrides to paste that correct it."""

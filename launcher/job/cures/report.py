@@ -1,4 +1,4 @@
-"""Problems as text for a person at a terminal."""
+"""Formats problems, and a composed configuration, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from launcher.errors import Problem, printable
-from launcher.job.cures.explain import shown
+from launcher.job.cures.validation_errors import shown
 from launcher.job.schema import redact
 from launcher.job.yaml.origins import Origins
 
@@ -21,30 +21,35 @@ def render(
     origins: Origins | Mapping[Problem, Origins] | None = None,
     secrets: Collection[str] = (),
 ) -> str:
-    """Every problem with where its key was set and what to type instead, without ``secrets``; no newline at the end."""
+    """Every problem with where its key was set and what to type instead, without ``secrets``; no newline at the end.
+
+    ``origins``: those of the request, or of each problem.
+    """
     listed = list(problems)
-    count = f"{len(listed)} problem{'s' if len(listed) != 1 else ''}"
-    head = f"error: {count} in this request; nothing was started"
-    where = origins if isinstance(origins, Origins) else None
-    each = origins if isinstance(origins, Mapping) else {}
-    told = [_one(p, where or each.get(p, Origins()), secrets) for p in listed]
-    return redact.hide("\n\n".join([head, *told]), secrets)
+    noun = "problem" if len(listed) == 1 else "problems"
+    blocks = [f"error: {len(listed)} {noun} in this request; nothing was started"]
+    for problem in listed:
+        places = origins.get(problem) if isinstance(origins, Mapping) else origins
+        blocks.append(_one(problem, places or Origins(), secrets))
+    return redact.hide("\n\n".join(blocks), secrets)
 
 
 def _one(problem: Problem, origins: Origins, secrets: Collection[str]) -> str:
-    key, text = problem.key, printable(problem.text, "\n\t")
-    value = shown(origins.value(key), key) if key else ""
-    joint = " = " if key and text.startswith(f"{value}: ") else ": "
-    lines = [f"  {key}{joint}{text}" if key else f"  {text}"]
+    key = problem.key
+    text = printable(problem.text, "\n\t")
     if key:
-        lines += _source(key, origins)
+        value = shown(origins.value(key), key)
+        joint = " = " if text.startswith(f"{value}: ") else ": "
+        lines = [f"  {key}{joint}{text}", *_source(key, origins)]
+    else:
+        lines = [f"  {text}"]
     if problem.cure and not _secret(problem.cure, secrets):
         lines.append(f"    try:    {problem.cure}")
     return "\n".join(lines)
 
 
 def _secret(cure: str, secrets: Collection[str]) -> bool:
-    """Whether one would be pasted that is not shown."""
+    """Whether ``cure`` contains a secret."""
     return redact.hide(cure, secrets) != cure or any(redact.text(word) != word for word in shlex.split(cure))
 
 
@@ -63,5 +68,5 @@ def _short(text: str) -> str:
 
 
 def as_yaml(data: dict[str, Any]) -> str:
-    """A configuration to read: keys in their order, secrets hidden."""
+    """A configuration for people to read: keys in their order, secrets hidden."""
     return yaml.safe_dump(redact.values(data), sort_keys=False, allow_unicode=True, width=120)

@@ -1,14 +1,16 @@
-"""An override to paste that makes a bad value what it was meant to be; none where that cannot be told."""
+"""Suggests an override to paste in place of a wrong value, where the intended value can be told."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launcher.job.overrides import intended_value
 from launcher.job.overrides.grammar import paste
 from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import secret
+
+_NONE = object()  # None itself may be the value that was meant
 
 
 def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
@@ -21,15 +23,26 @@ def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
     return "" if good is _NONE else paste(key, good)
 
 
-_NONE = object()
-
-
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
-    """``key={...}``: the first that the schema accepts of ``bad`` with its lists in order, each number once, and
-    ``bad`` with another word at a key that takes words; "" when it accepts none."""
-    ordered = {k: sorted(set(v)) if isinstance(v, list) and {*map(type, v)} == {int} else v for k, v in bad.items()}
-    several = [k for k in bad if bad[k] is not None] if sum(v is not None for v in bad.values()) > 1 else []
-    words = ({**bad, k: word} for k in several for word in schema_keys.literals(schema_keys.at((*parts, k), data)))
+    """``key={...}`` with the first change to ``bad`` that the schema accepts; "" when it accepts none.
+
+    Tried are: its lists of numbers sorted and without repeats, then every other word at a key that takes words.
+    """
     note = schema_keys.at(parts, data)
-    good = next((g for g in (ordered, *words) if schema_keys.accepts(note, g)), None)
-    return paste(".".join(parts), good) if good else ""
+    for good in (_sorted_lists(bad), *_other_words(parts, bad, data)):
+        if schema_keys.accepts(note, good):
+            return paste(".".join(parts), good) if good else ""
+    return ""
+
+
+def _sorted_lists(bad: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = [k for k, v in bad.items() if isinstance(v, list) and {*map(type, v)} == {int}]
+    return {**bad, **{k: sorted(set(bad[k])) for k in numbers}}
+
+
+def _other_words(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> Iterator[dict[str, Any]]:
+    """``bad`` with another word at one of its keys, if it has several that are set."""
+    keys = [k for k, v in bad.items() if v is not None]
+    for k in keys if len(keys) > 1 else ():
+        for word in schema_keys.literals(schema_keys.at((*parts, k), data)):
+            yield {**bad, k: word}

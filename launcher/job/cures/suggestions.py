@@ -1,4 +1,4 @@
-"""Which name was meant: the nearest valid one, and the key that holds it."""
+"""Finds the valid key or option that an unknown one was meant to be."""
 
 from __future__ import annotations
 
@@ -7,47 +7,60 @@ from typing import Any
 
 from launcher.job.cures.synonyms import OTHERS, UNLIKE
 from launcher.job.schema import schema_keys
-from launcher.job.schema.similar_names import nearest
+from launcher.job.schema.similar_names import did_you_mean, nearest
 
 
 def choice(word: object, names: Sequence[str], title: str) -> str:
-    """``did you mean`` and the list of what there is."""
-    hint = nearest(word, names)
-    return (f", did you mean {hint!r}?" if hint else "") + f" ({title}: {', '.join(names)})"
+    """The end of an error text about an unknown ``word``: the most similar name, and all of them."""
+    return f"{did_you_mean(nearest(word, names))} ({title}: {', '.join(names)})"
 
 
 def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
-    """A valid key instead of ``parts``, whose part ``bad`` is unknown: a similar name, what other programs call it,
-    else the same leaf elsewhere; ``None`` where several would do. Without ``data`` all keys that there can be count."""
+    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` where none or several would do.
+
+    Without ``data``, keys of every model, data set, optimizer and step count as valid.
+    """
     leaf = parts[-1].lower().replace("-", "_")
     if bad == len(parts) - 1 and leaf in UNLIKE:
         return None
-    valid = dict.fromkeys(
-        k for k in schema_keys.everywhere() if not data or schema_keys.at(k.split("."), data) is not None
-    )
+    every = dict.fromkeys(schema_keys.everywhere())
+    valid = [k for k in every if not data or schema_keys.at(k.split("."), data) is not None]
+
+    # what other programs call it
+    ours = next((k for k, names in OTHERS.items() if leaf in names and k in valid), None)
+    if ours is not None:
+        return ours
+
+    # a similar name in the same section
     above = ".".join(parts[:bad])
-    beside = [k.rpartition(".")[2] for k in valid if k.rpartition(".")[0] == above]
-    if other := next((k for k, names in OTHERS.items() if leaf in names and k in valid), None):
-        return other
-    similar = nearest(parts[bad], beside)
-    if similar and (meant := ".".join((*parts[:bad], similar, *parts[bad + 1 :]))) in valid:
+    similar = nearest(parts[bad], [_leaf(k) for k in valid if k.rpartition(".")[0] == above])
+    meant = ".".join((*parts[:bad], similar, *parts[bad + 1 :])) if similar else ""
+    if meant in valid:
         return meant
-    if same_leaf := [k for k in valid if k.rpartition(".")[2] == leaf]:
-        return same_leaf[0] if len(same_leaf) == 1 else _of(parts, same_leaf)
-    near = nearest(leaf, {k.rpartition(".")[2] for k in valid}, 0.75)
-    alike = [k for k in valid if k.rpartition(".")[2] == near]
-    return alike[0] if len(alike) == 1 else _of(parts, alike)
+
+    # the same name in another section, else a similar one
+    same = [k for k in valid if _leaf(k) == leaf]
+    if same:
+        return _only(parts, same)
+    near = nearest(leaf, {_leaf(k) for k in valid}, 0.75)
+    return _only(parts, [k for k in valid if _leaf(k) == near])
 
 
-def _of(parts: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The one of ``keys`` that what stands above tells; of a bare name the least deep, if that is one alone."""
+def _leaf(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _only(parts: Sequence[str], keys: Sequence[str]) -> str | None:
+    """The one of ``keys`` that ``parts`` can mean: of several the most similar, for a bare name the least deep."""
+    if len(keys) == 1:
+        return keys[0]
     if len(parts) > 1:
         return nearest(".".join(parts), keys)
-    least = min((k.count(".") for k in keys), default=0)
-    high = [k for k in keys if k.count(".") == least]
-    return high[0] if len(high) == 1 else None
+    depth = min((k.count(".") for k in keys), default=0)
+    highest = [k for k in keys if k.count(".") == depth]
+    return highest[0] if len(highest) == 1 else None
 
 
 def why_not(name: str) -> str:
-    """Why there is no key of this name, of those that other programs have; "" of others."""
+    """Why a setting of other programs has no counterpart here; "" for any other name."""
     return UNLIKE.get(name.lower().replace("-", "_"), "")

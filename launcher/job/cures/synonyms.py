@@ -1,4 +1,4 @@
-"""Names of settings in other programs, and ours for them."""
+"""The names that other programs have for our settings, and those of theirs that we do not have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OTHERS = {
     "seed": ("random_seed", "manual_seed"),
     "deterministic": ("determinism", "use_deterministic_algorithms"),
 }  # fmt: skip
-"""What other programs call our keys."""
+"""Our keys, with their names in other programs."""
 
 UNLIKE = {
     "epochs": "trainings are as long as train.steps says, in optimizer steps",
@@ -56,4 +56,4 @@ UNLIKE = {
     "dropout": "the shipped models have none",
     "momentum": "it is a setting of optim=sgd and of optim=momentum",
 }
-"""What others have and we have not: why, and what stands for it."""
+"""Settings of other programs that we do not have: why, and what to set instead."""

@@ -1,4 +1,4 @@
-"""What the command line asks: overrides, read by Hydra's own grammar."""
+"""Reads overrides with Hydra's own grammar, and writes values in it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from launcher.job.overrides import intended_value
 from launcher.job.schema import schema_keys
 from launcher.job.schema.redact import text as redacted
 
-OPEN = ("parallel.pipeline.stage_config", "parallel.operators")
-"""Nodes whose keys are module names: dots and stars in them belong to the name."""
+STAGE_CONFIG = "parallel.pipeline.stage_config"
+OPERATORS = "parallel.operators"
+OPEN = (STAGE_CONFIG, OPERATORS)
+"""Settings whose keys are module names: dots and stars belong to the name."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,15 @@ class Override:
 
 
 def read(texts: Iterable[str], found: list[Problem]) -> tuple[Override, ...]:
-    """Overrides in order; those that cannot be read are reported in ``found``."""
+    """Overrides in order; those that cannot be read are reported in ``found`` and left out."""
     return tuple(o for t in texts for o in _read(t, found))
 
 
 def quoted(value: str) -> str:
-    """``value`` as one word of the override grammar, whatever is in it."""
-    return value if re.fullmatch(r"[\w./-]+", value, re.ASCII) else str(QuotedString(value, Quote.single).with_quotes())
+    """``value`` as one word of the override grammar, in quotes where it needs them."""
+    if re.fullmatch(r"[\w./-]+", value, re.ASCII):
+        return value
+    return str(QuotedString(value, Quote.single).with_quotes())
 
 
 def shell(text: str) -> str:
@@ -77,11 +81,11 @@ def written(value: Any) -> str:
 
 
 def _word(value: str) -> str:
-    """Quoted also where the grammar would read a number, a boolean or null."""
-    plain = quoted(value)
-    if plain != value:
-        return plain
-    return plain if parse(f"x={value}").value() == value else str(QuotedString(value, Quote.single).with_quotes())
+    """``value`` as a text: in quotes also where the grammar would read a number, a boolean or null."""
+    word = quoted(value)
+    if word != value or parse(f"x={value}").value() == value:
+        return word
+    return str(QuotedString(value, Quote.single).with_quotes())
 
 
 def parse(text: str) -> Parsed:
@@ -116,22 +120,27 @@ def parsable(text: str) -> bool:
 
 
 def rewritten(text: str) -> str:
-    """An override whose value is written in Python's, JSON's or YAML's way, in the grammar's; "" when it is in none."""
+    """An override whose value is in Python's, JSON's or YAML's notation, in the grammar's; "" when it is in neither."""
     name, _, value = text.partition("=")
     inner = value.strip()
-    if inner.startswith("=") and parsable(fixed := f"{name.strip()}{inner}"):
-        return fixed
+
+    # key==value
+    once = f"{name.strip()}{inner}"
+    if inner.startswith("=") and parsable(once):
+        return once
+
+    # a list or a group of keys
     if inner[:1] not in ("[", "{", "(") or len(inner) > 2000:
         return ""
     data = _literal(inner)
     if not isinstance(data, dict | list | tuple):
         return ""
-    fixed = f"{name.strip()}={written(_pythonic(data))}"
+    fixed = f"{name.strip()}={written(_python_constants(data))}"
     return fixed if parsable(fixed) else ""
 
 
 def _literal(text: str) -> Any:
-    """What ``text`` is in Python, JSON or YAML; ``None`` when it is nothing there."""
+    """The value of ``text`` in Python, JSON or YAML; ``None`` when it is valid in none of them."""
     for read in (ast.literal_eval, yaml.safe_load):
         try:
             return read(text)
@@ -140,16 +149,19 @@ def _literal(text: str) -> Any:
     return None
 
 
-def _pythonic(data: Any) -> Any:
-    """None, True and False are texts to YAML."""
+def _python_constants(data: Any) -> Any:
+    """``data`` with Python's None, True and False as such: YAML reads them as texts."""
     if isinstance(data, dict):
-        return {k: _pythonic(v) for k, v in data.items()}
+        return {k: _python_constants(v) for k, v in data.items()}
     if isinstance(data, list | tuple):
-        return [_pythonic(v) for v in data]
-    return {"None": None, "True": True, "False": False}.get(data, data) if isinstance(data, str) else data
+        return [_python_constants(v) for v in data]
+    if isinstance(data, str):
+        return {"None": None, "True": True, "False": False}.get(data, data)
+    return data
 
 
 def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
+    """The problem of an override that Hydra supports and we do not."""
     shown = redacted(text)
     if parsed.is_sweep_override():
         values = parsed.get_value_string()
@@ -158,14 +170,13 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
     if parsed.package is not None:
         return Problem("", f"{shown}: '@' is not supported here", paste(key, parsed.value()), (text,))
     if parsed.is_hydra_override() or key == "hydra":
-        return Problem(
-            key, "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"
-        )
+        why = "Hydra's own settings have no effect here; run_dir sets the folder, --config-dir adds options"
+        return Problem(key, why)
     return None
 
 
 def _one_value(key: str, values: str) -> str:
-    """What several values are one of: a list where a list is wanted, a number in groups of three digits."""
+    """The override for ``a,b`` that was meant as one value: a list, or a number with a comma every three digits."""
     note = schema_keys.anywhere(key)
     items = [v.strip() for v in values.split(",")]
     if key == "steps":
@@ -175,31 +186,35 @@ def _one_value(key: str, values: str) -> str:
 
 
 def _unreadable(text: str, why: str) -> Problem:
-    """What the grammar could not read, and the same override with its value in the grammar's form, or quoted."""
+    """The problem of an override that the grammar cannot read, with its value in the grammar's form or quoted."""
     name, equals, value = text.partition("=")
     shown = redacted(text)
     key = name.strip().lstrip("+~")
     if not equals:
         return Problem("", f"{shown}: not an override; write key=value", "", (text,))
-    fixed = f"{name.strip()}={QuotedString(value.strip(), Quote.single).with_quotes()}"
-    if not parsable(fixed):
+    in_quotes = f"{name.strip()}={QuotedString(value.strip(), Quote.single).with_quotes()}"
+    if not parsable(in_quotes):
         return Problem("", f"{shown}: cannot be read; {name!r} is no key", "", (text,))
-    told = redacted(value) if shown == text else "***"
+
+    # from here on the value is to blame; it is shown cut short, and not at all where it may be a secret
+    safe = shown == text
+    told = redacted(value) if safe else "***"
     told = told if len(told) <= 60 else told[:57] + "..."
     if re.search(r"\d{4301}", value):
         return Problem(key, f"{told}: a number of {len(value)} digits")
-    if node := next((n for n in OPEN if key == n), None):
-        return Problem(key, f"{told}: cannot be read; name by name any name can be written", _by_name(node, value))
-    if better := rewritten(text):
+    if key in OPEN:
+        return Problem(key, f"{told}: cannot be read; name by name any name can be written", _by_name(key, value))
+    better = rewritten(text)
+    if better:
         how = "write key=value" if value.startswith("=") else "lists are [a,b], groups of keys {a: 1}"
         return Problem(key, f"{told}: cannot be read; {how}", shell(better))
-    if value.lstrip()[:1] in ("{", "["):  # as text it would be no group of keys
+    if value.lstrip()[:1] in ("{", "["):  # in quotes it would be a text, not a group of keys
         return Problem(key, f"{told}: cannot be read; {_reason(why)}")
-    return Problem(key, f"{told}: cannot be read; quote the value", shell(fixed) if shown == text else "")
+    return Problem(key, f"{told}: cannot be read; quote the value", shell(in_quotes) if safe else "")
 
 
 def _reason(why: str) -> str:
-    """What the grammar says, where that can be understood."""
+    """The grammar's message, or plain words where it only speaks of tokens."""
     first = " ".join(why.partition("\nSee ")[0].split())
     return "brackets do not match, or a name is not of letters, digits and '_'" if "input" in first else first
 
@@ -209,4 +224,4 @@ def _by_name(node: str, value: str) -> str:
     data = _literal(value)
     if not isinstance(data, dict) or redacted(value) != value:
         return ""
-    return " ".join(paste(f"{node}.{name}", _pythonic(entry)) for name, entry in data.items())
+    return " ".join(paste(f"{node}.{name}", _python_constants(entry)) for name, entry in data.items())

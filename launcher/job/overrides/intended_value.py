@@ -1,4 +1,4 @@
-"""What a value of another form was meant to be: 1k is 1000, float16 is fp16, None is null."""
+"""Guesses the value that a wrong one was meant to be: 1k is 1000, float16 is fp16, None is null."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SWITCHED = (
     "parallel.local_norm.dump", "parallel.param_strategy.save", "parallel.param_strategy.load",
     "parallel.operator_strategy.save", "parallel.operator_strategy.load",
 )  # fmt: skip
-"""Where null switches something off, so that 0 and false can mean nothing else."""
+"""Keys where null switches something off, so that 0 and false can only mean null."""
 
 NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.prompt")
-"""Texts that may well be numbers."""
+"""Keys whose texts may consist of digits."""
 
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 UNITS = {
@@ -39,7 +39,7 @@ UNITS = {
     "latency_us": {"us": 1, "ms": 1e3, "ns": 1e-3, "s": 1e6},
     "gb_per_s": {"gb/s": 1, "gbps": 0.125, "gbit/s": 0.125, "gb": 1, "mb/s": 1e-3, "g": 1},
 }  # fmt: skip
-"""Of the keys that count in a unit: what one of another unit is."""
+"""The units that may follow a number, by the last part of the key: how many of the key's own unit one is."""
 
 WORDS = {
     "fp16": ("float16", "half", "f16", "16", "16-mixed", "16-true", "torch.float16"),
@@ -57,7 +57,7 @@ WORDS = {
     "level2": ("zero2", "stage2", "os_g"),
     "level3": ("zero3", "stage3", "p_g_os", "fsdp"),
 }
-"""The names that others have for a word of ours."""
+"""Other programs' names for a word of ours."""
 
 
 def readings(key: str, note: Any, bad: Any) -> Iterator[Any]:
@@ -70,10 +70,13 @@ def readings(key: str, note: Any, bad: Any) -> Iterator[Any]:
 def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     if schema_keys.accepts(note, None) and _nothing(key, bad):
         yield None
-    if schema_keys.accepts(note, True) and not schema_keys.accepts(note, 0.5) and (flag := _flag(bad)) is not None:
+    flag = _flag(bad)
+    if flag is not None and schema_keys.accepts(note, True) and not schema_keys.accepts(note, 0.5):
         yield flag
-    if word := word_of(bad, [str(w) for w in schema_keys.literals(note)]):
-        yield next(w for w in schema_keys.literals(note) if str(w) == word)
+    words = {str(w): w for w in schema_keys.literals(note)}
+    word = word_of(bad, list(words))
+    if word:
+        yield words[word]
     yield from _numbers(key, note, bad)
     yield from _groups(key, bad)
     if isinstance(bad, str):
@@ -81,16 +84,15 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     elif isinstance(bad, int | float) and not isinstance(bad, bool) and key in NAMES:
         yield str(bad)
     if isinstance(bad, list):
-        items = [_item(key, item) for item in bad]
-        yield items
+        yield [_item(key, item) for item in bad]
     elif bad is not None and not isinstance(bad, Mapping):
         yield [bad]
 
 
 def _nothing(key: str, bad: Any) -> bool:
-    """Whether ``bad`` can only mean null there."""
+    """Whether ``bad`` can only mean null at ``key``."""
     if bad == -1 and not isinstance(bad, bool):
-        return True  # as others write: all, or worked out
+        return True  # other programs' way to write "all", or "work it out"
     if key in SWITCHED and (bad is False or bad == 0):
         return True
     word = str(bad).strip().lower() if isinstance(bad, str) else None
@@ -99,7 +101,9 @@ def _nothing(key: str, bad: Any) -> bool:
 
 def _flag(bad: Any) -> bool | None:
     word = str(bad).strip().lower()
-    return True if word in YES else False if word in NO or bad is None else None
+    if word in YES:
+        return True
+    return False if word in NO or bad is None else None
 
 
 def word_of(bad: Any, words: Sequence[str]) -> str | None:
@@ -107,13 +111,19 @@ def word_of(bad: Any, words: Sequence[str]) -> str | None:
     if isinstance(bad, Mapping | list) or bad is None or not words:
         return None
     text = str(bad).strip().lower()
-    if same := next((w for w in words if text in (w.lower(), *WORDS.get(w, ()))), None):
-        return same
-    if alike := [w for w in words if _squeezed(w) == _squeezed(text)]:
-        return alike[0]
-    counted = [w for w in words if re.fullmatch(r"level\d", w) and w[-1] == re.sub(r"\D", "", text)]
-    if counted and re.fullmatch(r"(l|lv|lvl|level|stage|zero|o|os)?[ _-]?\d(\.0)?", text):
-        return counted[0]
+
+    # the word itself or a known synonym, then the same letters and digits
+    same = [w for w in words if text in (w.lower(), *WORDS.get(w, ()))]
+    same += [w for w in words if _squeezed(w) == _squeezed(text)]
+    if same:
+        return same[0]
+
+    # a level by its number, as in zero-2
+    levels = [w for w in words if re.fullmatch(r"level\d", w) and w[-1] == re.sub(r"\D", "", text)]
+    if levels and re.fullmatch(r"(l|lv|lvl|level|stage|zero|o|os)?[ _-]?\d(\.0)?", text):
+        return levels[0]
+
+    # a misspelling, unless several words begin like that
     begun = [w for w in words if w.startswith(text)]
     return None if len(begun) > 1 or text == "auto" else nearest(text, words)
 
@@ -125,50 +135,65 @@ def _squeezed(text: str) -> str:
 def _numbers(key: str, note: Any, bad: Any) -> Iterator[Any]:
     number = number_of(key, bad)
     if number is None and schema_keys.accepts(note, 0.5) and isinstance(bad, str):
-        number = _share(bad)
+        number = _fraction(bad)
     if number is not None:
         yield int(number) if float(number).is_integer() and abs(number) < 2**53 else number
         yield number
 
 
 def number_of(key: str, bad: Any) -> float | None:
-    """The number that a text is, its unit turned into the one of ``key``; ``None`` for what is none."""
+    """The number that ``bad`` stands for, in the unit of ``key``; ``None`` when it is not a number."""
     if isinstance(bad, int | float) and not isinstance(bad, bool):
         return float(bad)
     if not isinstance(bad, str) or len(bad) > 40:
         return None
+
+    # 1_000 and 1,000
     text = bad.strip().strip("'\"").lower().replace("_", "")
     if re.fullmatch(r"\d{1,3}(,\d{3})*,000", text):
         text = text.replace(",", "")
-    if got := re.fullmatch(r"(\d+)\s*(\*\*|\^|\*|x)\s*(\d+)", text):
-        a, how, b = int(got[1]), got[2], int(got[3])
-        return float(a * b) if how in "*x" else float(a**b) if a <= 1024 and b <= 40 else None
+
+    # 4*1024, 2x8, 2**20 and 2^20
+    product = re.fullmatch(r"(\d+)\s*(\*|x)\s*(\d+)", text)
+    if product:
+        return float(int(product[1]) * int(product[3]))
+    power = re.fullmatch(r"(\d+)\s*(\*\*|\^)\s*(\d+)", text)
+    if power:
+        base = int(power[1])
+        exponent = int(power[3])
+        return float(base**exponent) if base <= 1024 and exponent <= 40 else None
+
+    # a number and perhaps a unit
     got = re.fullmatch(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z/]*)", text)
     if not got:
         return None
-    number, unit = float(got[1]), got[2]
-    units = UNITS.get(key.rpartition(".")[2])
-    factor = units.get(unit, 1.0 if not unit else None) if units is not None else SIZES.get(unit)
-    return None if factor is None else round(number * factor, 9)
+    name = key.rpartition(".")[2]
+    units = {"": 1.0, **UNITS[name]} if name in UNITS else SIZES
+    factor = units.get(got[2])
+    return None if factor is None else round(float(got[1]) * factor, 9)
 
 
-def _share(bad: str) -> float | None:
+def _fraction(bad: str) -> float | None:
     """10% and 1/8, and a decimal comma."""
     text = bad.strip()
-    if got := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text):
-        return float(got[1]) / 100
-    if (got := re.fullmatch(r"(\d+)\s*/\s*(\d+)", text)) and int(got[2]):
-        return int(got[1]) / int(got[2])
-    got = re.fullmatch(r"0,(\d\d+)", text)
-    return float(f"0.{got[1]}") if got else None
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text)
+    if percent:
+        return float(percent[1]) / 100
+    ratio = re.fullmatch(r"(\d+)\s*/\s*(\d+)", text)
+    if ratio and int(ratio[2]):
+        return int(ratio[1]) / int(ratio[2])
+    comma = re.fullmatch(r"0,(\d\d+)", text)
+    return float(f"0.{comma[1]}") if comma else None
 
 
 def _item(key: str, item: Any) -> Any:
-    """An item of a list: numbers as such."""
+    """An item of a list, with texts that are numbers converted."""
     if isinstance(item, list):
         return [_item(key, i) for i in item]
     number = number_of(key, item)
-    return item if number is None else int(number) if number.is_integer() else number
+    if number is None:
+        return item
+    return int(number) if number.is_integer() else number
 
 
 def _groups(key: str, bad: Any) -> Iterator[Any]:
@@ -178,39 +203,47 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
             yield {}
         if isinstance(bad, int) and not isinstance(bad, bool):
             yield {"shard_size": bad}
-        if level := word_of(bad, ["level1", "level2", "level3"]):
+        level = word_of(bad, ["level1", "level2", "level3"])
+        if level:
             yield {"optimizer_level": level}
     if re.fullmatch(r"parallel\.comm_fusion\.(allreduce|allgather|reducescatter)", key):
         if bad in ("auto", "size"):
             yield {"mode": bad}
+        size = number_of(f"{key}.config", bad)
         if isinstance(bad, list):
             yield {"mode": "index", "config": bad}
-        elif (size := number_of(f"{key}.config", bad)) is not None:
+        elif size is not None:
             yield {"mode": "size", "config": int(size) if size.is_integer() else size}
-    if key == "parallel.comm_fusion" and (flag := _flag(bad)) is not None:
+    flag = _flag(bad)
+    if key == "parallel.comm_fusion" and flag is not None:
         yield {"openstate": flag}
     if key == "parallel.pipeline" and isinstance(bad, int) and not isinstance(bad, bool):
         yield {"stages": bad}
 
 
 def _texts(key: str, bad: str) -> Iterator[Any]:
-    """A text that is a list, a group of keys, or almost the text that is wanted."""
+    """A text that is a list, a group of keys, or nearly the text that is wanted."""
+    # lists and groups of keys
     inner = bad.strip()
     if inner[:1] == "(" and inner[-1:] == ")":
         inner = f"[{inner[1:-1].rstrip(', ')}]"
     if inner[:1] in ("[", "{") and len(inner) < 1000:
         yield _yaml(inner)
     elif "," in inner:
-        items = [_yaml(i.strip()) for i in inner.split(",") if i.strip()]
-        yield items
+        yield [_yaml(i.strip()) for i in inner.split(",") if i.strip()]
+
+    # the name of a run
     if key == "name":
         yield re.sub(r"[^A-Za-z0-9._-]+", "-", bad).strip("-.")
+
+    # paths: in the run folder, absolute, of a JSON file
     if bad.startswith(RUN):
-        name = "/".join(part for p in bad.removeprefix(RUN).split("/") if (part := p.lstrip(".")))
+        parts = [part.lstrip(".") for part in bad.removeprefix(RUN).split("/")]
+        name = "/".join(filter(None, parts))
         yield from (f"{RUN}{name}", f"{RUN}mine/{name}")
     if bad and not bad.startswith(RUN):
         yield os.path.abspath(bad)
-    if bad and not key.endswith(".load"):  # what is read has the name that it has
+    if bad and not key.endswith(".load"):  # a file to read keeps its name
         stem = re.sub(r"[.][^./]*$", "", bad)
         yield from (f"{stem}.json", os.path.abspath(f"{stem}.json"))
 

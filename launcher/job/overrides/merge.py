@@ -1,4 +1,4 @@
-"""Overrides laid over a composed configuration, and the plain data that comes out."""
+"""Applies overrides to a composed configuration and resolves the result to plain data."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from launcher.errors import Problem
-from launcher.job.overrides.grammar import OPEN, Override, paste, shell
+from launcher.job.overrides.grammar import OPEN, OPERATORS, STAGE_CONFIG, Override, paste, shell
 from launcher.job.schema.redact import HIDDEN, secret
 from launcher.job.schema.redact import text as redacted
-from launcher.job.schema.similar_names import nearest
+from launcher.job.schema.similar_names import did_you_mean, nearest
 
 CHOSEN = ("model", "data", "optim", "schedule")
-"""Nodes that are one choice out of several: another name brings its own keys."""
+"""Sections that are one choice out of several: another ``name`` replaces all their keys."""
 
 
 def put(cfg: DictConfig, override: Override) -> Problem | None:
-    """Lay one override over ``cfg``, in place; what is wrong with it, if something is."""
-    key, value = override.key, override.value
+    """Apply one override to ``cfg``, in place; returns what is wrong with it, if anything is."""
+    key = override.key
+    value = override.value
+    node = next((n for n in OPEN if key.startswith(n + ".")), None)
     try:
         if override.delete:
             return _delete(cfg, key)
-        if node := next((n for n in OPEN if key.startswith(n + ".")), None):
-            _put_open(cfg, node, key[len(node) + 1 :], value)
+        if node is not None:
+            _put_open(cfg, node, key.removeprefix(f"{node}."), value)
         else:
-            merge = not (key in CHOSEN and isinstance(value, Mapping) and {"_target_", "name"} & value.keys())
-            OmegaConf.update(cfg, key, value, merge=merge, force_add=True)
+            another = key in CHOSEN and isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
+            OmegaConf.update(cfg, key, value, merge=not another, force_add=True)
     except OmegaConfBaseException as error:
         return Problem(key, f"{redacted(override.text)}: {_first_line(error)}")
     return None
@@ -41,19 +43,28 @@ def _delete(cfg: DictConfig, key: str) -> Problem | None:
     if not isinstance(node, DictConfig) or name not in node:
         known = [str(k) for k in node] if isinstance(node, DictConfig) else []
         hint = nearest(name, known)
-        meant = f"{above}.{hint}" if above else hint
-        said = f", did you mean {meant!r}?" if hint else ""
-        return Problem(key, f"~{key}: nothing to delete{said}", shell(f"~{meant}") if hint else "")
+        meant = f"{above}.{hint}" if above and hint else hint
+        text = f"~{key}: nothing to delete{did_you_mean(meant)}"
+        return Problem(key, text, shell(f"~{meant}") if meant else "")
     del node[name]
     return None
 
 
 def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
-    """Module names keep their dots. A strategy may be given field by field: ``operators.layers.0.in=[[1,2]]``."""
+    """Set module ``name`` below ``node``. Names keep their dots.
+
+    A strategy may be set field by field: ``operators.layers.0.in=[[1,2]]``.
+    """
+    # what is there already; stages may be nested in a file
     was = OmegaConf.select(cfg, node)
-    entries = _flat(OmegaConf.to_container(was)) if isinstance(was, DictConfig) and node == OPEN[0] else was
-    entries = dict(entries) if isinstance(entries, Mapping | DictConfig) else {}
-    if node == OPEN[1] and not isinstance(value, Mapping):
+    entries: dict[str, Any] = {}
+    if node == STAGE_CONFIG and isinstance(was, DictConfig):
+        entries = _flat(OmegaConf.to_container(was))
+    elif isinstance(was, Mapping | DictConfig):
+        entries = dict(was)
+
+    # the last part of the name is a field of the strategy, unless the whole strategy is set
+    if node == OPERATORS and not isinstance(value, Mapping):
         name, _, field = name.rpartition(".")
         value = {**(entries.get(name) or {}), field: value}
     entries.pop(name, None)  # later wins, so it also comes last
@@ -61,6 +72,7 @@ def _put_open(cfg: DictConfig, node: str, name: str, value: Any) -> None:
 
 
 def _flat(tree: Any, above: str = "") -> dict[str, Any]:
+    """Nested groups of keys as one, with dotted names; a later one of the same name wins and comes last."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{above}.{key}" if above else str(key)
@@ -71,11 +83,13 @@ def _flat(tree: Any, above: str = "") -> dict[str, Any]:
 
 
 def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
-    """Dicts, lists and scalars with every interpolation resolved; a key that cannot be is reported, and left out.
+    """Dicts, lists and scalars with every interpolation resolved; a key that cannot be resolved is reported and left
+    out.
 
-    A key still at ``???`` is left out too, and reported without text: what it needs is known once all data is.
+    A key still at ``???`` is left out too and reported without text: the text needs all other data.
     """
-    out: dict[str, Any] = _plain(cfg, "", found, tuple(keys(OmegaConf.to_container(cfg, resolve=False))))
+    known = tuple(keys(OmegaConf.to_container(cfg, resolve=False)))
+    out: dict[str, Any] = _plain(cfg, "", found, known)
     return out
 
 
@@ -101,7 +115,8 @@ def _value(node: Any, name: Any, key: str, found: list[Problem], known: tuple[st
     try:
         value = node[name]
     except (OmegaConfBaseException, RecursionError) as error:
-        found.append(_unresolved(key, str(node._get_node(name)._value()), error, [k for k in known if k != key]))
+        text = str(node._get_node(name)._value())
+        found.append(_unresolved(key, text, error, [k for k in known if k != key]))
         return _HOLE
     if isinstance(value, DictConfig | ListConfig):
         return None if value._is_none() else _plain(value, key, found, known)
@@ -118,12 +133,12 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     if wanted is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
     hint = nearest(wanted, known, 0.8)
-    said = f", did you mean ${{{hint}}}?" if hint else ""
     fixed = paste(key, text.replace(wanted, hint)) if hint else ""
     section = wanted.partition(".")[0]
+    advice = did_you_mean(hint, shown=lambda name: f"${{{name}}}")
     if not hint and section in CHOSEN:
-        said = f": this {section} has none"
-    return Problem(key, f"{redacted(text)}: cannot be resolved; there is no key {wanted!r}{said}", fixed)
+        advice = f": this {section} has none"
+    return Problem(key, f"{redacted(text)}: cannot be resolved; there is no key {wanted!r}{advice}", fixed)
 
 
 def _first_line(error: BaseException) -> str:
@@ -133,7 +148,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def keys(tree: Any, above: str = "") -> list[str]:
-    """Every dotted key of a group of keys, those above before those below."""
+    """Every dotted key of a group of keys, each before those below it."""
     if not isinstance(tree, Mapping):
         return []
     names = [(f"{above}.{k}" if above else str(k), v) for k, v in tree.items()]

@@ -1,1 +1,1 @@
-"""The request as frozen values: every key, its type, and which keys are secret. No file, no Hydra."""
+"""The schema of a request: every key, its type, and which keys are secret. Opens no file, imports no Hydra."""

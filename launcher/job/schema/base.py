@@ -16,7 +16,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class _Loud(ModelMetaclass):
-    """Whoever makes settings in Python gets our error; what is nested in them is validated without coming here."""
+    """Raises our error for wrong settings made in Python; pydantic validates nested settings without this call."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -26,16 +26,17 @@ class _Loud(ModelMetaclass):
 
 
 class Settings(BaseModel, metaclass=_Loud):
-    """Frozen, strict about names; order of fields is the order in reports and in ``config.yaml``.
+    """Frozen, no unknown names; fields are in the order of reports and of ``config.yaml``.
 
-    Made in Python, wrong values raise ``RequestError``, a ``ValueError``; wrong types one that is a ``TypeError`` too.
+    In Python, a wrong value raises ``RequestError``, a ``ValueError``; a wrong type ``RequestTypeError``, a
+    ``TypeError`` too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=True)
 
     @classmethod
     def model_validate(cls, obj: Any, **how: Any) -> Self:
-        """The settings that ``obj`` holds. Raises as making them does."""
+        """Settings from plain data. Raises the same errors as the constructor."""
         try:
             return super().model_validate(obj, **how)
         except ValidationError as error:

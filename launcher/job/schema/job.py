@@ -1,4 +1,4 @@
-"""The whole request as one frozen value."""
+"""The job: a whole request as one frozen value, and its sections."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Security(Settings):
 
 
 class Job(Settings):
-    """What was asked. Nothing is worked out here: ``null`` and ``-1`` are resolved by the plan, which notes it.
+    """A request. Nothing is worked out here: the plan resolves ``null`` and ``-1`` and leaves a note.
 
     A job that is made in Python may have steps of settings that the schema does not list.
     """

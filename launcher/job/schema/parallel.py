@@ -1,4 +1,4 @@
-"""How to spread it: the settings below ``parallel``, named as in MindSpore's AutoParallel."""
+"""Settings below ``parallel``, named as in MindSpore's AutoParallel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _there(path: str) -> str:
     return path
 
 
-class _Name(ValueError, KeyError):
+class _FileNameError(ValueError, KeyError):
     """MindSpore's ``KeyError`` for the name of a file; pydantic asks for a ``ValueError``."""
 
     def __str__(self) -> str:
@@ -41,9 +41,9 @@ class _Name(ValueError, KeyError):
 
 def _operators(path: str) -> str:
     if not path.startswith(("/", RUN)):
-        raise _Name("should be an absolute path")
+        raise _FileNameError("should be an absolute path")
     if not path.endswith(".json"):
-        raise _Name("should end in .json")
+        raise _FileNameError("should end in .json")
     return path
 
 
@@ -149,7 +149,7 @@ class ParamStrategy(Settings):
 
 
 class OperatorStrategy(Settings):
-    """Absolute paths, as in MindSpore; the run folder is a place as certain."""
+    """Absolute paths, as in MindSpore, or paths in the run folder."""
 
     save: NewAbsoluteJson | None = None
     load: OldAbsoluteJson | None = None

@@ -1,4 +1,4 @@
-"""The schema's complaints as an error for a caller in Python."""
+"""Turns the schema's validation errors into an error for a caller in Python."""
 
 from __future__ import annotations
 
@@ -40,41 +40,51 @@ TYPES = ("_type", "_parsing", "int_from_float")
 
 
 def request_error(error: ValidationError, data: Any) -> RequestError:
-    """Every complaint about ``data``, one a key; a ``TypeError`` too where the type of a value is wrong, a ``KeyError``
-    where all are names of files that MindSpore has one for."""
+    """One problem for each key of ``data``.
+
+    It is a ``TypeError`` too where the type of a value is wrong, and a ``KeyError`` where every problem is the name
+    of a file for which MindSpore raises one.
+    """
     grouped: dict[tuple[str, ...], list[tuple[int, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):
         key, depth = _place(detail, data)
         grouped.setdefault(key, []).append((depth, detail))
     problems = tuple(_problem(".".join(key), found) for key, found in grouped.items())
+
     kinds = [max(found, key=lambda f: f[0])[1]["type"] for found in grouped.values()]
-    if any(kind.endswith(TYPES) for kind in kinds) or any(map(_no_word, grouped.values())):
+    if any(kind.endswith(TYPES) for kind in kinds) or any(map(_not_text, grouped.values())):
         return RequestTypeError(problems)
-    return (RequestKeyError if all(map(_name, grouped.values())) else RequestError)(problems)
+    if all(map(_is_key_error, grouped.values())):
+        return RequestKeyError(problems)
+    return RequestError(problems)
 
 
 def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
-    """The parts of a key, without the names of union members; how deep in a list it lies."""
-    loc, parts, items = detail["loc"], [], 0
+    """The parts of a key, without the names of union members, and how deep in a list the error lies."""
+    loc = detail["loc"]
+    parts: list[str] = []
+    items = 0
     missing = detail["type"] == "missing"
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items += 1
-        elif isinstance(data, Mapping) and not items and (part in data or (missing and i == len(loc) - 1)):
+        elif items:
+            continue
+        elif isinstance(data, Mapping) and (part in data or (missing and i == len(loc) - 1)):
             parts.append(part)
             data = data.get(part)
-        elif not items and part in getattr(type(data), "model_fields", {}):
+        elif part in getattr(type(data), "model_fields", {}):
             parts.append(part)
             data = getattr(data, part)
     return tuple(parts), items
 
 
-def _no_word(found: list[tuple[int, ErrorDetails]]) -> bool:
-    """One of some words is wanted, and this is no text."""
+def _not_text(found: list[tuple[int, ErrorDetails]]) -> bool:
+    """Whether something other than a text was given for a key that takes certain words."""
     return any(d["type"] == "literal_error" and not isinstance(d["input"], str) for _, d in found)
 
 
-def _name(found: list[tuple[int, ErrorDetails]]) -> bool:
+def _is_key_error(found: list[tuple[int, ErrorDetails]]) -> bool:
     return all(isinstance(d.get("ctx", {}).get("error"), KeyError) for _, d in found)
 
 
@@ -91,7 +101,7 @@ def _problem(key: str, found: list[tuple[int, ErrorDetails]]) -> Problem:
 
 
 def reason(detail: ErrorDetails) -> str:
-    """What is wrong, in plain words."""
+    """The error in plain words."""
     kind, context = detail["type"], detail.get("ctx", {})
     if isinstance(detail["input"], float) and detail["input"] != detail["input"]:
         return "should be a number"

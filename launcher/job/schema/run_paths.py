@@ -1,4 +1,4 @@
-"""Paths in the run folder, written ``run:NAME`` because a request is made before that folder is."""
+"""Paths in the run folder, written ``run:NAME``: a request is made before the folder has a name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ TAKEN = (
     "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json", "strategy", "timeline.json",
     "timeline.svg", "transformed",
 )  # fmt: skip
-"""What a run and its steps write there themselves."""
+"""What a run and its steps themselves write there."""
 
 
 def checked(path: str) -> str:
-    """``path``, unless it begins with ``run:`` and what follows is no name that is free there (``ValueError``)."""
+    """``path``; raises ``ValueError`` where ``run:`` is followed by an invalid name, or one that the run uses."""
     parts = path.removeprefix(RUN).split("/")
     if path.startswith(RUN):
         if any(not part or part.startswith(".") for part in parts):

@@ -1,4 +1,4 @@
-"""Which keys may be set, read off the schema."""
+"""Looks up the keys of the schema: which there are, their types, the values that they accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def typed(field: FieldInfo) -> Any:
 
 
 def kinds(note: Any) -> dict[str, type[BaseModel]]:
-    """The members of a tagged union by tag; empty when ``note`` is none."""
+    """The members of a tagged union by tag; empty when ``note`` is something else."""
     found = {}
     for member in _members(note):
         tag = next((m.tag for m in getattr(member, "__metadata__", ()) if isinstance(m, Tag)), None)
@@ -33,8 +33,9 @@ def kinds(note: Any) -> dict[str, type[BaseModel]]:
 
 
 def settings(note: Any, value: Any) -> type[BaseModel] | None:
-    """The settings class that ``value`` is to become, if it is to become one."""
-    if tagged := kinds(note):
+    """The settings class that ``value`` is read as at a key of type ``note``; ``None`` where it is a plain value."""
+    tagged = kinds(note)
+    if tagged:
         chooser = next((m for m in note.__metadata__ if isinstance(m, Discriminator)), None)
         tag = chooser.discriminator(value) if chooser and callable(chooser.discriminator) else None
         return tagged.get(tag) if isinstance(tag, str) else None
@@ -44,7 +45,8 @@ def settings(note: Any, value: Any) -> type[BaseModel] | None:
 
 def below(note: Any, name: str, value: Any) -> Any:
     """Annotation of the key ``name`` in a node of type ``note`` that holds ``value``; ``None`` when there is none."""
-    if cls := settings(note, value):
+    cls = settings(note, value)
+    if cls:
         field = fields(cls).get(name)
         return typed(field) if field else None
     return next((get_args(m)[1] for m in map(_bare, _members(note)) if get_origin(m) is dict), None)
@@ -80,12 +82,12 @@ def names(parts: Sequence[str], data: Any) -> tuple[str, ...]:
 
 
 def everywhere(note: Any = Job, above: str = "") -> Iterator[str]:
-    """Every dotted key of the schema; the members of a union one after another, so names may repeat."""
+    """Every dotted key of the schema; names may repeat, because members of a union follow one another."""
     yield from (key for key, _ in _noted(note, above))
 
 
 def anywhere(key: str) -> Any:
-    """Annotation of a key that some model, data set, optimizer or step has; ``None`` when none has."""
+    """Annotation of a key that any model, data set, optimizer or step has; ``None`` when none has."""
     return next((note for name, note in _noted(Job, "") if name == key), None)
 
 
@@ -107,7 +109,7 @@ def accepts(note: Any, value: Any) -> bool:
 
 
 def literals(note: Any) -> tuple[Any, ...]:
-    """The words a key may take, where it is a choice of words."""
+    """The words that a key may be set to, where it takes words."""
     return tuple(v for m in map(_bare, _members(note)) if get_origin(m) is Literal for v in get_args(m))
 
 

@@ -1,15 +1,15 @@
-"""Names that are nearly the same: the one that was meant."""
+"""Similar names: which of the valid ones a misspelt name was meant to be."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import SequenceMatcher, get_close_matches
 
 
 def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | None:
     """The most similar of ``names``, if any is at least ``alike`` (0 to 1) and no other is as similar.
 
-    Numbers in names are no matter of spelling: fp128 is not nearly fp16, and level4 is no level.
+    Digits are never taken for a misspelling: fp128 is not similar to fp16, nor level4 to level3.
     """
     text = str(word).lower()
     lower = {n.lower(): n for n in names}
@@ -20,12 +20,22 @@ def nearest(word: object, names: Iterable[str], alike: float = 0.6) -> str | Non
     return lower[found[0]] if found else None
 
 
+def did_you_mean(name: str | None, *, joint: str = ", ", shown: Callable[[str], str] = repr) -> str:
+    """The end of an error text that asks for ``name``, as ``shown``; "" when there is none to ask for.
+
+    >>> f"unknown key{did_you_mean('steps')}"
+    "unknown key, did you mean 'steps'?"
+    """
+    return f"{joint}did you mean {shown(name)}?" if name else ""
+
+
 def _ratio(a: str, b: str) -> float:
     return SequenceMatcher(None, b, a).ratio()  # as get_close_matches compares
 
 
 def _same_numbers(a: str, b: str) -> bool:
-    """One of them has no digits, or the same in another order, or those of the other and more."""
+    """Whether the digits of ``a`` and ``b`` allow for a misspelling: one has none, or both the same in any order, or
+    one has those of the other and then more."""
     mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
     same = sorted(mine) == sorted(theirs)
     return not (mine and theirs) or same or mine.startswith(theirs) or theirs.startswith(mine)

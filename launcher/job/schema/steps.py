@@ -1,4 +1,4 @@
-"""What to do, in order: the settings of each verb below ``steps``.
+"""Settings of each verb below ``steps``.
 
 Another verb is a class here, in the union ``Step`` too, a file in ``conf/steps``, a row in ``launcher.plan.verbs`` and
 a file in ``launcher.steps``.
@@ -65,7 +65,7 @@ class MergeStrategies(Settings):
 
 
 class Transform(Settings):
-    """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or in the job's words."""
+    """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or of the sizes given here."""
 
     kind: Literal["transform"] = "transform"
     src: str | None = Field(None, description="a checkpoint, or what import reads")
@@ -82,7 +82,7 @@ class Transform(Settings):
     overwrite: Flag = False
 
 
-Names = Literal["llama"] | dict[str, str | None]
+NameTable = Literal["llama"] | dict[str, str | None]
 
 
 class Export(Settings):
@@ -95,7 +95,7 @@ class Export(Settings):
     src: str | None = None
     path: str | None = None
     format: Literal["safetensors", "hf"] = "safetensors"
-    names: Names | None = Field(None, description="our names to theirs; null: as they are")
+    names: NameTable | None = Field(None, description="our names to theirs; null: as they are")
     max_shard_size: str = "5GB"
     beside: tuple[str, ...] = ()
     overwrite: Flag = False
@@ -104,24 +104,24 @@ class Export(Settings):
 
 
 class Import(Settings):
-    """Somebody else's weights as the checkpoint of step 0 of this run, in its layout."""
+    """Weights of another program as the checkpoint of step 0 of this run, in its layout."""
 
     kind: Literal["import"] = "import"
     src: str = Field(description="a Hugging Face or torch DCP folder, MindSpore's rank folders, or one file")
     strategy: str | None = None
-    names: Names | None = Field(None, description="their names to ours; null: as they are")
+    names: NameTable | None = Field(None, description="their names to ours; null: as they are")
     strict: Flag = True
 
 
 class Verify(Settings):
-    """Digests, and that the pieces of every tensor are all there."""
+    """Checks digests, and that the shards of every tensor are complete."""
 
     kind: Literal["verify"] = "verify"
     src: str | None = None
 
 
 class Inspect(Settings):
-    """Who holds what, as a table."""
+    """A table of the tensors that each rank holds."""
 
     kind: Literal["inspect"] = "inspect"
     src: str | None = None

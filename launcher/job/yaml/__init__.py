@@ -1,1 +1,1 @@
-"""The YAML files that a request is composed of: where they are, what they must not hold, which line set which key."""
+"""The YAML files of a request: where they are, their limits, and which line set which key."""

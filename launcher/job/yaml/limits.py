@@ -1,4 +1,4 @@
-"""YAML that no recipe needs, refused before anything reads it: aliases of aliases, deep nesting, endless numbers."""
+"""Refuses YAML files that could exhaust memory or time, before anything reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGITS = 4300  # what Python reads, and a number of a recipe never has
 
 
 class Hostile(Exception):
-    """A file that is not read, and why."""
+    """A file that is refused, and why."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -26,16 +26,18 @@ class Hostile(Exception):
 
 def check(path: Path) -> None:
     """Raises ``Hostile``."""
-    if problem := hostile(path):
+    problem = hostile(path)
+    if problem is not None:
         raise Hostile(problem)
 
 
 def hostile(path: Path) -> Problem | None:
-    """What keeps ``path`` from being read; ``None`` also for a file that is no YAML, which its reader says better."""
+    """Why ``path`` is refused, if it is; ``None`` also for invalid YAML, which its reader explains better."""
     try:
         if not path.is_file():
             return Problem("", f"{short(path)}: is not a file")
-        if (size := path.stat().st_size) > BYTES:
+        size = path.stat().st_size
+        if size > BYTES:
             return _problem(path, None, f"{size} bytes; settings are text of at most {BYTES}")
         return _walked(path, path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -45,9 +47,9 @@ def hostile(path: Path) -> Problem | None:
 
 
 def _walked(path: Path, text: str) -> Problem | None:
-    """Counts the nodes that the aliases stand for, without making them."""
-    open_nodes: list[tuple[str | None, int]] = []  # the anchor, and how many nodes there were before
-    sizes: dict[str | None, int] = {}
+    """Counts nodes, those that aliases stand for included, without building any."""
+    open_nodes: list[tuple[str | None, int]] = []  # the anchor, and how many nodes came before
+    sizes: dict[str | None, int] = {}  # nodes below each anchor
     nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
@@ -59,10 +61,10 @@ def _walked(path: Path, text: str) -> Problem | None:
             nodes += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
-            sizes |= {anchor: nodes - before} if anchor is not None else {}
+            sizes[anchor] = nodes - before
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
-            sizes |= {event.anchor: 1} if event.anchor is not None else {}
+            sizes[event.anchor] = 1
             if event.style is None and len(event.value) > DIGITS and re.fullmatch(r"[-+\d_]+", event.value):
                 return _problem(path, event, f"a number of {len(event.value)} digits")
         if len(open_nodes) > DEPTH:

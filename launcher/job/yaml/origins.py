@@ -20,9 +20,9 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Origin:
-    """``where`` is ``file:line:col`` or ``command line``, ``text`` the source line or the override as typed.
+    """A place that set a value. ``where``: ``file:line:col`` or ``command line``; ``text``: the line or the override.
 
-    ``value`` is what was set there, as written, when that is one word; ``shipped`` tells our files from the user's.
+    ``value``: the scalar that was set there, as written. ``shipped``: in one of our files, not the user's.
     """
 
     where: str
@@ -37,7 +37,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Origins:
-    """For each dotted key every place that set it, in order: the last one won. ``data`` is what came out."""
+    """For each dotted key every place that set it, the last one winning. ``data``: the composed configuration."""
 
     places: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Origins:
         return self.places.get(key, ())
 
     def of(self, key: str) -> Origin | None:
-        """Who set ``key``, else something below it, else the nearest node above it; ``None`` when nobody did."""
+        """What has set ``key``, else something below it, else the nearest node above it; ``None`` for a default."""
         if key in self.places:
             return self.places[key][-1]
         below = [p[-1] for k, p in self.places.items() if k.startswith(key + ".")]
@@ -56,7 +56,7 @@ class Origins:
         return self.of(above) if above else None
 
     def value(self, key: str) -> Any:
-        """The composed value at ``key``; ``None`` when there is none. Keys may themselves contain dots."""
+        """The composed value at ``key``; ``None`` when there is none. Names in ``data`` may contain dots."""
         return _value(self.data, key)
 
 
@@ -65,17 +65,18 @@ def _value(node: Any, key: str) -> Any:
         return None
     if key in node:
         return node[key]
-    for name, child in node.items():
-        if key.startswith(f"{name}.") and (found := _value(child, key[len(name) + 1 :])) is not None:
-            return found
-    return None
+    below = ((child, key.removeprefix(f"{name}.")) for name, child in node.items() if key.startswith(f"{name}."))
+    values = (_value(child, rest) for child, rest in below)
+    return next((value for value in values if value is not None), None)
 
 
 def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
-    """Every key of every file, in order; each file comes with the dotted package its keys live in ("" for the root)."""
+    """Every key of every file, in order; a file comes with the dotted package of its keys ("" for the root)."""
     for path, package in files:
-        shipped = path.is_relative_to(CONF) or path.is_relative_to(RECIPES)
-        yield from (_of_shipped if shipped else _of_file)(path, package, short(path), shipped)
+        if path.is_relative_to(CONF) or path.is_relative_to(RECIPES):
+            yield from _of_shipped(path, package, short(path), True)
+        else:
+            yield from _of_file(path, package, short(path), False)
 
 
 def _of_file(path: Path, package: str, name: str, shipped: bool) -> tuple[tuple[str, Origin], ...]:
@@ -83,11 +84,13 @@ def _of_file(path: Path, package: str, name: str, shipped: bool) -> tuple[tuple[
     lines = path.read_text(encoding="utf-8").splitlines()
     out = []
     for key, mark, value in _marks(path, package):
-        hide = secret(key) and value not in (None, "", "null", "~") and not place(str(value))
-        line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
-        source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}" if hide else redacted(line)
         where = f"{name}:{mark.line + 1}:{mark.column + 1}"
-        out.append((key, Origin(where, source, HIDDEN if hide else value, shipped)))
+        line = lines[mark.line].rstrip() if mark.line < len(lines) else ""
+        if secret(key) and value not in (None, "", "null", "~") and not place(str(value)):
+            source = f"{line[: mark.column]}{key.rpartition('.')[2]}: {HIDDEN}"
+            out.append((key, Origin(where, source, HIDDEN, shipped)))
+        else:
+            out.append((key, Origin(where, redacted(line), value, shipped)))
     return tuple(out)
 
 

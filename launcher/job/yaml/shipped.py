@@ -1,4 +1,4 @@
-"""Where the shipped ``conf`` and ``recipes`` are: inside the package once installed, beside it in a checkout."""
+"""Finds the shipped ``conf`` and ``recipes``: inside an installed package, beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECIPES = _shipped("recipes")
 
 
 def short(path: Path) -> str:
-    """As a person would write it: relative to the current folder or to the shipped folders, else absolute."""
+    """``path`` relative to the current folder or to the shipped folders where it lies in one, else absolute."""
     full = Path(os.path.abspath(path))
     for base in (Path.cwd(), CONF.parent):
         if full.is_relative_to(base):

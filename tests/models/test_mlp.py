@@ -1,11 +1,10 @@
-"""The network of AutoParallel's example, and the tied pair."""
+"""The network of AutoParallel's own example."""
 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
-from launcher.job.schema.components import AutoParallelMLP, TiedPair
+from launcher.job.schema.components import AutoParallelMLP
 from launcher.models.build import build_model
 
 
@@ -15,10 +14,3 @@ def test_the_mlp_has_the_modules_of_autoparallels_own_example_in_order():
     shapes = [tuple(p.shape) for p in model.parameters()]
     assert shapes == [(512, 784), (512,), (512, 512), (512,), (10, 512), (10,)]
     assert model(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
-
-
-def test_the_tied_pair_multiplies_a_row_of_the_table_with_the_table():
-    model = build_model(TiedPair(name="tied_pair", vocab_size=7, dim=3))
-    tokens = torch.tensor([[1, 6]])
-    table = model.embed.weight
-    torch.testing.assert_close(model(tokens), F.linear(table[tokens], table))

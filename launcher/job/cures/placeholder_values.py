@@ -1,4 +1,4 @@
-"""Values that the schema takes, in the place of wrong ones: so that the rest of a request can be looked at."""
+"""Placeholder values: valid ones in place of wrong ones, so that the rest of a request can be checked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from launcher.job.schema import schema_keys
 from launcher.job.yaml.origins import Origins
 
 
-def standin(key: str, origins: Origins, which: int) -> str | None:
-    """The override that sets ``key`` to one of two acceptable values; ``None`` when there is none.
+def placeholder(key: str, origins: Origins, which: int) -> str | None:
+    """The override that sets ``key`` to a valid value, the first or (``which`` 1) the second; ``None`` without any.
 
-    What two requests that differ in it have wrong both, does not hang on the value that is not known.
+    A problem that appears with both of them does not depend on the value, which nobody knows.
     """
     parts = tuple(key.split("."))
     note = schema_keys.at(parts, origins.data)
@@ -30,7 +30,7 @@ def standin(key: str, origins: Origins, which: int) -> str | None:
 
 
 def _plain(text: str) -> Any:
-    """The value of a line of YAML; ``None`` also for a secret, which is not shown."""
+    """The value of a line of YAML; ``None`` also for a secret, which is kept as ``***``."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

@@ -1,4 +1,4 @@
-"""The schema's complaints in plain words."""
+"""Explains the schema's validation errors in plain words, with where each value was set and a cure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from launcher.job.schema import schema_keys
 from launcher.job.schema.job import Job
 from launcher.job.schema.python_errors import reason
 from launcher.job.schema.redact import HIDDEN, secret, values
-from launcher.job.schema.similar_names import nearest
+from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.job.yaml.origins import Origins
 
 KINDS = {"model": "model", "data": "data set", "optim": "optimizer", "schedule": "schedule", "steps": "step"}
@@ -26,22 +26,22 @@ KINDS = {"model": "model", "data": "data set", "optim": "optimizer", "schedule":
 
 @dataclass(frozen=True)
 class Spot:
-    """What a complaint is about: the parts of a key, then positions in the list it holds."""
+    """What a validation error is about: the parts of a key, and the position in the list that it holds."""
 
     parts: tuple[str, ...]
     items: tuple[int, ...]
 
 
 def explain(error: ValidationError, data: Mapping[str, Any], origins: Origins) -> Iterator[Problem]:
-    """One problem a key, in the order of the schema."""
+    """One problem for each key, in the order of the schema."""
     grouped: dict[tuple[str, ...], list[tuple[Spot, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):
         spot = _spot(detail["loc"], data, detail["type"])
         grouped.setdefault(spot.parts, []).append((spot, detail))
     for parts, details in grouped.items():
-        spot, detail = max(details, key=lambda d: len(d[0].items))
-        if spot.items or len(details) == 1:
-            yield _problem(spot, detail, data, origins)
+        deepest, detail = max(details, key=lambda d: len(d[0].items))
+        if deepest.items or len(details) == 1:
+            yield _problem(deepest, detail, data, origins)
         else:
             yield _choice(parts, [d for _, d in details], data, origins)
 
@@ -55,38 +55,48 @@ def shown(value: Any, key: str) -> str:
 
 
 def unknown(parts: tuple[str, ...], bad: int, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """A key that the schema does not have at part ``bad``."""
+    """The problem of a key whose part ``bad`` is unknown to the schema."""
+    # name the key that was set: a.b where a, which holds nothing else, came with it
     value: Any = data
     for part in parts:
         value = value.get(part) if isinstance(value, Mapping) else None
     while isinstance(value, Mapping) and len(value) == 1 and ".".join(parts) not in origins.places:
         (name, value), *_ = value.items()
         parts = (*parts, str(name))
+
     key = ".".join(parts)
     right = suggestions.key(parts, bad, data)
     origin = origins.of(key)
     drop = "" if origin and origin.typed else shell(f"~{key}")
     if right is None:
-        valid = schema_keys.names(parts[:bad], data)
-        why = suggestions.why_not(parts[-1])
-        listed = f" (valid here: {', '.join(valid)})" if valid else ""
         ours = origin is not None and origin.shipped  # a recipe's, for another option than the one chosen now
-        return Problem(key, f"unknown key{f': {why}' if why else listed}", drop if ours else "")
-    text = f"unknown key, did you mean {right!r}?"
+        return Problem(key, f"unknown key{_valid_here(parts, bad, data)}", drop if ours else "")
+    text = f"unknown key{did_you_mean(right)}"
     if secret(key):
         return Problem(key, text)
     return Problem(key, text, f"{drop} {_moved(right, value, data)}".strip())
 
 
+def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> str:
+    """Why other programs' key of this name has no counterpart, else the keys that are valid beside it."""
+    why = suggestions.why_not(parts[-1])
+    if why:
+        return f": {why}"
+    valid = schema_keys.names(parts[:bad], data)
+    return f" (valid here: {', '.join(valid)})" if valid else ""
+
+
 def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
-    """``value`` at ``key``, in the form that this takes."""
+    """The override that sets ``key`` to ``value``, converted to what the key accepts where that is possible."""
     parts = tuple(key.split("."))
     note = schema_keys.at(parts, data)
-    fits = isinstance(value, Mapping) or schema_keys.accepts(note, value)
-    return paste(key, value) if fits else suggested_override.value(parts, value, data) or paste(key, value)
+    if isinstance(value, Mapping) or schema_keys.accepts(note, value):
+        return paste(key, value)
+    return suggested_override.value(parts, value, data) or paste(key, value)
 
 
 def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
+    """Where pydantic's ``loc`` lies in ``data``; names of union members in it are no parts of the key."""
     note: Any = Job
     parts: list[str] = []
     items: list[int] = []
@@ -104,8 +114,11 @@ def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
 
 
 def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins: Origins) -> Problem:
-    key, kind, bad = ".".join(spot.parts), detail["type"], detail["input"]
-    context = detail.get("ctx", {})
+    key = ".".join(spot.parts)
+    kind = detail["type"]
+    bad = detail["input"]
+
+    # errors with a text of their own
     if kind == "extra_forbidden":
         return unknown(spot.parts, len(spot.parts) - 1, data, origins)
     if kind == "missing" and not spot.items:
@@ -113,43 +126,45 @@ def _problem(spot: Spot, detail: ErrorDetails, data: Mapping[str, Any], origins:
     if kind.startswith("union_tag"):
         return _untagged(spot.parts, bad, data, origins)
     if kind == "value_error":
-        return _value_error(spot, str(context["error"]), bad, data, origins)
-    reason = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
-    if spot.items:
-        whole = origins.value(key)
-        at = "".join(f"[{i}]" for i in spot.items)
-        item = "" if kind == "missing" else f" = {shown(bad, key)}"
-        return Problem(
-            key, f"{shown(whole, key)}: item {at}{item} {reason}", suggested_override.value(spot.parts, whole, data)
-        )
-    return Problem(key, f"{shown(bad, key)}: {reason}", suggested_override.value(spot.parts, bad, data))
+        return _value_error(spot, str(detail.get("ctx", {})["error"]), bad, data=data, origins=origins)
+
+    # a value of the wrong form, or an item of a list that is one
+    why = _reason(detail, schema_keys.literals(schema_keys.at(spot.parts, data)))
+    if not spot.items:
+        return Problem(key, f"{shown(bad, key)}: {why}", suggested_override.value(spot.parts, bad, data))
+    whole = origins.value(key)
+    at = "".join(f"[{i}]" for i in spot.items)
+    item = "" if kind == "missing" else f" = {shown(bad, key)}"
+    text = f"{shown(whole, key)}: item {at}{item} {why}"
+    return Problem(key, text, suggested_override.value(spot.parts, whole, data))
 
 
 def _choice(
     parts: tuple[str, ...], details: Sequence[ErrorDetails], data: Mapping[str, Any], origins: Origins
 ) -> Problem:
-    """No member of a union of plain types fits."""
-    key, bad = ".".join(parts), details[0]["input"]
+    """The problem of a value that fits no member of a union of plain types."""
+    key = ".".join(parts)
+    bad = details[0]["input"]
     words = schema_keys.literals(schema_keys.at(parts, data))
     reasons = [_reason(d, ()).removeprefix("should be ") for d in details if d["type"] != "literal_error"]
     hint = intended_value.word_of(bad, words) if isinstance(bad, str) else None
-    text = f"should be {' or '.join([*words, *reasons])}" + (f", did you mean {hint!r}?" if hint else "")
-    return Problem(key, f"{shown(bad, key)}: {text}", suggested_override.value(parts, bad, data))
+    text = f"{shown(bad, key)}: should be {' or '.join([*words, *reasons])}{did_you_mean(hint)}"
+    return Problem(key, text, suggested_override.value(parts, bad, data))
 
 
 def _reason(detail: ErrorDetails, words: Sequence[str]) -> str:
     kind = detail["type"]
     if kind == "literal_error":
-        hint = intended_value.word_of(detail["input"], [str(w) for w in words])
-        listed = ", ".join(map(str, words))
-        return f"should be one of {listed}" + (f"; did you mean {hint!r}?" if hint else "")
+        listed = [str(word) for word in words]
+        hint = intended_value.word_of(detail["input"], listed)
+        return f"should be one of {', '.join(listed)}{did_you_mean(hint, joint='; ')}"
     return "is missing" if kind == "missing" else reason(detail)
 
 
 def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -> Problem:
-    """A key that must be given: nobody set it, or it was left at ``???``."""
-    note = schema_keys.at(parts, data)
-    if tags := schema_keys.kinds(note):
+    """The problem of a required key that nobody has set, or that was left at ``???``."""
+    tags = schema_keys.kinds(schema_keys.at(parts, data))
+    if tags:
         listed = [t for t in tags if t != "_target_"]
         return Problem(".".join(parts), f"needs a choice (there are: {', '.join(listed)})")
     field = schema_keys.field_at(parts, data)
@@ -158,45 +173,52 @@ def missing(parts: tuple[str, ...], data: Mapping[str, Any], origins: Origins) -
 
 
 def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """A model, data set, optimizer, schedule or step that is not there."""
+    """The problem of an unknown model, data set, optimizer, schedule or step."""
+    section = parts[0]
     tags = [t for t in schema_keys.kinds(schema_keys.at(parts, data)) if t != "_target_"]
-    word, title = KINDS[parts[0]], "steps" if parts[0] == "steps" else f"{KINDS[parts[0]]}s"
+    title = f"{KINDS[section]}s"
     if not isinstance(bad, Mapping):
         return Problem(".".join(parts), f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})")
-    field = "kind" if parts[0] == "steps" else "name"
+
+    # a step without a kind has its name for one; all else is chosen by kind or name
+    field = "kind" if section == "steps" else "name"
     tag = bad.get(field)
-    step = parts[0] == "steps" and tag == parts[-1]
+    step = section == "steps" and tag == parts[-1]
     key = ".".join(parts if step else (*parts, field))
     if tag is None:
         return Problem(key, f"needs a value ({title}: {', '.join(tags)})")
+    text = f"unknown {KINDS[section]} {tag!r}{suggestions.choice(tag, tags, title)}"
     hint = nearest(tag, tags)
-    text = f"unknown {word} {tag!r}{suggestions.choice(tag, tags, title)}"
-    if not step:
-        return Problem(key, text, paste(key, hint) if hint else "")
-    origin = origins.of(key)
     if hint is None:
         return Problem(key, text)
-    kept = [paste(f"steps.{hint}.{name}", v) for name, v in bad.items() if name != "kind"]
+    if not step:
+        return Problem(key, text, paste(key, hint))
+
+    # a misspelt step has its settings under the wrong name
+    settings = [paste(f"steps.{hint}.{name}", v) for name, v in bad.items() if name != "kind"]
+    origin = origins.of(key)
     if origin and origin.typed:
-        return Problem(key, text, " ".join(kept))
-    return Problem(key, text, " ".join([shell(f"~{key}"), f"steps.{hint}.kind={hint}", *kept]))
+        return Problem(key, text, " ".join(settings))
+    return Problem(key, text, " ".join([shell(f"~{key}"), f"steps.{hint}.kind={hint}", *settings]))
 
 
-def _value_error(spot: Spot, message: str, bad: Any, data: Mapping[str, Any], origins: Origins) -> Problem:
-    """A rule over several keys names the key it is about first: ``model.heads=3 must divide ...``."""
-    advice = re.search(r"use ([\w.]+=[\w.\[\],-]+)", message)
+def _value_error(spot: Spot, message: str, bad: Any, *, data: Mapping[str, Any], origins: Origins) -> Problem:
+    """The problem of a rule of ours, whose ``message`` may end in the cure: ``use key=value``.
+
+    A rule over several keys names the key it is about first: ``model.heads=3 must divide ...``.
+    """
+    key = ".".join(spot.parts)
+    text = f"{shown(bad, key)}: {message}"
     named = re.match(r"([a-z_]+(?:\.[a-z_]+)+)=([^\s:]+):? (.*)", message, re.DOTALL)
     if named:
-        fixed = (
-            advice[1] if advice else suggested_override.value(tuple(named[1].split(".")), origins.value(named[1]), data)
-        )
-        return Problem(named[1], f"{named[2]}: {named[3]}", fixed)
-    key = ".".join(spot.parts)
+        key = named[1]
+        text = f"{named[2]}: {named[3]}"
+
+    advice = re.search(r"use ([\w.]+=[\w.\[\],-]+)", message)
+    if advice:
+        return Problem(key, text, advice[1])
+    if named:
+        return Problem(key, text, suggested_override.value(tuple(key.split(".")), origins.value(key), data))
     if isinstance(bad, Mapping):
-        return Problem(
-            key,
-            f"{shown(bad, key)}: {message}",
-            advice[1] if advice else suggested_override.group(spot.parts, bad, data),
-        )
-    fixed = advice[1] if advice else suggested_override.value(spot.parts, bad, data)
-    return Problem(key, f"{shown(bad, key)}: {message}", fixed)
+        return Problem(key, text, suggested_override.group(spot.parts, bad, data))
+    return Problem(key, text, suggested_override.value(spot.parts, bad, data))

@@ -1,4 +1,4 @@
-"""The folders that Hydra reads: recipes as the group ``recipe``, the user's own options."""
+"""Config sources for Hydra: recipes as the group ``recipe``, and the user's own options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = "recipe"
 
 
 class RecipeSource(ConfigSource):
-    """``recipes://<folder>``: every YAML file below it is an option of the group ``recipe``, for the whole config."""
+    """``recipes://<folder>``: every YAML file in it is an option of the group ``recipe``, for the whole config."""
 
     @staticmethod
     def scheme() -> str:
@@ -51,7 +51,9 @@ class RecipeSource(ConfigSource):
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         folder = self._file(config_path)
-        names = [GROUP] if config_path == "" else sorted(p.name for p in folder.iterdir()) if folder else []
+        names = sorted(p.name for p in folder.iterdir()) if folder else []
+        if config_path == "":
+            names = [GROUP]
         found: list[str] = []
         for name in names:
             at = f"{config_path}/{name}" if config_path else name
@@ -60,7 +62,7 @@ class RecipeSource(ConfigSource):
 
 
 class OptionSource(FileConfigSource):
-    """``options://<folder>``: Hydra's own folder of groups, whose files are looked at before they are read."""
+    """``options://<folder>``: Hydra's own kind of folder, whose files are checked before they are read."""
 
     @staticmethod
     def scheme() -> str:
@@ -74,6 +76,6 @@ class OptionSource(FileConfigSource):
 
 
 def register() -> None:
-    """Make Hydra know the schemes; doing so twice changes nothing."""
+    """Register the schemes with Hydra; a second call changes nothing."""
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(OptionSource)

@@ -1,4 +1,4 @@
-"""Cures of an override that sets a group of keys: the whole of it, put right."""
+"""Cures for an override that sets a group of keys: the whole override, corrected."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.job.cures.kept_meaning import settable
+from launcher.job.cures.safety import settable
 from launcher.job.overrides.grammar import OPEN, Override, parse, paste, shell
 from launcher.job.schema.redact import text as redacted
 from launcher.job.schema.redact import values
 from launcher.job.yaml.origins import Origins
 
 
-def whole(problems: Sequence[Problem], typed: Sequence[Override], origins: Origins) -> tuple[Problem, ...]:
-    """``problems``, with cures that are the whole override where one that sets a group of keys is to blame."""
+def with_group_cures(problems: Sequence[Problem], typed: Sequence[Override], origins: Origins) -> tuple[Problem, ...]:
+    """``problems``; where an override that sets a group of keys is to blame, the cure is that override, corrected."""
     blamed = {p: _blamed(p, typed, origins) for p in problems}
-    cures = {
-        o.text: _cure(o, [p for p in problems if blamed[p] is o], origins) for o in blamed.values() if o is not None
-    }
-    return tuple(replace(p, cure=cures[o.text]) if (o := blamed[p]) and p.cure else p for p in problems)
+    cures: dict[str, str] = {}
+    for group in blamed.values():
+        if group is not None:
+            cures[group.text] = _cure(group, [p for p in problems if blamed[p] is group], origins)
+    out = []
+    for problem in problems:
+        group = blamed[problem]
+        out.append(replace(problem, cure=cures[group.text]) if group and problem.cure else problem)
+    return tuple(out)
 
 
 def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Override | None:
+    """The override of a group of keys that has set what ``problem`` is about, if one has."""
     origin = origins.of(problem.key) if problem.key else None
     if origin is None or not origin.typed:
         return None
@@ -34,7 +40,7 @@ def _blamed(problem: Problem, typed: Sequence[Override], origins: Origins) -> Ov
 
 
 def _within(problem: Problem, group: Override) -> bool:
-    """Whether it is about a key of ``group``, or a key that ``group`` lacks."""
+    """Whether ``problem`` is about a key of ``group``, or about one that is missing there."""
     below = f"{group.key}."
     words = shlex.split(problem.cure)
     lacks = problem.key == group.key and bool(words) and all(w.startswith(below) for w in words)
@@ -42,16 +48,17 @@ def _within(problem: Problem, group: Override) -> bool:
 
 
 def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str:
-    """``group`` with all that the cures of ``problems`` say."""
+    """``group`` with the cures of ``problems`` applied; their overrides of other keys are pasted after it."""
     tree = copy.deepcopy(group.value)
+    above = f"{group.key}."
     beside: list[str] = []
     for problem in problems:
         if problem.cure and problem.key != group.key and not settable(problem.key.split("."), origins):
-            _drop(tree, problem.key[len(group.key) + 1 :].split("."))
+            _drop(tree, problem.key.removeprefix(above).split("."))
         for word in shlex.split(problem.cure):
             parsed = parse(word)
-            inside = parsed.key_or_group.startswith(f"{group.key}.")
-            parts = parsed.key_or_group[len(group.key) + 1 :].split(".")
+            inside = parsed.key_or_group.startswith(above)
+            parts = parsed.key_or_group.removeprefix(above).split(".")
             if inside and parsed.is_delete():
                 _drop(tree, parts)
             elif inside:
@@ -63,17 +70,20 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
 
 
 def _drop(tree: dict[Any, Any], parts: Sequence[str]) -> None:
-    n = _begun(tree, parts)
+    n = _longest_key(tree, parts)
     if n == len(parts):
         del tree[".".join(parts)]
-    elif n and isinstance(below := tree[".".join(parts[:n])], dict):
+        return
+    below = tree[".".join(parts[:n])] if n else None
+    if isinstance(below, dict):
         _drop(below, parts[n:])
 
 
 def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any, dotted: bool) -> None:
-    """``dotted``: dots belong to the names, where a new one is set."""
-    n = _begun(tree, parts)
-    if 0 < n < len(parts) and isinstance(below := tree[".".join(parts[:n])], dict):
+    """``dotted``: a new key may contain dots."""
+    n = _longest_key(tree, parts)
+    below = tree[".".join(parts[:n])] if 0 < n < len(parts) else None
+    if isinstance(below, dict):
         _set(below, parts[n:], value, dotted)
     elif n == len(parts) or dotted or len(parts) == 1:
         tree[".".join(parts)] = value
@@ -82,6 +92,6 @@ def _set(tree: dict[Any, Any], parts: Sequence[str], value: Any, dotted: bool) -
         _set(tree[parts[0]], parts[1:], value, dotted)
 
 
-def _begun(tree: Mapping[Any, Any], parts: Sequence[str]) -> int:
-    """How many of ``parts`` are a key of ``tree``, the most; 0 for none."""
+def _longest_key(tree: Mapping[Any, Any], parts: Sequence[str]) -> int:
+    """How many of the first ``parts``, at most, joined by dots are a key of ``tree``; 0 when none are."""
     return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in tree), 0)

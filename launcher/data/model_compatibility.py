@@ -1,4 +1,4 @@
-"""Whether a model can read what a data set yields."""
+"""Checks that a model can read the samples of a data set."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.job.yaml.shipped import CONF, short
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("layout", ["checkout", "wheel"])

@@ -1,4 +1,4 @@
-"""An optimizer of plain tensors for parameters that are cut over ranks."""
+"""Runs an optimizer that knows only plain tensors on this rank's shards of the parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 
-class Pieces(torch.optim.Optimizer):
+class LocalShards(torch.optim.Optimizer):
     """``inner`` is given this rank's pieces: what it does to each number must not depend on the others.
 
     A class of the user's own need not know of DTensor, nor have operations that it has a rule for. The pieces share

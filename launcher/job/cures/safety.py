@@ -1,0 +1,88 @@
+"""Which cures are safe to suggest: those that leave the settings that the user has made."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.overrides.grammar import parse
+from launcher.job.schema import schema_keys
+from launcher.job.schema.similar_names import nearest
+from launcher.job.yaml.origins import Origins
+
+WEIGHT_SOURCES = {"train", "load", "import"}
+"""Steps that give a model weights that are worth a file."""
+
+
+def kept(problem: Problem, origins: Origins, late: bool) -> bool:
+    """Whether the cure leaves what the user has set, or moves it to the nearest possible value.
+
+    A value that is valid by itself (``late``) and does not go with others is never changed: nobody knows which of
+    them was meant. Otherwise a new value for the key itself is safe, and so is an unknown key that moves elsewhere.
+    """
+    changes = list(settings(shlex.split(problem.cure)))
+    if not late:
+        if not problem.key or not settable(problem.key.split("."), origins):
+            return True
+        changes = [(key, value) for key, value in changes if not overlap(key, problem.key)]
+    return all(_kept(key, value, origins) for key, value in changes)
+
+
+def settable(parts: Sequence[str], origins: Origins) -> bool:
+    """Whether the schema has such a key for the model, data set, optimizer and steps that are chosen."""
+    note = schema_keys.at(parts, origins.data)
+    if note is None:
+        return False
+    is_choice = bool(schema_keys.kinds(note))
+    return not is_choice or schema_keys.settings(note, origins.value(".".join(parts))) is not None
+
+
+def overlap(key: str, other: str) -> bool:
+    """Whether the keys are the same, or one lies below the other."""
+    return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")
+
+
+def settings(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Every key that the overrides among ``words`` set, with its new value; ``None`` for a deleted key."""
+    for word in words:
+        if "=" in word or word.startswith("~"):
+            parsed = parse(word)
+            yield from _leaves(parsed.key_or_group, None if parsed.is_delete() else parsed.value())
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(f"{key}.{name}", below)
+    else:
+        yield key, value
+
+
+def _kept(key: str, new: Any, origins: Origins) -> bool:
+    """Whether ``new`` keeps the meaning of what the user has set at ``key``."""
+    old = origins.value(key)
+    if old is None or old == new or not _set_by_user(key, origins):
+        return True
+
+    # steps may be added, but none that only makes sense after training
+    if key == "steps" and isinstance(old, dict) and isinstance(new, list):
+        added = set(new) - set(old)
+        return set(old) <= set(new) and (not added or bool(WEIGHT_SOURCES & set(old)))
+
+    # a number may move to one nearby, a misspelt word to the right one, a list to any list
+    if isinstance(old, bool) or isinstance(new, bool) or new is None:
+        return False
+    if isinstance(old, int | float) and isinstance(new, int | float):
+        return old / 2 <= new <= old * 2 and new != 1
+    if isinstance(old, str) and isinstance(new, str):
+        known = old in schema_keys.literals(schema_keys.at(key.split("."), origins.data))
+        return not known and nearest(old, [new]) is not None
+    return isinstance(old, list | tuple) and isinstance(new, list | tuple)
+
+
+def _set_by_user(key: str, origins: Origins) -> bool:
+    """Whether the user's command line or files have set ``key``, or something below it."""
+    last = [*origins.all(key)[-1:], *(p[-1] for k, p in origins.places.items() if k.startswith(f"{key}."))]
+    return any(place.typed or not place.shipped for place in last)

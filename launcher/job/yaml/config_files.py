@@ -1,0 +1,64 @@
+"""Finds configuration files: the shipped ones first, then the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.job.yaml.shipped import CONF, RECIPES, short
+
+
+@dataclass(frozen=True)
+class ConfigFiles:
+    """Folders to search, the first that has a file wins: ``conf`` with one folder for each group, ``recipes``."""
+
+    conf: tuple[Path, ...] = (CONF,)
+    recipes: tuple[Path, ...] = (RECIPES,)
+
+    @classmethod
+    def of(cls, user: Path | None, recipe: Path | None = None) -> ConfigFiles:
+        """The shipped folders, the ``user``'s own, and the folder of a ``recipe`` that is named by its path.
+
+        The user's recipes are in the folder ``recipe`` or ``recipes``.
+        """
+        conf = [CONF]
+        recipes = [RECIPES]
+        if user is not None:
+            own = Path(os.path.realpath(user))
+            conf.append(own)
+            if (own / "recipes").is_dir():
+                recipes.append(own / "recipes")
+        if recipe is not None:
+            recipes.insert(0, Path(os.path.realpath(recipe)))
+        return cls(tuple(conf), tuple(recipes))
+
+    def groups(self) -> tuple[str, ...]:
+        """Names such as ``model`` and ``recipe``, sorted."""
+        folders = [p for c in self.conf if c.is_dir() for p in c.iterdir() if p.is_dir()]
+        names = {p.name for p in folders if p.name[0] not in "._"}
+        return tuple(sorted((names | {"recipe"}) - {"recipes"}))
+
+    def options(self, group: str) -> tuple[str, ...]:
+        """Names that may follow ``group=``, sorted."""
+        folders = [folder for folder in self._folders(group) if folder.is_dir()]
+        names = {p.relative_to(f).with_suffix("").as_posix() for f in folders for p in f.rglob("*.yaml")}
+        return tuple(sorted(names))
+
+    def file(self, config_path: str) -> Path | None:
+        """The file behind Hydra's path ``group/option``."""
+        group, _, option = config_path.rpartition("/")
+        folders = self._folders(group) if group else iter(self.conf)
+        paths = (folder / f"{option}.yaml" for folder in folders)
+        return next((path for path in paths if path.is_file()), None)
+
+    def hidden(self) -> tuple[str, ...]:
+        """The user's files that are never read, because a shipped file has the same name."""
+        own = ((p, p.relative_to(c)) for c in self.conf[1:] for p in sorted(c.rglob("*.yaml")))
+        return tuple(short(p) for p, name in own if (CONF / name).is_file())
+
+    def _folders(self, group: str) -> Iterator[Path]:
+        if group == "recipe" or group.startswith("recipe/"):
+            yield from (r / group.removeprefix("recipe").lstrip("/") for r in self.recipes)
+        yield from (c / group for c in self.conf)
