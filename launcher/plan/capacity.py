@@ -10,10 +10,10 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.memory import bytes_text, copies
+from launcher.plan.cost.memory import copies
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import ITEMSIZE
-from launcher.plan.values.text import spans
+from launcher.plan.values.text import bytes_text, spans
 
 KEY = "launch.check_memory"
 PROCESS = 32 << 20
@@ -80,7 +80,7 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
 
 def _held(plan: Plan, rank: int, trains: bool) -> int:
     """At the fullest moment: of a step, or while a constructor that cannot be taken apart makes the whole model."""
-    at = plan.memory[rank]
+    at = plan.estimate.memory[rank]
     made = 0 if plan.deferred else sum(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype] for p in plan.params)
     return max(at.total if trains else at.params, at.params + made)
 
@@ -88,7 +88,7 @@ def _held(plan: Plan, rank: int, trains: bool) -> int:
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
     """Bytes that all ``ranks`` together need in any layout: one copy of what they train, and what each is itself."""
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
-    state = (1 + copies(job.optim, plan.optimizer)) * sum(n for n, trainable in weights if trainable)
+    state = (1 + copies(job.optim, plan.observed.optimizer)) * sum(n for n, trainable in weights if trainable)
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
     return sum(n for n, _ in weights) + trains * state + len(ranks) * PROCESS
 

@@ -114,7 +114,8 @@ def _derived(plan: Plan) -> dict[str, Any]:
     sz = plan.sizes
     summed = sz.micros if plan.loss_reduction == "sum" else 1
     scale = plan.loss_repeats * summed * (1 if plan.gradients_mean else sz.replicas)
-    return {"gradient_scale": scale, "micro_batches": [sz.micros, sz.micro_batch] if plan.batch_dependent else None}
+    micro_batches = [sz.micros, sz.micro_batch] if plan.observed.batch_dependent else None
+    return {"gradient_scale": scale, "micro_batches": micro_batches}
 
 
 def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Difference]:

@@ -10,12 +10,11 @@ from typing import TypeVar
 
 from launcher.plan import show_operators
 from launcher.plan.cost.fusion import Group
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.cost.traffic import KINDS
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.values.text import listed, many, scaled, spans
+from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
 Rows = Iterator[tuple[str, str]]
@@ -47,7 +46,7 @@ def _head(plan: Plan) -> Rows:
 
 
 def _pipeline(plan: Plan) -> Rows:
-    sz, t = plan.sizes, plan.timeline
+    sz, t = plan.sizes, plan.estimate.timeline
     if sz.grid["pp"] == 1:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return
@@ -153,10 +152,10 @@ def _operators(plan: Plan) -> Rows:
 
 def _traffic(plan: Plan) -> Rows:
     """What one step sends: how many collectives of each kind, and their bytes. A row a rank; ranks alike in a row."""
-    kinds = [k for k in KINDS if any(t.kind == k for t in plan.traffic)]
+    kinds = [k for k in KINDS if any(t.kind == k for t in plan.estimate.traffic)]
     if plan.sizes.grid.size == 1:
         return
-    found = {(t.rank, t.kind): f"{t.count}: {bytes_text(t.nbytes)}" for t in plan.traffic}
+    found = {(t.rank, t.kind): f"{t.count}: {bytes_text(t.nbytes)}" for t in plan.estimate.traffic}
     rows = [(r, tuple(found.get((r, k), "-") for k in kinds)) for r in range(plan.sizes.grid.size)]
     folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
     wide = max(len("ranks"), *(len(ranks) for ranks, _ in folded))
@@ -168,7 +167,7 @@ def _traffic(plan: Plan) -> Rows:
 def _memory(plan: Plan) -> Rows:
     """A row a rank; ranks alike in a row."""
     titles = ("params", "grads", "optimizer", "gathered", "activations", "total")
-    rows = [(m.rank, (m.params, m.grads, m.optimizer, m.gathered, m.activations, m.total)) for m in plan.memory]
+    rows = [(m.rank, tuple(getattr(m, title) for title in titles)) for m in plan.estimate.memory]
     folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
     wide = max(len("ranks"), *(len(ranks) for ranks, _ in folded))
     yield "memory", f"{'ranks':<{wide}}" + "".join(f"{t:>12}" for t in titles)

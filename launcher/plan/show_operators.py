@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from launcher.plan.cost.fusion import Bucket
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.operators.resolve import Comm, Cut, Flow, Spread, tp_dim
 from launcher.plan.operators.strategy import axes_text
 from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
 
 NAMES = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
 Rows = Iterator[tuple[str, str]]

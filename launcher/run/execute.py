@@ -14,7 +14,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import Copy, copies
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import trust
+from launcher.plan.values.trust import trust
 from launcher.plan.verbs import Phase
 from launcher.run.launch import Start
 from launcher.runtime import gc_thresholds

@@ -17,7 +17,7 @@ from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export, Import, Inspect, MergeStrategies, Step, Transform, Verify
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import trust
+from launcher.plan.values.trust import trust
 from launcher.runtime import folder
 from launcher.steps import export, import_weights, merge_strategies, transform, verify
 

@@ -18,9 +18,8 @@ from launcher.checkpoint.transform import Report
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export
-from launcher.plan.cost.memory import bytes_text
-from launcher.plan.settings.saving import Trust, trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import Trust, trust
 from launcher.steps.paths import Paths
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from launcher.checkpoint.store import latest, point, step_folder
 from launcher.checkpoint.whole_tensors import Chosen, Whole
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Import
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import ANYONE, Trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import ANYONE, Trust
 
 
 def place(checkpoints: Path) -> Path:

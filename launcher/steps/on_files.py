@@ -13,10 +13,9 @@ from launcher.errors import RunError, said
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Import, Inspect, MergeStrategies, Sample, Transform, Verify
 from launcher.plan.changed_settings import recorded
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import trust
 from launcher.steps import export, import_weights, merge_strategies, transform, verify
 from launcher.steps.paths import Paths
 

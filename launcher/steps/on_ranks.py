@@ -12,9 +12,8 @@ from launcher.checkpoint.store import latest
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Broadcast, Evaluate, Load
 from launcher.plan.certify_copy import Copy
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
 from launcher.runtime.cluster.world import World, deterministic
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session

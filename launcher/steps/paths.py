@@ -9,7 +9,7 @@ from launcher.checkpoint.store import latest
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Export, Step, Transform
-from launcher.plan.settings.saving import trust
+from launcher.plan.values.trust import trust
 
 
 @dataclass(frozen=True)

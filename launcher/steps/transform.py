@@ -24,9 +24,8 @@ from launcher.checkpoint.transform_foreign import (
 )
 from launcher.checkpoint.transform_plan import plan_transform
 from launcher.job.schema.steps import Transform
-from launcher.plan.cost.memory import bytes_text
-from launcher.plan.settings.saving import ANYONE, Trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import ANYONE, Trust
 
 PREFIX = "checkpoint_"
 """Of the names of rank files, where none is asked for."""

@@ -10,9 +10,8 @@ from launcher.checkpoint.manifest_mac import opened
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
-from launcher.plan.cost.memory import bytes_text
-from launcher.plan.settings.saving import Trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import Trust
 
 
 def check(folder: Path, trust: Trust) -> None:

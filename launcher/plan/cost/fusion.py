@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
 from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner, units
 from launcher.plan.partition.stages import Stage, covers
 from launcher.plan.values.facts import ITEMSIZE, Graph, Skeleton
-
-MB = 1 << 20
-DEFAULT = 64 * MB
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Fused:
     """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
 
     ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn, ``spreads`` the operators that are
-    cut.
+    cut. ``loss_cut``: the classes of the loss are cut over ``tp``.
     """
 
     limits: Limits
@@ -76,6 +72,7 @@ class Fused:
     tied: int = 0
     late: bool = False
     spreads: tuple[Spread, ...] = ()
+    loss_cut: bool = False
 
     @property
     def sums(self) -> tuple[Bucket, ...]:
@@ -91,38 +88,6 @@ class Fused:
     def rest(self) -> int:
         """Most parameters of several modules that one gather takes although nothing is to be fused."""
         return max((len(g.names) for g in self.groups if len({owner(n) for n in g.names}) > 1), default=0)
-
-
-def limits(asked: CommFusion) -> Limits:
-    """The sizes that ``comm_fusion`` comes to, in bytes."""
-    if not asked.openstate:
-        return Limits(True, None, 0)
-    fitted = None if asked.network is None else knee(asked.network)
-    sizes = [n for n in (size(asked.allgather), size(asked.reducescatter)) if n is not None]
-    gather = min(sizes) if sizes else fitted  # torch scatters the gradients of what it gathered together
-    if asked.allreduce is not None and isinstance(cuts := asked.allreduce.config, tuple):
-        return Limits(False, gather, DEFAULT, cuts)
-    own = size(asked.allreduce)
-    return Limits(False, gather, (fitted or DEFAULT) if own is None else own)
-
-
-def size(asked: Fusion | FusionIndex | None) -> int | None:
-    """Bytes that mode ``size`` asks for; ``None`` for any other mode."""
-    if asked is None or asked.mode != "size" or isinstance(asked.config, tuple):
-        return None
-    return DEFAULT if asked.config is None else int(asked.config * MB)
-
-
-SHARE = 20
-
-
-def knee(network: Network) -> int:
-    """Bytes that keep the network busy 20 times as long as it takes to begin: the start costs 5 % of the collective.
-
-    >>> knee(Network(latency_us=50, gb_per_s=1))
-    1000000
-    """
-    return round(SHARE * network.latency_us * network.gb_per_s * 1e3)
 
 
 Row = tuple[tuple[str, ...], list[Placed]]

@@ -26,6 +26,19 @@ def scaled(n: float) -> tuple[str, str]:
     return f"{n:.1f}", "P"
 
 
+def bytes_text(n: float) -> str:
+    """Bytes for people.
+
+    >>> bytes_text(1536), bytes_text(3 * 1024**3)
+    ('1.5 KB', '3.0 GB')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if n < 1024:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TB"
+
+
 def spans(numbers: Sequence[int]) -> str:
     """Ascending numbers, neighbours drawn together.
 

@@ -60,7 +60,7 @@ def train(s: Session, loop: Loop) -> None:
             seconds = time.perf_counter() - began
             s.emit({"step": s.step, "steps": loop.until, "loss": loss, "lr": lr, "grad_norm": norm,
                     f"{loop.unit}_per_s": loop.units / seconds, "step_ms": seconds * 1e3,
-                    "bubble": s.plan.timeline.bubble, "memory_mb": memory(s) / 2**20,
+                    "bubble": s.plan.estimate.timeline.bubble, "memory_mb": memory(s) / 2**20,
                     **({"loss_scale": s.scaling.factor} if s.scaling.dynamic else {}),
                     **({"unsaved": s.unsaved} if s.unsaved else {}), **stall})  # fmt: skip
             stall = {}

@@ -12,8 +12,8 @@ from launcher.checkpoint.read import open_checkpoint, read_rank
 from launcher.job.schema.job import Job
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
-from launcher.plan.settings.saving import trust
 from launcher.plan.values.facts import DTYPE
+from launcher.plan.values.trust import trust
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.state import unpacked
 
