@@ -78,7 +78,8 @@ def class_of(key: str) -> tuple[str, ...]:
     parts = key.split(".")
     for n in range(len(parts), 0, -1):
         above = ".".join(parts[:n])
-        if found := tuple(name for name, keys in classes.items() if above in keys):
+        found = tuple(name for name, keys in classes.items() if above in keys)
+        if found:
             return found
     return ()
 
@@ -150,11 +151,11 @@ def _one(key: str, saved: Mapping[str, Any], mine: Mapping[str, Any], job: Job) 
     if old is _UNSET and new == _default(job, key):
         return  # a key that there was not then
     if not _same(old, new):
-        yield Difference(key, *_told(old, new), _why(key))
+        yield Difference(key, _told(old), _told(new), _why(key))
 
 
-def _told(old: Any, new: Any) -> tuple[Any, Any]:
-    return UNSET if old is _UNSET else old, UNSET if new is _UNSET else new
+def _told(value: Any) -> Any:
+    return UNSET if value is _UNSET else value
 
 
 def _same(old: Any, new: Any) -> bool:

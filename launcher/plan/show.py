@@ -26,7 +26,8 @@ def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
     parts = (_head, _pipeline, _stages, _sends, _operators, _ties, _hsdp, _reduce, _traffic, _memory, _steps, _settings,
              _notes)  # fmt: skip
-    out, last = [f"plan of {plan.name}"], ""
+    out = [f"plan of {plan.name}"]
+    last = ""
     for label, row in (r for part in parts for r in part(plan)):
         for line in wrap(row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
             out.append(f"  {label if label != last else '':<9} {line}")
@@ -77,7 +78,9 @@ def _stages(plan: Plan) -> Rows:
         own = {first[n].name: first[n] for n in s.params}
         size = sum(prod(p.spec.shape) for p in own.values() if not p.buffer)
         ranks = plan.sizes.grid.ranks(pp=plan.sizes.places[s.index])
-        names = listed(s.modules) if any(s.modules) else "the whole model" if plan.leaves is None else "no module"
+        names = "the whole model" if plan.leaves is None else "no module"
+        if any(s.modules):
+            names = listed(s.modules)
         cost = f"{_count(size)} parameters, {_count(s.flops, 'FLOP')} forward a micro batch"
         if any(a.kind == "I" for row in plan.schedule for a in row):
             cost += f", {s.deferred / max(2 * s.flops, 1):.0%} of its backward deferred"

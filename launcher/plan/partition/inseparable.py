@@ -65,7 +65,10 @@ def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
         mine = [n.target] if n.kind == "module" and n.target in modules else []
         touched = [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())] if n.kind == "glue" else []
         out[n.name] = tuple(dict.fromkeys([*mine, *touched, *([] if again else taken)]))
-        carried[n.name] = tuple(taken) if again else tuple(mine) if n.out is None else ()
+        if again:
+            carried[n.name] = tuple(taken)
+        else:
+            carried[n.name] = tuple(mine) if n.out is None else ()
     return out
 
 

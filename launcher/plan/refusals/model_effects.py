@@ -141,8 +141,9 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         text = f", by numbers that each of {at.sizes.replicas} data-parallel ranks has its own of, and then uses it"
         return f"{text}: they would train different models; use one data-parallel rank", ""
-    if len(at.stages) > 1 and (why := _between(c, p, at)):
-        return why
+    between = _between(c, p, at) if len(at.stages) > 1 else None
+    if between is not None:
+        return between
     if weight and at.mixed:
         return ", and in half precision it would change a copy", "train.precision=fp32"
     if weight and p is not None and _cut(p):
@@ -152,7 +153,7 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
 
 def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     """Why it cannot be on several stages."""
-    here = {s for m in c.at if (s := at.stage_of(m)) is not None}  # glue was placed where what it changes is
+    here = {at.stage_of(m) for m in c.at} - {None}  # glue was placed where what it changes is
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
     if len(owners) > 1:
         return f", of which stages {_numbers(owners)} have a copy each; put all that use it on one stage", ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
@@ -12,6 +11,7 @@ from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph
 from launcher.plan.values.optimizer_traits import OptimizerTraits
+from launcher.plan.values.text import some
 
 KEY = "optim._target_"
 SEEN = "(seen on small tensors)"
@@ -71,7 +71,7 @@ def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterat
     axes = sorted({axis for p in wrong for axis in p.layout.axes})
     text = (
         f"{traits.name}: what a step does to one number of a tensor depends on the rest of the tensor {SEEN}, "
-        f"and {_few([p.name for p in wrong])} would be cut over {' and '.join(axes)}: it trains where tensors are "
+        f"and {some([p.name for p in wrong])} would be cut over {' and '.join(axes)}: it trains where tensors are "
         "whole, so with pipeline stages and replicas"
     )
     yield Problem(KEY, text, _unsharded(job, axes))
@@ -106,29 +106,32 @@ def _apart(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
 def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> Iterator[Problem]:
     if traits.empty or not traits.rows:
         return
-    boxes = ((p, p.layout.box(rank)) for p in trained if p.layout.axes for rank in range(sizes.grid.size))
-    if bare := [name for name, _ in groupby(p.name for p, box in boxes if box is not None and box.empty)]:
-        text = f"{traits.name}: it fails on a piece without elements {SEEN}, and some ranks have none of {_few(bare)}"
+    bare = [p.name for p in trained if p.layout.axes and _empty_somewhere(p, sizes)]
+    if bare:
+        text = f"{traits.name}: it fails on a piece without elements {SEEN}, and some ranks have none of {some(bare)}"
         yield Problem(KEY, text, "parallel.hsdp.uneven=whole")
+
+
+def _empty_somewhere(p: Placed, sizes: Sizes) -> bool:
+    """Whether a rank has a piece of it, and no element in that."""
+    boxes = (p.layout.box(rank) for rank in range(sizes.grid.size))
+    return any(box is not None and box.empty for box in boxes)
 
 
 def _unused(traits: OptimizerTraits, trained: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
     never = {name for name, scope in graph.scopes if scope is None}
     idle = [p.name for p in trained if never.intersection(p.names)]
     if idle and not traits.unused:
-        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}, and no forward uses {_few(idle)}"
+        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}, and no forward uses {some(idle)}"
         yield Problem(KEY, text)
 
 
 def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
     """State that a checkpoint would not bring back."""
+    cut = [p.name for p in trained if p.layout.axes]
     if traits.lost:
         text = f"{traits.name}: its state cannot be saved and brought back: {traits.lost} {SEEN}"
         yield Problem(KEY, f"{text}. Keep numbers, and tensors, in self.state[p] or in self.param_groups")
-    elif traits.odd and (cut := [p.name for p in trained if p.layout.axes]):
-        text = f"{traits.name}: it keeps {traits.odd}, which cannot be saved where parameters are cut: {_few(cut)}"
+    elif traits.odd and cut:
+        text = f"{traits.name}: it keeps {traits.odd}, which cannot be saved where parameters are cut: {some(cut)}"
         yield Problem(KEY, text)
-
-
-def _few(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"

@@ -13,7 +13,7 @@ from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import Rule
 from launcher.plan.values.setting import Setting
-from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.text import bytes_text, many, some
 
 KEY = "parallel.hsdp"
 LEVEL = f"{KEY}.optimizer_level"
@@ -115,18 +115,9 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     ragged = [p for p in params if p.spec.shape and p.spec.shape[0] % n]
     cut = [p.name for p in ragged if p.sharded]
     if cut:
-        text = f"{_some(cut)}: dim 0 is not a multiple of {n}, so the last ranks hold less or nothing"
+        text = f"{some(cut)}: dim 0 is not a multiple of {n}, so the last ranks hold less or nothing"
         yield Note(f"{KEY}.uneven", f"pad: {text}")
     left = [p.name for p in ragged if hsdp.uneven == "whole" and p.trainable]
     if left:
         verb = "stays" if len(left) == 1 else "stay"
-        yield Note(f"{KEY}.uneven", f"whole: {_some(left)} {verb} whole: dim 0 is not a multiple of {n}")
-
-
-def _some(names: list[str]) -> str:
-    """
-    >>> _some(["a", "b"]), _some(["a", "b", "c", "d"])
-    ('a, b', 'a, b, c and 1 more')
-    """
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"
+        yield Note(f"{KEY}.uneven", f"whole: {some(left)} {verb} whole: dim 0 is not a multiple of {n}")

@@ -54,6 +54,16 @@ def spans(numbers: Sequence[int]) -> str:
     return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
 
 
+def some(names: Sequence[str]) -> str:
+    """The first three, and how many more there are.
+
+    >>> some(["a", "b"]), some(["a", "b", "c", "d"])
+    ('a, b', 'a, b, c and 1 more')
+    """
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
+
+
 def listed(names: Sequence[str]) -> str:
     """Module names, numbered neighbours drawn together, the middle of a long list left out.
 
