@@ -114,7 +114,8 @@ class Override:
 
 def lighter(job: Job, plan: Plan) -> Iterator[Override]:
     """Layouts that give the same numbers in less memory, from little to much."""
-    sharded, smaller = list(_sharded(job, plan)), list(_smaller(job, plan))
+    sharded = list(_sharded(job, plan))
+    smaller = list(_smaller(job, plan))
     yield from sharded
     yield from smaller
     if sharded:

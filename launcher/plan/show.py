@@ -111,7 +111,8 @@ def _crossings(crossing: tuple[Crossing, ...]) -> str:
 def _ties(plan: Plan) -> Rows:
     params = {p.name: p for p in plan.params}
     for t in plan.ties:
-        p, at = params[t.name], ", ".join(map(str, t.stages))
+        p = params[t.name]
+        at = ", ".join(map(str, t.stages))
         one = len(t.ranks) == 1 and not p.sharded
         summed = "gradients summed" if t.trained else "frozen"
         what = f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else summed

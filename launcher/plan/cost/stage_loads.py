@@ -83,7 +83,8 @@ def _wide(t: TensorSpec) -> int:
 
 def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]) -> int:
     """Bytes that one micro batch brings from other ranks: values from before, gradients from after."""
-    place, out = sizes.places, 0
+    place = sizes.places
+    out = 0
     if s and place[s - 1] != place[s]:
         out += sum(t.nbytes for t in _specs(boundaries[s - 1]))
     if s < len(place) - 1 and place[s + 1] != place[s]:
@@ -93,7 +94,8 @@ def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]
 
 def _gather(g: Group, segments: list[str], params: tuple[Placed, ...], sizes: Sizes, dtypes: Precision) -> Gather:
     named = {n: p for p in params for n in p.names}
-    held, shard = [named[n] for n in g.names], sizes.grid["dp_shard"]
+    held = [named[n] for n in g.names]
+    shard = sizes.grid["dp_shard"]
     trained = [named[n] for n in g.names if n not in g.idle]
     near = [i for i, s in enumerate(segments) if any(_meet(m, s) for m in g.modules)]
     reduced = {p.name: ITEMSIZE[dtypes.reduce if dtypes.mixed else p.spec.dtype] for p in trained}

@@ -37,7 +37,8 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
     needs = {m: 1 << i for i, m in enumerate(modules)}
     bound = _bound(graph, frozenset(modules))
     while True:
-        before, reach = dict(needs), dict[str, int]()
+        before = dict(needs)
+        reach: dict[str, int] = {}
         for node in graph.nodes:
             mask = 0
             for m in node.inputs:

@@ -239,7 +239,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
 def _twins(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
     """A module that several stages of one rank run, and whose weights are sharded: FSDP2 wraps a module once."""
     for names in skeleton.traits.twins:
-        here = {s for n in names if (s := at.stage_of(n)) is not None}
+        found = (at.stage_of(n) for n in names)
+        here = {stage for stage in found if stage is not None}
         ranks = [at.sizes.places[s] for s in here]
         mine = [p for n in names for m, p in placed.items() if covers(n, owner(m))]
         if len(set(ranks)) < len(ranks) and any(p.sharded for p in mine):
