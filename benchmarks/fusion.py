@@ -119,7 +119,7 @@ def table(blocks: int, steps: int, overrides: list[str]) -> Iterator[str]:
     cases = [(job, plan_job(job)) for job in jobs]
     found, latency, speed = run_ranks(partial(work, cases=cases, blocks=blocks, steps=steps), 4)[0]
     for (_, plan), f in zip(cases, found, strict=True):
-        planned = {t.kind: (t.count, t.nbytes) for t in plan.traffic if t.rank == 0}
+        planned = {t.kind: (t.count, t.nbytes) for t in plan.estimate.traffic if t.rank == 0}
         if planned != f.counts:
             raise SystemExit(f"planned {planned}, counted {f.counts}")
     yield from rows(dict(zip(SETTINGS, found, strict=True)))

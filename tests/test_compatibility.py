@@ -6,8 +6,8 @@ import json
 from itertools import product
 from pathlib import Path
 
-from launcher.plan.partition.sizes import sizes
-from launcher.plan.settings.legal import illegal
+from launcher.plan.settings import pipeline
+from launcher.plan.settings.grid import sizes
 from tests.compatibility import LAYOUTS, SCHEDULES, TIES, TRIED, Cell, asked, once
 
 GOLDEN = Path(__file__).parent / "golden/compatibility.json"
@@ -32,7 +32,7 @@ def test_every_combination_is_as_written_down() -> None:
 
 def test_what_is_refused_is_refused_by_the_planners_one_table() -> None:
     for cell, said in golden().items():
-        found = [f"{p.key}: {p.text}" for p in illegal(asked(cell), sizes(asked(cell))[0])]
+        found = [f"{p.key}: {p.text}" for p in pipeline.refused(asked(cell), sizes(asked(cell))[0])]
         assert said == (f"refused: {'; '.join(found)}" if found else "exact to 1e-12")
 
 

@@ -26,7 +26,7 @@ from launcher.checkpoint.transform import Report, transform
 from launcher.checkpoint.transform_plan import Source, Span, TransformPlan, plan_transform
 from launcher.checkpoint.verify import verify
 from launcher.checkpoint.write import RankRecord, write_rank
-from launcher.plan.settings.saving import Trust
+from launcher.plan.values.trust import Trust
 
 __all__ = [
     "Blob",

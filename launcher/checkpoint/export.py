@@ -15,7 +15,7 @@ from launcher.checkpoint.tensorfile.durable import sync
 from launcher.checkpoint.tensorfile.header import read_header
 from launcher.checkpoint.tensorfile.safetensors import blob_at, mapped, write_stream
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.trust import ANYONE, Trust
 
 ALIASES = "launcher.aliases"
 

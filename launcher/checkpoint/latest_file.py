@@ -18,7 +18,7 @@ from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.checkpoint.tensorfile.encryption import derived
 from launcher.checkpoint.tensorfile.json_file import read_bytes
 from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS, load_key
-from launcher.plan.settings.saving import Trust
+from launcher.plan.values.trust import Trust
 
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.checkpoint.manifest import NAME, Manifest, canonical, parse_manifest
 from launcher.checkpoint.tensorfile.encryption import check_key, derived
 from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS, load_key
-from launcher.plan.settings.saving import Trust
+from launcher.plan.values.trust import Trust
 
 INFO = b"launcher checkpoint manifest"
 _CURE = f"put back the {NAME} that was written with it, or use another checkpoint"

@@ -38,9 +38,9 @@ from launcher.checkpoint.tensorfile.header import Header, Slot, read_header
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.write import rank_files, record_of, share, text_record
-from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+from launcher.plan.values.trust import ANYONE, Trust
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from launcher.checkpoint.tensorfile.durable import publish, remove, sync, write_
 from launcher.checkpoint.tensorfile.encryption import check_key
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.checkpoint.write import RankRecord, text_record
-from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.trust import ANYONE, Trust
 
 STATE = "state.json"
 

@@ -14,7 +14,7 @@ from launcher.checkpoint.store import seal
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.checkpoint.tensorfile.write_behind import Behind
 from launcher.checkpoint.write import RankRecord, write_pieces
-from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.trust import ANYONE, Trust
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from launcher.checkpoint.mindspore.rank_files import held_boxes, write_held
 from launcher.checkpoint.mindspore.strategy_input import Given, by_stage, given, of_whole, whole_specs
 from launcher.checkpoint.tensorfile.write_behind import Behind
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
-from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.trust import ANYONE, Trust
 
 STRATEGY = "strategy.json"
 """How the rank files beside it are laid out."""

@@ -19,10 +19,10 @@ from launcher.checkpoint.read import Checkpoint, Reader, file_header, open_check
 from launcher.checkpoint.text_table import table
 from launcher.checkpoint.transform import PEAK
 from launcher.checkpoint.write import shares
-from launcher.plan.cost.memory import bytes_text
-from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.layout import Box, Layout
+from launcher.plan.values.text import bytes_text
+from launcher.plan.values.trust import ANYONE, Trust
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from launcher.checkpoint.manifest import NAME, rank_file
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
 from launcher.checkpoint.tensorfile.header import Header
 from launcher.checkpoint.tensorfile.mmap_window import Window
-from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.trust import ANYONE, Trust
 
 
 def verify(folder: Path, trust: Trust = ANYONE) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from launcher.optim.state_packing import pack, unpackable
 from launcher.optim.trial import Broken, Build, Cut, Seen, Shape, Trial, keys, small
-from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3}
 """Of the way that a number went: the same sums in another order end nearer together, other sums do not."""
@@ -22,7 +22,9 @@ DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)
 """What is tried for weights of a dtype: where a class can, fp64 tells more."""
 
 
-def probe(build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64") -> Traits:
+def probe(
+    build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
+) -> OptimizerTraits:
     """What the class at ``name`` does to tensors of such ``shapes``; ``build`` makes it for a list of tensors.
 
     ``device`` and ``dtype`` are those of the weights. Raises ``RequestError`` when there is no such class, or its
@@ -35,7 +37,7 @@ def probe(build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu",
                 return _traits(Trial(build, small(shapes), device, kind), name)
             except Broken as broken:
                 why = str(broken)
-    return Traits(name, broken=why)
+    return OptimizerTraits(name, broken=why)
 
 
 @contextmanager
@@ -56,13 +58,13 @@ def _apart() -> Iterator[None]:
         random.setstate(stream)
 
 
-def _traits(trial: Trial, name: str) -> Traits:
+def _traits(trial: Trial, name: str) -> OptimizerTraits:
     seen = trial.observed()
     want = [p.detach() for p in seen.params]
     if _alike(want, trial.starts) and any(g["initial_lr"] for g in seen.optimizer.param_groups):
         raise Broken("its step() changes no parameter")
     rows = _near(trial, seen, Cut(0))
-    return Traits(
+    return OptimizerTraits(
         name,
         rows=rows,
         elements=rows and all(_near(trial, seen, Cut(d)) for d in range(1, max(map(len, trial.shapes)))),

@@ -10,10 +10,10 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.memory import bytes_text, copies
+from launcher.plan.cost.memory import copies
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import ITEMSIZE
-from launcher.plan.values.text import spans
+from launcher.plan.values.text import bytes_text, spans
 
 KEY = "launch.check_memory"
 PROCESS = 32 << 20
@@ -80,7 +80,7 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
 
 def _held(plan: Plan, rank: int, trains: bool) -> int:
     """At the fullest moment: of a step, or while a constructor that cannot be taken apart makes the whole model."""
-    at = plan.memory[rank]
+    at = plan.estimate.memory[rank]
     made = 0 if plan.deferred else sum(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype] for p in plan.params)
     return max(at.total if trains else at.params, at.params + made)
 
@@ -88,7 +88,7 @@ def _held(plan: Plan, rank: int, trains: bool) -> int:
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
     """Bytes that all ``ranks`` together need in any layout: one copy of what they train, and what each is itself."""
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
-    state = (1 + copies(job.optim, plan.optimizer)) * sum(n for n, trainable in weights if trainable)
+    state = (1 + copies(job.optim, plan.observed.optimizer)) * sum(n for n, trainable in weights if trainable)
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
     return sum(n for n, _ in weights) + trains * state + len(ranks) * PROCESS
 
@@ -99,48 +99,49 @@ def refused(found: Fit, cure: str) -> Problem:
 
 
 @dataclass(frozen=True)
-class Change:
+class Override:
     """Settings below ``parallel``, and the words that set them."""
 
     words: str
     settings: dict[str, Any]
 
-    def __or__(self, other: Change) -> Change:
-        return Change(f"{self.words} {other.words}", self.settings | other.settings)
+    def __or__(self, other: Override) -> Override:
+        return Override(f"{self.words} {other.words}", self.settings | other.settings)
 
     def of(self, job: Job) -> Job:
         return job.model_copy(update={"parallel": job.parallel.model_copy(update=self.settings)})
 
 
-def lighter(job: Job, plan: Plan) -> Iterator[Change]:
+def lighter(job: Job, plan: Plan) -> Iterator[Override]:
     """Layouts that give the same numbers in less memory, from little to much."""
-    sharded, smaller = list(_sharded(job, plan)), list(_smaller(job, plan))
+    sharded = list(_sharded(job, plan))
+    smaller = list(_smaller(job, plan))
     yield from sharded
     yield from smaller
     if sharded:
         yield from (sharded[-1] | change for change in smaller)
 
 
-def _sharded(job: Job, plan: Plan) -> Iterator[Change]:
+def _sharded(job: Job, plan: Plan) -> Iterator[Override]:
     """Weights cut over all data-parallel ranks, then gathered once more for each backward."""
     if plan.sizes.replicas == 1:
         return
     now = (job.parallel.hsdp or Hsdp()).model_copy(update={"shard_size": -1})
-    whole = Change("parallel.hsdp.shard_size=-1", {"hsdp": now})
+    whole = Override("parallel.hsdp.shard_size=-1", {"hsdp": now})
     cut = plan.sizes.grid["dp_replicate"] == 1
     if not cut:
         yield whole
     if now.optimizer_level != "level3":
         again = {"hsdp": now.model_copy(update={"optimizer_level": "level3"})}
-        level = Change("parallel.hsdp.optimizer_level=level3", again)
+        level = Override("parallel.hsdp.optimizer_level=level3", again)
         yield level if cut else whole | level
 
 
-def _smaller(job: Job, plan: Plan) -> Iterator[Change]:
+def _smaller(job: Job, plan: Plan) -> Iterator[Override]:
     """Smaller micro batches; not where one says something of its own: in a sum, or to a module with buffers."""
     sz, pipe = plan.sizes, job.parallel.pipeline
     if pipe.loss_reduction == "sum" or any(p.buffer for p in plan.params):
         return
     for n in (sz.micros * times for times in (2, 4, 8) if sz.micro_batch % times == 0):
         change = {"pipeline": pipe.model_copy(update={"micro_batch_num": n})}
-        yield Change(f"parallel.pipeline.micro_batch_num={n}", change)
+        yield Override(f"parallel.pipeline.micro_batch_num={n}", change)

@@ -58,10 +58,16 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     """
     micro = min(SAMPLES, sizes.micro_batch)
     batch = job.train.batch_size // sizes.micro_batch * micro
-    model, data, changes = job.model, job.data, []
-    if isinstance(model, LanguageModel) and (layers := _layers(job, model, sizes)) < model.layers:
-        changes.append(("model.layers", f"{model.layers} -> {layers}"))
-        model = model.model_copy(update={"layers": layers})
+    changes = []
+
+    model = job.model
+    if isinstance(model, LanguageModel):
+        layers = _layers(job, model, sizes)
+        if layers < model.layers:
+            changes.append(("model.layers", f"{model.layers} -> {layers}"))
+            model = model.model_copy(update={"layers": layers})
+
+    data = job.data
     if isinstance(data, Text) and data.tokenizer == "file":
         changes.append(("data", f"{data.name} -> random_tokens"))
         data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)

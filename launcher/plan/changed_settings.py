@@ -78,7 +78,8 @@ def class_of(key: str) -> tuple[str, ...]:
     parts = key.split(".")
     for n in range(len(parts), 0, -1):
         above = ".".join(parts[:n])
-        if found := tuple(name for name, keys in classes.items() if above in keys):
+        found = tuple(name for name, keys in classes.items() if above in keys)
+        if found:
             return found
     return ()
 
@@ -114,7 +115,8 @@ def _derived(plan: Plan) -> dict[str, Any]:
     sz = plan.sizes
     summed = sz.micros if plan.loss_reduction == "sum" else 1
     scale = plan.loss_repeats * summed * (1 if plan.gradients_mean else sz.replicas)
-    return {"gradient_scale": scale, "micro_batches": [sz.micros, sz.micro_batch] if plan.batch_dependent else None}
+    micro_batches = [sz.micros, sz.micro_batch] if plan.observed.batch_dependent else None
+    return {"gradient_scale": scale, "micro_batches": micro_batches}
 
 
 def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Difference]:
@@ -149,11 +151,11 @@ def _one(key: str, saved: Mapping[str, Any], mine: Mapping[str, Any], job: Job) 
     if old is _UNSET and new == _default(job, key):
         return  # a key that there was not then
     if not _same(old, new):
-        yield Difference(key, *_told(old, new), _why(key))
+        yield Difference(key, _told(old), _told(new), _why(key))
 
 
-def _told(old: Any, new: Any) -> tuple[Any, Any]:
-    return UNSET if old is _UNSET else old, UNSET if new is _UNSET else new
+def _told(value: Any) -> Any:
+    return UNSET if value is _UNSET else value
 
 
 def _same(old: Any, new: Any) -> bool:

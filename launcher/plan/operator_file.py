@@ -27,7 +27,13 @@ def as_json(plan: Plan) -> str:
 
 def _dims(axes: Axes) -> list[Any]:
     """As a strategy by axis names is written."""
-    return [None if not dim else dim[0] if len(dim) == 1 else list(dim) for dim in axes]
+    out: list[Any] = []
+    for dim in axes:
+        if len(dim) > 1:
+            out.append(list(dim))
+        else:
+            out.append(dim[0] if dim else None)
+    return out
 
 
 def parsed(data: Any) -> tuple[int, dict[str, Any]]:

@@ -71,8 +71,10 @@ def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
     limits = [s.batches for s in job.steps.values() if isinstance(s, Evaluate)]
     if "train.eval_every" in asked(job):
         limits.append(job.train.eval_batches)
-    if not plan.mixed or all(min(held_out, held_out if n is None else n * whole) % size == 0 for n in limits):
+    read = [held_out if n is None else min(held_out, n * whole) for n in limits]
+    mixed = plan.observed.mixed
+    if not mixed or all(n % size == 0 for n in read):
         return None
-    text = f"{listed(plan.mixed)} in evaluation mode too normalizes over the samples of a micro batch, and the last"
-    text += f" of {held_out} held-out samples would share theirs with padding"
+    text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch, and the last of"
+    text += f" {held_out} held-out samples would share theirs with padding"
     return Problem("model", f"{text}; let it track running statistics, or hold out a multiple of {size} samples")

@@ -10,12 +10,11 @@ from typing import TypeVar
 
 from launcher.plan import show_operators
 from launcher.plan.cost.fusion import Group
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.cost.traffic import KINDS
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
-from launcher.plan.values.text import listed, many, scaled, spans
+from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
 Rows = Iterator[tuple[str, str]]
@@ -27,7 +26,8 @@ def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
     parts = (_head, _pipeline, _stages, _sends, _operators, _ties, _hsdp, _reduce, _traffic, _memory, _steps, _settings,
              _notes)  # fmt: skip
-    out, last = [f"plan of {plan.name}"], ""
+    out = [f"plan of {plan.name}"]
+    last = ""
     for label, row in (r for part in parts for r in part(plan)):
         for line in wrap(row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
             out.append(f"  {label if label != last else '':<9} {line}")
@@ -47,7 +47,7 @@ def _head(plan: Plan) -> Rows:
 
 
 def _pipeline(plan: Plan) -> Rows:
-    sz, t = plan.sizes, plan.timeline
+    sz, t = plan.sizes, plan.estimate.timeline
     if sz.grid["pp"] == 1:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return
@@ -78,7 +78,9 @@ def _stages(plan: Plan) -> Rows:
         own = {first[n].name: first[n] for n in s.params}
         size = sum(prod(p.spec.shape) for p in own.values() if not p.buffer)
         ranks = plan.sizes.grid.ranks(pp=plan.sizes.places[s.index])
-        names = listed(s.modules) if any(s.modules) else "the whole model" if plan.leaves is None else "no module"
+        names = "the whole model" if plan.leaves is None else "no module"
+        if any(s.modules):
+            names = listed(s.modules)
         cost = f"{_count(size)} parameters, {_count(s.flops, 'FLOP')} forward a micro batch"
         if any(a.kind == "I" for row in plan.schedule for a in row):
             cost += f", {s.deferred / max(2 * s.flops, 1):.0%} of its backward deferred"
@@ -109,7 +111,8 @@ def _crossings(crossing: tuple[Crossing, ...]) -> str:
 def _ties(plan: Plan) -> Rows:
     params = {p.name: p for p in plan.params}
     for t in plan.ties:
-        p, at = params[t.name], ", ".join(map(str, t.stages))
+        p = params[t.name]
+        at = ", ".join(map(str, t.stages))
         one = len(t.ranks) == 1 and not p.sharded
         summed = "gradients summed" if t.trained else "frozen"
         what = f"one copy, for {_on(plan.sizes.grid.ranks(pp=t.ranks[0]))} hold both" if one else summed
@@ -153,10 +156,10 @@ def _operators(plan: Plan) -> Rows:
 
 def _traffic(plan: Plan) -> Rows:
     """What one step sends: how many collectives of each kind, and their bytes. A row a rank; ranks alike in a row."""
-    kinds = [k for k in KINDS if any(t.kind == k for t in plan.traffic)]
+    kinds = [k for k in KINDS if any(t.kind == k for t in plan.estimate.traffic)]
     if plan.sizes.grid.size == 1:
         return
-    found = {(t.rank, t.kind): f"{t.count}: {bytes_text(t.nbytes)}" for t in plan.traffic}
+    found = {(t.rank, t.kind): f"{t.count}: {bytes_text(t.nbytes)}" for t in plan.estimate.traffic}
     rows = [(r, tuple(found.get((r, k), "-") for k in kinds)) for r in range(plan.sizes.grid.size)]
     folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
     wide = max(len("ranks"), *(len(ranks) for ranks, _ in folded))
@@ -168,7 +171,7 @@ def _traffic(plan: Plan) -> Rows:
 def _memory(plan: Plan) -> Rows:
     """A row a rank; ranks alike in a row."""
     titles = ("params", "grads", "optimizer", "gathered", "activations", "total")
-    rows = [(m.rank, (m.params, m.grads, m.optimizer, m.gathered, m.activations, m.total)) for m in plan.memory]
+    rows = [(m.rank, tuple(getattr(m, title) for title in titles)) for m in plan.estimate.memory]
     folded = [(spans([r for r, _ in same]), cells) for cells, same in _runs(rows, lambda row: row[1])]
     wide = max(len("ranks"), *(len(ranks) for ranks, _ in folded))
     yield "memory", f"{'ranks':<{wide}}" + "".join(f"{t:>12}" for t in titles)

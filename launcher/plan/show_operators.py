@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from launcher.plan.cost.fusion import Bucket
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.operators.resolve import Comm, Cut, Flow, Spread, tp_dim
 from launcher.plan.operators.strategy import axes_text
 from launcher.plan.values.facts import TensorSpec
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
 
 NAMES = {"all_gather": "all-gather", "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
 Rows = Iterator[tuple[str, str]]
@@ -46,7 +45,8 @@ def _row(same: list[Spread]) -> str:
     cut = ", ".join(f"{n} {axes_text(axes)}" for n, axes in o.weights if tp_dim(axes) is not None)
     sent = [c for s in same for c in s.comms]
     ways = f"{_change(first.arrives, first.takes)} in, {_out(first)} out"
-    return ", ".join([f"{o.key}{count}: {what}", *([cut] if cut else []), ways]) + (f"; {_sent(sent)}" if sent else "")
+    text = ", ".join(part for part in (f"{o.key}{count}: {what}", cut, ways) if part)
+    return f"{text}; {_sent(sent)}" if sent else text
 
 
 def _change(before: Cut, after: Cut) -> str:

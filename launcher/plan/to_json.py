@@ -20,11 +20,30 @@ DERIVED: dict[type, tuple[str, ...]] = {
 LEFT_OUT: dict[type, tuple[str, ...]] = {Timeline: ("events",), Placed: ("layout",), Sizes: ("notes",)}
 """When each action starts is in ``timeline.json``; the grid of a layout is that of the plan, as are the notes."""
 
+ORDER = (
+    "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
+    "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
+    "groups", "visits", "buckets", "operators", "sums",
+    "schedule", "evaluation", "timeline", "memory", "traffic", "phases", "settings", "notes",
+    "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",
+    "optimizer", "restored", "unsteady", "mixed", "batch_dependent",
+)  # fmt: skip
+"""Of the values of a plan: those that are decided, estimated and observed are on one level."""
+
 
 def as_json(plan: Plan) -> str:
     """Every value of the plan, and the version of this form; a line an item, so that two plans can be compared."""
-    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in {"version": VERSION, **_plain(plan)}.items()]
+    told = _told(plan)
+    values = {"version": VERSION} | {key: told[key] for key in sorted(told, key=ORDER.index)}
+    rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in values.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"
+
+
+def _told(plan: Plan) -> dict[str, Any]:
+    told: dict[str, Any] = _plain(plan)
+    told.update(told.pop("estimate"))
+    told.update(told.pop("observed"))
+    return told
 
 
 def _written(value: Any) -> str:

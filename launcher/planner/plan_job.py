@@ -24,10 +24,11 @@ from launcher.plan.partition.sequence_chunks import Pieces, grain
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.refusals import model_effects, own_optimizer
-from launcher.plan.settings.dataset_strategy import unlike
-from launcher.plan.settings.saving import misnamed
+from launcher.plan.settings import dataset_strategy
+from launcher.plan.settings.checkpoint import misnamed
+from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
-from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.planner.request_files import fits, inlined
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _unlike(job: Job, own: bool) -> list[Problem]:
 
     allow = job.security.allow
     specs = (*input_specs(job.data, 1, allow), target_spec(job.data, 1, allow))
-    problem = unlike(strategy, tuple(len(s.shape) for s in specs))
+    problem = dataset_strategy.refused_for(strategy, tuple(len(s.shape) for s in specs))
     return [problem] if problem else []
 
 
@@ -173,7 +174,7 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     found = list(sample_checks.problems(made, target, own=isinstance(job.model, Target)))
-    if made.mixed and isinstance(job.data, Target):  # of ours only the files know how many samples they hold
+    if made.observed.mixed and isinstance(job.data, Target):  # of ours only the files know how many samples they hold
         from launcher.data.open import open_data
 
         held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
@@ -224,7 +225,7 @@ def _owned(settings: object, section: str) -> AbstractContextManager[None]:
     return owned(f"{section}._target_", f"{settings.target}: cannot be built")
 
 
-def _tried(job: Job, skeleton: Skeleton) -> Traits | None:
+def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
     """What an optimizer class of the user's own does; ``None`` of ours, and where nothing is trained."""
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
     if not isinstance(job.optim, Target) or not shapes:
@@ -241,7 +242,7 @@ def _planned(
     asked: Asked,
     model: _Model,
     whole: tuple[str, ...] | None,
-    traits: Traits | None,
+    traits: OptimizerTraits | None,
     more: Sequence[Note] = (),
 ) -> Plan:
     """The plan with the modules ``whole`` in one piece each; ``model`` is cut and cannot be planned again."""
@@ -265,7 +266,8 @@ def _planned(
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
         note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
-    return plan(job, asked, model.skeleton, graph, whole, note, [*notes, *more], flow, pieces, traits)
+    traced = TracedModel(model.skeleton, graph, whole, built_whole=note, operators=flow, pieces=pieces)
+    return plan(job, asked, traced, [*notes, *more], traits)
 
 
 def _followed(

@@ -18,7 +18,7 @@ from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.operator_file import parsed
 from launcher.plan.plan import Plan
-from launcher.plan.settings import speed_up
+from launcher.plan.settings import transformer_opt
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.text import many
 from launcher.untrusted.files import RefusedFile, read_bytes, read_json, read_text
@@ -32,7 +32,7 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     changes: dict[str, Any] = {}
     if isinstance(path := par.transformer_opt, str) and path:  # "" is none, as MindSpore has it
         values, wrong = _switches(path)
-        changes["transformer_opt"] = speed_up.FromFile({} if wrong else values)
+        changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values)
         found += wrong
     if (path := par.operator_strategy.load) is not None:
         got = _operators(path)
@@ -150,11 +150,11 @@ def _switches(path: str) -> tuple[dict[str, Any], list[Problem]]:
     """The switches of a ``parallel_speed_up.json``."""
     values = _json(path)
     if isinstance(values, Unreadable):
-        return {}, [_unread(speed_up.KEY, values)]
+        return {}, [_unread(transformer_opt.KEY, values)]
     if not isinstance(values, dict):
-        return {}, [_unread(speed_up.KEY, f"{path}: should be an object: {{switch: value}}")]
+        return {}, [_unread(transformer_opt.KEY, f"{path}: should be an object: {{switch: value}}")]
     text = read_text(path)
-    return values, list(speed_up.wrong(values, lambda name: f"{path}:{_line(text, name)}"))
+    return values, list(transformer_opt.wrong(values, lambda name: f"{path}:{_line(text, name)}"))
 
 
 class Unreadable(str):

@@ -14,8 +14,8 @@ from launcher.checkpoint.store import latest, step_folder
 from launcher.job.schema.job import Job
 from launcher.plan.certify_copy import Copy
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import trust
 from launcher.plan.step_order import Phase
+from launcher.plan.values.trust import trust
 from launcher.plan.verbs import starts, verb
 from launcher.run.launch import Start
 from launcher.runtime import gc_thresholds

@@ -61,7 +61,7 @@ def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
     """Bytes of the copy that ``checkpoint.async`` writes from: its share of the weights, with what is kept of each."""
-    layout, each = of_plan(plan), copies(job.optim, plan.optimizer)
+    layout, each = of_plan(plan), copies(job.optim, plan.observed.optimizer)
     trained = {p.name for p in plan.params if p.trainable}
     boxes = [(name, box) for share in shares(layout, rank).values() for name, box in share.items()]
     return sum(

@@ -16,8 +16,8 @@ from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import trust
-from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.values.optimizer_traits import OptimizerTraits
+from launcher.plan.values.trust import trust
 from launcher.plan.verbs import goes_on, loads, starts, verb
 from launcher.run.changes import changes, sets, unknown
 from launcher.runtime.lock import at_work
@@ -197,8 +197,8 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
         match(checkpoint.strategy.only("param", "buffer"), of_plan(plan))
     except ValueError as error:
         return [Problem(key, f"{checkpoint.folder} is of another model: {error}")]
-    if wrong := _other_optimizer(job.optim, plan.optimizer, checkpoint):
-        which = "optim.name" if plan.optimizer is None else "optim._target_"
+    if wrong := _other_optimizer(job.optim, plan.observed.optimizer, checkpoint):
+        which = "optim.name" if plan.observed.optimizer is None else "optim._target_"
         return [Problem(which, f"{wrong}; {RESUME}=never starts anew")]
     done = int(checkpoint.state["step"])
     if done > plan.sizes.steps and any(verb(s).trains for s in job.steps.values()):
@@ -207,7 +207,7 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
     return []
 
 
-def _other_optimizer(optim: Optim, own: Traits | None, checkpoint: Checkpoint) -> str | None:
+def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Checkpoint) -> str | None:
     """A checkpoint without any optimizer state fits every optimizer. ``own``: what a class of the user's own does."""
     keys = (name.split(".")[1] for name in checkpoint.strategy.only("optim").entries)
     has = {key.split("/")[0] for key in keys if not key.startswith("param_group/")}

@@ -113,8 +113,8 @@ def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool
         "config.yaml": config,
         "plan.txt": text(plan) + "\n",
         "plan.json": as_json(plan),
-        "timeline.svg": svg(plan.timeline),
-        "timeline.json": chrome(plan.timeline),
+        "timeline.svg": svg(plan.estimate.timeline),
+        "timeline.json": chrome(plan.estimate.timeline),
     }
     for name, content in files.items():
         if _reads(run / name) != content:  # a run that goes on needs no room for what is there

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Broadcast
-from launcher.plan.cost.memory import bytes_text
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
 from launcher.runtime.training import state
 from launcher.runtime.training.session import Session
 

@@ -215,9 +215,9 @@ def _validate(live: Session, judge: Judge | None) -> None:
 
     def some(samples: Samples) -> Samples:
         held = held_out(samples, sizes.global_batch)
-        return First(samples, len(held) - len(held) % sizes.micro_batch) if live.plan.mixed else held
+        return First(samples, len(held) - len(held) % sizes.micro_batch) if live.plan.observed.mixed else held
 
-    if len(some(feed.val)) and not live.plan.unsteady:
+    if len(some(feed.val)) and not live.plan.observed.unsteady:
         live.feed = replace(feed, val=some(feed.val))
         loss = loop.validate(live, None)
         live.feed = feed

@@ -19,10 +19,9 @@ from launcher.checkpoint.transform import Report
 from launcher.errors import Problem, RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import Trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import Trust
 from launcher.plan.verbs import EXPORTED, TRANSFORMED
 from launcher.steps import transform
 from launcher.steps.files.checks import FileChecks

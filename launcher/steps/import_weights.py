@@ -21,9 +21,8 @@ from launcher.data.fallback import with_data_read
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Import
 from launcher.plan.changed_settings import recorded
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
 from launcher.steps.files.checks import FileChecks
 from launcher.steps.files.run_files import RunFiles
 

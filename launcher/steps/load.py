@@ -8,7 +8,7 @@ from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.store import latest
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Load
-from launcher.plan.cost.memory import bytes_text
+from launcher.plan.values.text import bytes_text
 from launcher.runtime.training import save, state
 from launcher.runtime.training.session import Session
 

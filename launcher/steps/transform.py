@@ -27,10 +27,9 @@ from launcher.checkpoint.transform_foreign import (
 from launcher.checkpoint.transform_plan import plan_transform
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Transform
-from launcher.plan.cost.memory import bytes_text
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import ANYONE, Trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import ANYONE, Trust
 from launcher.plan.verbs import TRANSFORMED
 from launcher.steps.files.checks import FileChecks
 from launcher.steps.files.run_files import RunFiles

@@ -11,9 +11,8 @@ from launcher.checkpoint.transform import is_checkpoint
 from launcher.checkpoint.verify import verify
 from launcher.errors import Problem
 from launcher.job.schema.steps import Verify
-from launcher.plan.cost.memory import bytes_text
-from launcher.plan.settings.saving import Trust
-from launcher.plan.values.text import many
+from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.trust import Trust
 from launcher.steps.files.checks import FileChecks
 from launcher.steps.files.run_files import RunFiles
 

@@ -27,7 +27,7 @@ from launcher.checkpoint.manifest import read_manifest, write_manifest
 from launcher.checkpoint.manifest_mac import authentic, unvouched
 from launcher.checkpoint.tensorfile.encryption import key_id
 from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS
-from launcher.plan.settings.saving import Trust
+from launcher.plan.values.trust import Trust
 from tests.checkpoint.refusal import refusal
 from tests.checkpoint.saving import edit, filled, held, save, small
 

@@ -12,7 +12,7 @@ from launcher.job.schema.components import Target
 from launcher.optim import probe as probing
 from launcher.optim.build import build_own
 from launcher.optim.trial import small
-from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
 
@@ -20,7 +20,7 @@ SHAPES = [(512, 256), (64, 3), (7,), (256,), (1,), (), (4, 3, 3, 3)]
 ADAM = ("exp_avg", "exp_avg_sq", "step")
 
 
-def tried(path: str, device: str = "cpu", dtype: str = "float64", **arguments: object) -> Traits:
+def tried(path: str, device: str = "cpu", dtype: str = "float64", **arguments: object) -> OptimizerTraits:
     settings = Target.model_validate({"_target_": path, **arguments})
     return probing.probe(partial(build_own, settings, ("torch", "tests")), path, SHAPES, device, dtype)
 
@@ -28,12 +28,12 @@ def tried(path: str, device: str = "cpu", dtype: str = "float64", **arguments: o
 @pytest.mark.parametrize("more", [{}, {"foreach": True}, {"fused": True}, {"maximize": True}])
 def test_adam_updates_each_number_by_itself(more):
     path = "torch.optim.Adam"
-    assert tried(path, **more) == Traits(path, first=ADAM, keys=ADAM, copies=2)
+    assert tried(path, **more) == OptimizerTraits(path, first=ADAM, keys=ADAM, copies=2)
 
 
 def test_a_class_that_only_a_gpu_can_run_so_is_tried_without_that():
     path = "torch.optim.Adam"
-    assert tried(path, device="cuda", capturable=True) == Traits(path, first=ADAM, keys=ADAM, copies=2)
+    assert tried(path, device="cuda", capturable=True) == OptimizerTraits(path, first=ADAM, keys=ADAM, copies=2)
     assert tried(path, capturable=True).broken.startswith(
         "its step() without a closure fails on dense gradients: Asser"
     )
@@ -41,7 +41,7 @@ def test_a_class_that_only_a_gpu_can_run_so_is_tried_without_that():
 
 def test_a_class_for_fp32_alone_is_tried_in_it():
     path = "tests.optim.theirs.SinglePrecision"
-    assert tried(path, dtype="float32") == Traits(path, copies=0)
+    assert tried(path, dtype="float32") == OptimizerTraits(path, copies=0)
     assert tried(path).broken == (
         "its step() without a closure fails on dense gradients: AssertionError: fp32 only "
         '(theirs.py:343, in update: assert p.dtype is torch.float32, "fp32 only")'
@@ -82,4 +82,4 @@ def test_nothing_of_it_is_seen_outside():
 
 def test_our_own_are_not_tried(monkeypatch):
     monkeypatch.setattr(probing, "probe", None)
-    assert plan_job(job()).optimizer is None
+    assert plan_job(job()).observed.optimizer is None

@@ -29,7 +29,7 @@ def rank_counts(world: Any, j: Any, plan: Plan) -> dict[str, tuple[int, int]]:
 def planned(plan: Plan) -> list[dict[str, tuple[int, int]]]:
     """The same of the plan, rank by rank."""
     ranks = range(plan.sizes.grid.size)
-    return [{t.kind: (t.count, t.nbytes) for t in plan.traffic if t.rank == r} for r in ranks]
+    return [{t.kind: (t.count, t.nbytes) for t in plan.estimate.traffic if t.rank == r} for r in ranks]
 
 
 def assert_as_planned(j: Any) -> list[dict[str, tuple[int, int]]]:

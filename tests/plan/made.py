@@ -11,6 +11,7 @@ from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
+from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import Graph, Node, Param, Skeleton, TensorSpec
 
 
@@ -80,4 +81,4 @@ def chain(*modules: str) -> Graph:
 def planned(j: Job, model: Skeleton, glue: Graph) -> Plan:
     """The plan of ``j`` for a model of plain values."""
     asked: Asked = ask(j)
-    return plan(j, asked, model, glue, leaves(asked, model), None, [])
+    return plan(j, asked, TracedModel(model, glue, leaves(asked, model)))

@@ -28,16 +28,16 @@ def found(*overrides: str, ranks: Sequence[int], free: Free, besides: dict[int, 
 
 def test_all_ranks_of_a_machine_share_its_memory_with_what_each_is_itself() -> None:
     wanted, plan = asked("launch.nproc=2")
-    total = sum(m.total for m in plan.memory)
+    total = sum(m.total for m in plan.estimate.memory)
     assert found("launch.nproc=2", ranks=(0, 1), free=Free(GB)) == Fit(total + 2 * PROCESS, GB, "this machine", (0, 1))
     assert fit(wanted, plan, (1,), Free(GB), {1: 7}) == Fit(
-        plan.memory[1].total + 7 + PROCESS, GB, "this machine", (1,)
+        plan.estimate.memory[1].total + 7 + PROCESS, GB, "this machine", (1,)
     )
 
 
 @pytest.mark.parametrize(("off", "fits"), [(0, True), (-1, False)], ids=["to the byte", "a byte too few"])
 def test_what_fits_is_compared_byte_by_byte(off: int, fits: bool) -> None:
-    needed = asked()[1].memory[0].total + PROCESS
+    needed = asked()[1].estimate.memory[0].total + PROCESS
     assert found(ranks=(0,), free=Free(needed + off)).fits is fits
 
 
@@ -45,12 +45,13 @@ def test_each_device_is_for_one_rank_and_the_fullest_is_told() -> None:
     free = Free(0, devices=(4 * GB, 2 * GB))
     assert found("launch.nproc=2", ranks=(0, 1), free=free).where == "cuda:1"
     wanted, plan = asked("launch.nproc=2")
-    assert fit(wanted, plan, (0, 1), Free(0, devices=(1000, GB)), {}) == Fit(plan.memory[0].total, 1000, "cuda:0", (0,))
+    tight = Fit(plan.estimate.memory[0].total, 1000, "cuda:0", (0,))
+    assert fit(wanted, plan, (0, 1), Free(0, devices=(1000, GB)), {}) == tight
 
 
 def test_without_training_a_rank_holds_its_weights_alone() -> None:
     plan = asked()[1]
-    assert found("steps=[evaluate]", ranks=(0,), free=Free(GB)).needed == plan.memory[0].params + PROCESS
+    assert found("steps=[evaluate]", ranks=(0,), free=Free(GB)).needed == plan.estimate.memory[0].params + PROCESS
 
 
 def test_a_constructor_that_makes_the_whole_model_on_each_rank_needs_room_for_it() -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from launcher.job.schema.steps import Certify
 from launcher.plan.certify_copy import copies, notes, reduced
-from launcher.plan.partition.sizes import Sizes, sizes
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.settings.grid import sizes
 from tests.plan.made import job
 
 LM = ("model=lm_tiny", "model.layers=6", "train.batch_size=64")

@@ -60,7 +60,8 @@ def test_what_is_read_back_is_the_same_plan(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     path.write_text(TEXT)
     told, there = plan_job(small(operators=MLP, grid={"tp": 2})), loaded(path)
-    assert (there.params, there.memory, there.sizes.grid) == (told.params, told.memory, told.sizes.grid)
+    assert (there.params, there.sizes.grid) == (told.params, told.sizes.grid)
+    assert there.estimate.memory == told.estimate.memory
     assert operator_file.as_json(there) == TEXT
 
 

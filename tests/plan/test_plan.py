@@ -13,6 +13,7 @@ from launcher.job.compose import compose
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Plan, ask, leaves, plan
+from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import Graph
 from launcher.planner.plan_job import plan_job
 from tests.plan.made import chain, graph, job, planned, skeleton, words
@@ -62,7 +63,8 @@ def test_planning_changes_nothing_it_was_given() -> None:
     j, glue, notes = job(*PP2), chain("a", "b"), [Note("model", "a -> b")]
     asked = ask(j)
     before = copy.deepcopy((j, asked, AB, glue, notes))
-    made = plan(j, asked, AB, glue, leaves(asked, AB), Note("parallel.deferred_init", "true -> false: so"), notes)
+    why = Note("parallel.deferred_init", "true -> false: so")
+    made = plan(j, asked, TracedModel(AB, glue, leaves(asked, AB), built_whole=why), notes)
     assert (j, asked, AB, glue, notes) == before
     assert made.notes[0] == notes[0]
 
@@ -169,4 +171,4 @@ def test_what_stays_whole_and_what_is_ragged_is_noted() -> None:
 
 def test_a_stage_without_operations_still_takes_the_time_to_write_its_output() -> None:
     made = planned(job(*PP2), AB, chain("a", "b"))
-    assert made.timeline.busy == (2 * 3 * (10 + 16 * 32.0),) * 2
+    assert made.estimate.timeline.busy == (2 * 3 * (10 + 16 * 32.0),) * 2

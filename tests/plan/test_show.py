@@ -166,7 +166,7 @@ def test_the_json_has_a_version_and_what_the_text_says() -> None:
     assert (stored["params"][0]["split"], stored["params"][0]["at"]) == ([["dp_shard"], []], [["pp", [0, 3]]])
     assert stored["hsdp"] == {"shard_size": 8, "threshold": 1, "optimizer_level": "level2", "uneven": "pad"}
     assert (len(stored["groups"]), len(stored["buckets"]), len(stored["memory"])) == (102, 4, 64)
-    assert stored["memory"][0]["total"] == plan.memory[0].total
+    assert stored["memory"][0]["total"] == plan.estimate.memory[0].total
     assert stored["phases"][0] == {"where": "ranks", "steps": ["train", "evaluate", "save"]}
     assert [s["status"] for s in stored["settings"]] == ["applied"]
     assert [f"{n['key']} {n['text']}" for n in stored["notes"]] == [str(n) for n in plan.notes]

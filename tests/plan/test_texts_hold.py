@@ -101,7 +101,7 @@ class Said:
 
     def most(self, kind: str) -> int:
         """Of any rank."""
-        return max((t.count for t in self.plan.traffic if t.kind == kind), default=0)
+        return max((t.count for t in self.plan.estimate.traffic if t.kind == kind), default=0)
 
     @cached_property
     def each(self) -> int:
@@ -212,7 +212,7 @@ def holds_of_operators(s: Said) -> None:
 
 def holds_of_reading(s: Said) -> None:
     grid, status = s.plan.sizes.grid, s.rows["dataset_broadcast_opt_level"]
-    pairs = [s.plan.hands(r) for r in range(grid.size)]
+    pairs = [s.plan.batch_roles(r) for r in range(grid.size)]
     reads = [(r, sum(hand.reads for hand in pair)) for r, pair in enumerate(pairs) if any(h.reads for h in pair)]
     readers = len(reads) // s.plan.sizes.replicas
     users = sum(any(h.uses for h in pair) for pair in pairs) // s.plan.sizes.replicas
@@ -250,7 +250,7 @@ def holds_of_the_picture(s: Said) -> None:
     shown, grid, places = text(s.plan), s.plan.sizes.grid, s.plan.sizes.places
     if found := re.search(r"(\d+) messages? a step", shown):
         pipeline = set(grid.peers(0, "pp"))
-        assert int(found[1]) == sum(t.count for t in s.plan.traffic if t.kind == "send" and t.rank in pipeline)
+        assert int(found[1]) == sum(t.count for t in s.plan.estimate.traffic if t.kind == "send" and t.rank in pipeline)
     inside = any(a == b for a, b in pairwise(places))
     assert ("handed on within the rank" in " ".join(shown.split())) == inside
     assert ": 0 parameters over" not in shown

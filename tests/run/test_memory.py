@@ -102,7 +102,7 @@ def test_the_cure_is_a_layout_that_fits(
     words = [*(w for w in TINY if "hsdp" not in w), "recipe=lm_single", "steps=[train]", "launch.nproc=2"]
     words += ["model.dim=512", "data.vocab_size=4096"]
     level = "parallel.hsdp.shard_size=-1"
-    whole, cut = (sum(m.total for m in plan_job(compose([*words, "train.steps=1", w]).job).memory)
+    whole, cut = (sum(m.total for m in plan_job(compose([*words, "train.steps=1", w]).job).estimate.memory)
                   for w in ("seed=0", level))  # fmt: skip
     assert cut < whole
     having(monkeypatch, mb=(cut + whole) / 2 / 2**20 + 64)

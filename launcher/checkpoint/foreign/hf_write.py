@@ -16,8 +16,8 @@ from launcher.checkpoint.tensorfile.durable import copy, sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.tensorfile.write_behind import Behind
 from launcher.checkpoint.transform import PEAK, Report
-from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.trust import ANYONE, Trust
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip

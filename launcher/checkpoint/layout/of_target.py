@@ -7,7 +7,7 @@ from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy, relaid, stages
 from launcher.errors import Problem, RequestError
-from launcher.plan.settings import mergeable
+from launcher.plan.settings.steps import unmergeable
 from launcher.plan.values.grid import Grid
 
 LARGE = 64 * 1024  # bytes; as parallel.hsdp.threshold
@@ -21,7 +21,8 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
     anywhere; if it cut none, for parameters and optimizer states of at least 64 KB. Dims that the source cuts for
     tensor parallelism are cut over ``tp`` ranks. Raises ``RequestError``.
     """
-    found = [*mergeable.refused("steps.transform", src.stages, nproc, stages, shard_size, tp)]
+    layout = {"nproc": nproc, "stages": stages, "shard_size": shard_size, "tp": tp}
+    found = list(unmergeable("steps.transform", src.stages, **layout))
     if tp > 1 and all(_operator_dim(e) is None for e in src.entries.values()):
         text = f"{tp}: the source cuts nothing over tp, so it does not say which dims to cut"
         text += "; give steps.transform.strategy, which parallel.param_strategy.save writes"

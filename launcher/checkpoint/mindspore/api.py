@@ -32,9 +32,9 @@ from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.durable import sync, write_text
 from launcher.checkpoint.tensorfile.write_behind import Behind
 from launcher.checkpoint.transform import is_checkpoint
-from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout
+from launcher.plan.values.trust import ANYONE, Trust
 
 PathLike = str | os.PathLike[str] | None
 Layouts = Callable[[Strategy], Strategy]

@@ -9,7 +9,7 @@ import string
 from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.plan.settings.saving import PLACE, told
+from launcher.plan.values.trust import PLACE, told
 from launcher.untrusted.files import opened
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"

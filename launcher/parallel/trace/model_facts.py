@@ -23,7 +23,7 @@ from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, s
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import call, looks
 from launcher.plan.partition.stage_config import owner, units
-from launcher.plan.values.facts import Backward, Effects, Graph, Node, Param, Segment, Skeleton, TensorSpec, Traits
+from launcher.plan.values.facts import Backward, Effects, Graph, ModelTraits, Node, Param, Segment, Skeleton, TensorSpec
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
@@ -82,12 +82,12 @@ def skeleton(model: nn.Module) -> Skeleton:
     return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in kinds if kind), _traits(model))
 
 
-def _traits(model: nn.Module) -> Traits:
+def _traits(model: nn.Module) -> ModelTraits:
     names: dict[int, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(name)
     modules = tuple(model.named_modules())
-    return Traits(
+    return ModelTraits(
         hooked=tuple(n for n, p in model.named_parameters() if hooks(p)),
         backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
 from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner, units
 from launcher.plan.partition.stages import Stage, covers
 from launcher.plan.values.facts import ITEMSIZE, Graph, Skeleton
-
-MB = 1 << 20
-DEFAULT = 64 * MB
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Fused:
     """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
 
     ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn, ``spreads`` the operators that are
-    cut.
+    cut. ``loss_cut``: the classes of the loss are cut over ``tp``.
     """
 
     limits: Limits
@@ -76,6 +72,7 @@ class Fused:
     tied: int = 0
     late: bool = False
     spreads: tuple[Spread, ...] = ()
+    loss_cut: bool = False
 
     @property
     def sums(self) -> tuple[Bucket, ...]:
@@ -93,40 +90,16 @@ class Fused:
         return max((len(g.names) for g in self.groups if len({owner(n) for n in g.names}) > 1), default=0)
 
 
-def limits(asked: CommFusion) -> Limits:
-    """The sizes that ``comm_fusion`` comes to, in bytes."""
-    if not asked.openstate:
-        return Limits(True, None, 0)
-    fitted = None if asked.network is None else knee(asked.network)
-    sizes = [n for n in (size(asked.allgather), size(asked.reducescatter)) if n is not None]
-    gather = min(sizes) if sizes else fitted  # torch scatters the gradients of what it gathered together
-    if asked.allreduce is not None and isinstance(cuts := asked.allreduce.config, tuple):
-        return Limits(False, gather, DEFAULT, cuts)
-    own = size(asked.allreduce)
-    return Limits(False, gather, (fitted or DEFAULT) if own is None else own)
+@dataclass(frozen=True)
+class _Gather:
+    """Modules that are gathered together, and their parameters."""
 
+    modules: tuple[str, ...]
+    params: tuple[Placed, ...]
 
-def size(asked: Fusion | FusionIndex | None) -> int | None:
-    """Bytes that mode ``size`` asks for; ``None`` for any other mode."""
-    if asked is None or asked.mode != "size" or isinstance(asked.config, tuple):
-        return None
-    return DEFAULT if asked.config is None else int(asked.config * MB)
-
-
-SHARE = 20
-
-
-def knee(network: Network) -> int:
-    """Bytes that keep the network busy 20 times as long as it takes to begin: the start costs 5 % of the collective.
-
-    >>> knee(Network(latency_us=50, gb_per_s=1))
-    1000000
-    """
-    return round(SHARE * network.latency_us * network.gb_per_s * 1e3)
-
-
-Row = tuple[tuple[str, ...], list[Placed]]
-"""Modules that are gathered together, and their parameters."""
+    @property
+    def nbytes(self) -> int:
+        return sum(p.gathered for p in self.params)
 
 
 def groups(
@@ -137,35 +110,67 @@ def groups(
     The rest is what is tied inside a stage, and what code outside of its unit uses. Inner modules come first. What
     looks at data may call what is inside of it on some ranks only: all of that is gathered with it.
     """
-    return tuple(g for stage in stages for g in _groups(params, stage, skeleton, graph, limits))
+    units = _units(skeleton, graph, limits)
+    return tuple(group for stage in stages for group in _groups(params, stage, units, graph, limits))
 
 
 def _groups(
-    params: tuple[Placed, ...], stage: Stage, skeleton: Skeleton, graph: Graph, limits: Limits
+    params: tuple[Placed, ...], stage: Stage, units: list[str], graph: Graph, limits: Limits
 ) -> Iterator[Group]:
-    pieces = _pieces(skeleton, graph, limits)
-    inner_first = sorted((u for u in pieces if u), key=lambda u: -u.count("."))
+    # a parameter goes with the innermost unit that alone uses it
+    inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
+    homes, rest = _homes(params, stage, inner_first, graph)
+
+    # in the order in which they are gathered; the rest, of the whole stage, comes last
+    order = inner_first if limits.each else units
+    gathers = [_Gather((u,), homes[u]) for u in order if u in homes]
+    if rest:
+        gathers.append(_Gather(("",), rest))
+    if limits.gather is not None:
+        gathers = _fused(gathers, graph, limits.gather)
+
+    before = ""
+    for gather in gathers:
+        yield _group(gather, before, params, stage, graph)
+        before = gather.modules[-1]
+
+
+def _homes(
+    params: tuple[Placed, ...], stage: Stage, units: list[str], graph: Graph
+) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
+    """The sharded parameters of ``stage`` by the first of ``units`` that can take them, and those that none can."""
     left = {p.name: p for p in params if p.sharded and not set(p.names).isdisjoint(stage.params)}
-    homes: dict[str, list[Placed]] = {}
-    for unit in inner_first:
+    homes: dict[str, tuple[Placed, ...]] = {}
+    for unit in units:
         inside = [p for p in left.values() if any(covers(unit, owner(n)) for n in p.names if n in stage.params)]
         called = not graph.order or (unit, True) in graph.order  # not only its forward, which runs no hook
         if inside and called and _runs(stage, unit) and _alone(unit, inside, stage, graph):
-            homes[unit] = [left.pop(p.name) for p in inside]
-    rows: list[Row] = [((u,), homes[u]) for u in (inner_first if limits.each else pieces) if u in homes]
-    rows += [(("",), list(left.values()))] if left else []
-    before, calls = "", dict(graph.calls)
-    first = next((i for i, p in enumerate(params) if p.trainable and stage.index in p.stages), len(params))
-    for modules, held in rows if limits.gather is None else _fused(rows, graph, limits.gather):
-        names = tuple(next(n for n in p.names if n in stage.params) for p in held)
-        chained, often = (before, modules[0]) in graph.chains, max(calls.get(m, 1) for m in modules)
-        idle = tuple(n for n, p in zip(names, held, strict=True) if not p.trainable)
-        through = modules == ("",) or stage.index > 0 or params.index(held[-1]) >= first
-        yield Group(stage.index, modules, names, sum(p.gathered for p in held), chained, often, idle, through)
-        before = modules[-1]
+            homes[unit] = tuple(left.pop(p.name) for p in inside)
+    return homes, tuple(left.values())
 
 
-def _pieces(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
+def _group(gather: _Gather, before: str, params: tuple[Placed, ...], stage: Stage, graph: Graph) -> Group:
+    """``before``: the last module that is gathered before it."""
+    names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
+    calls = dict(graph.calls)
+
+    # gradients come through where something in it learns, or before it
+    learning = [i for i, p in enumerate(params) if p.trainable and stage.index in p.stages]
+    last = params.index(gather.params[-1])
+    backward = gather.modules == ("",) or stage.index > 0 or bool(learning and learning[0] <= last)
+    return Group(
+        stage=stage.index,
+        modules=gather.modules,
+        names=names,
+        nbytes=gather.nbytes,
+        chained=(before, gather.modules[0]) in graph.chains,
+        calls=max(calls.get(m, 1) for m in gather.modules),
+        idle=tuple(n for n, p in zip(names, gather.params, strict=True) if not p.trainable),
+        backward=backward,
+    )
+
+
+def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
     """What may be gathered by itself, in definition order; nothing inside of a unit's module that looks at data.
 
     Units stay apart inside of a module that looks, unless it was seen to steer them: most only check their inputs. What
@@ -174,9 +179,12 @@ def _pieces(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
     whole = units(skeleton)
     found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
     found = {m for m in found if not any(covers(n, m) for n in graph.nested)}  # FSDP2 wraps no call inside of a call
+
+    # the outermost of the modules that keep all that is inside of them together
     looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
     looks |= set(graph.recomputed)
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
+
     around = {o for o in looks if any(covers(o, m) for m in found)}
     return [m for m in skeleton.modules if m in around or (m in found and not any(covers(o, m) for o in looks))]
 
@@ -187,29 +195,39 @@ def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
     A module that is gathered takes all its parameters with it, so one that others use keeps all of them out. What looks
     at data may have used none of them on zeros.
     """
-    glued = {n.target for n in graph.nodes if n.kind == "param"}
-    scopes = dict(graph.scopes)
     here = [n for p in inside for n in p.names if n in stage.params]
-    used = [s for n in here if (s := scopes.get(n, owner(n))) is not None]
-    runs = bool(used) or unit in graph.looks
-    return runs and glued.isdisjoint(here) and all(covers(unit, m) for m in (*used, *map(owner, here)))
+    glued = {n.target for n in graph.nodes if n.kind == "param"}
+    if not glued.isdisjoint(here):
+        return False
+
+    scopes = dict(graph.scopes)
+    users = [scopes.get(n, owner(n)) for n in here]
+    used = [user for user in users if user is not None]
+    if not used and unit not in graph.looks:
+        return False
+    return all(covers(unit, m) for m in (*used, *map(owner, here)))
 
 
-def _fused(rows: list[Row], graph: Graph, limit: int) -> list[Row]:
+def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
     """Neighbours together, greedily, while they fit; with the rest of the stage, all are the rest.
 
     Only units that feed each other: torch reduces a group once the first of its modules has gone backward, so every
     other one must have been there before.
     """
-    out: list[Row] = []
-    for modules, held in rows:
-        near = bool(out) and ((out[-1][0][-1], modules[0]) in graph.chains or modules == ("",))
-        if near and sum(p.gathered for p in (*out[-1][1], *held)) <= limit:
-            before, others = out[-1]
-            out[-1] = (modules if modules == ("",) else (*before, *modules), [*others, *held])
+    out: list[_Gather] = []
+    for gather in gathers:
+        if out and _feeds(out[-1], gather, graph) and out[-1].nbytes + gather.nbytes <= limit:
+            rest = gather.modules == ("",)
+            modules = gather.modules if rest else (*out[-1].modules, *gather.modules)
+            out[-1] = _Gather(modules, (*out[-1].params, *gather.params))
         else:
-            out.append((modules, held))
+            out.append(gather)
     return out
+
+
+def _feeds(before: _Gather, gather: _Gather, graph: Graph) -> bool:
+    """Whether ``gather`` works on what the one before it has made; so does the rest of a stage."""
+    return gather.modules == ("",) or (before.modules[-1], gather.modules[0]) in graph.chains
 
 
 def _runs(stage: Stage, unit: str) -> bool:
@@ -229,36 +247,45 @@ def buckets(
     number = {p.name: i for i, p in enumerate(p for p in params if p.trainable)}
     out: list[Bucket] = []
     for stage in stages:
-        open_at: dict[str, int] = {}
-        for p in params:
-            here = p.copies(sizes.held(sizes.places[stage.index]))
-            if p.sharded or not p.trainable or stage.index not in here:
+        last: dict[str, int] = {}  # the bucket of each dtype that is not full yet
+        for p in _learning(params, stage, sizes):
+            if p.sharded:
                 continue
-            at, size = open_at.get(p.spec.dtype), p.elements * ITEMSIZE[reduce or p.spec.dtype]
-            if at is None or _full(out[at], size, number, p.name, limits):
-                at = open_at[p.spec.dtype] = len(out)
+            nbytes = p.elements * ITEMSIZE[reduce or p.spec.dtype]
+            at = last.get(p.spec.dtype)
+            if at is None or _full(out[at], nbytes, number, p.name, limits):
+                at = last[p.spec.dtype] = len(out)
                 out.append(Bucket(stage.index, (), 0))
-            out[at] = Bucket(stage.index, (*out[at].names, p.name), out[at].nbytes + size)
+            out[at] = Bucket(stage.index, (*out[at].names, p.name), out[at].nbytes + nbytes)
     return tuple(out)
 
 
-def _full(bucket: Bucket, size: int, number: dict[str, int], name: str, limits: Limits) -> bool:
+def _learning(params: tuple[Placed, ...], stage: Stage, sizes: Sizes) -> list[Placed]:
+    """The parameters whose gradients ``stage`` sums; one that several stages of a rank share is the first's."""
+    here = sizes.held(sizes.places[stage.index])
+    return [p for p in params if p.trainable and stage.index in p.copies(here)]
+
+
+def _full(bucket: Bucket, nbytes: int, number: dict[str, int], name: str, limits: Limits) -> bool:
+    """Whether the parameter ``name`` begins a new bucket."""
     if limits.cuts is not None:
         return any(number[bucket.names[-1]] < cut <= number[name] for cut in limits.cuts)
-    return bucket.nbytes + size > limits.reduce
+    return bucket.nbytes + nbytes > limits.reduce
 
 
 def sums(
     params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, partial: frozenset[str]
 ) -> tuple[Bucket, ...]:
     """Parameters of whose gradient each rank of ``tp`` has a term: one all-reduce a stage and dtype."""
-    out: dict[tuple[int, str], list[Placed]] = {}
+    found: dict[tuple[int, str], list[Placed]] = {}
     for stage in stages:
-        for p in params:
-            copies = p.copies(sizes.held(sizes.places[stage.index]))
-            if p.trainable and stage.index in copies and not partial.isdisjoint(p.names):
-                out.setdefault((stage.index, p.spec.dtype), []).append(p)
-    return tuple(Bucket(s, tuple(p.name for p in ps), sum(map(_kept, ps))) for (s, _), ps in out.items())
+        for p in _learning(params, stage, sizes):
+            if not partial.isdisjoint(p.names):
+                found.setdefault((stage.index, p.spec.dtype), []).append(p)
+    return tuple(
+        Bucket(stage, tuple(p.name for p in together), sum(_kept(p) for p in together))
+        for (stage, _), together in found.items()
+    )
 
 
 def _kept(p: Placed) -> int:

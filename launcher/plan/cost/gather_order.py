@@ -10,6 +10,7 @@ from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import Graph
+from launcher.plan.values.text import some
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Vis
     if root is not None:
         yield Visit(root, True)
     for module, begins in graph.order:
-        if (at := home.get(module)) is None:
+        at = home.get(module)
+        if at is None:
             continue
         if begins and not waiting.get(at):
             waiting[at] = set(groups[at].modules)
@@ -53,7 +55,6 @@ def notes(graph: Graph, params: tuple[Placed, ...]) -> list[Note]:
     found = [m or "the model" for m in graph.looks if any(covers(m, n) for n in names)]
     if not found:
         return []
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     verb, whose = ("looks", "its") if len(found) == 1 else ("look", "their")
-    text = f"{', '.join(found[:3])}{more} {verb} at data, so ranks may differ in what runs there: on every rank all of"
+    text = f"{some(found)} {verb} at data, so ranks may differ in what runs there: on every rank all of"
     return [Note("parallel.hsdp", f"{text} {whose} weights are gathered, and missing gradients are zeros")]

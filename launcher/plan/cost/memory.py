@@ -10,10 +10,10 @@ from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.values.facts import ITEMSIZE
-from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 
-def copies(optim: Optim, own: Traits | None = None) -> int:
+def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
     """Tensors that the optimizer keeps for each parameter, of its shape; of a class of one's ``own``, as was seen."""
     if own is not None:
         return own.copies
@@ -61,16 +61,3 @@ def memory(params: tuple[Placed, ...], sizes: Sizes, copies: int, moments: tuple
 def _local(p: Placed, rank: int) -> int:
     box = p.layout.box(rank)
     return 0 if box is None else prod(box.shape) * ITEMSIZE[p.spec.dtype]
-
-
-def bytes_text(n: float) -> str:
-    """Bytes for people.
-
-    >>> bytes_text(1536), bytes_text(3 * 1024**3)
-    ('1.5 KB', '3.0 GB')
-    """
-    for unit in ("B", "KB", "MB", "GB"):
-        if n < 1024:
-            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.1f} TB"

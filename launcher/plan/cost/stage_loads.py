@@ -3,76 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 
-from launcher.job.schema.parallel import Hsdp
+from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
 from launcher.plan.cost.peak import Gather, Load, Moment, Pass, fullest
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
-from launcher.plan.schedule.actions import Schedule
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
 from launcher.plan.values.precision import Precision
 
 
-@dataclass(frozen=True)
-class Cut:
-    """A model, cut. ``graphs``: of whole micro batches, or one a piece; ``boundaries[s]``: what leaves stage s."""
-
-    stages: tuple[Stage, ...]
-    graphs: tuple[Graph, ...]
-    boundaries: tuple[tuple[Crossing, ...], ...]
-    params: tuple[Placed, ...]
-    groups: tuple[Group, ...]
-    sizes: Sizes
-    dtypes: Precision
-
-
-def full(schedule: Schedule, cut: Cut, hsdp: Hsdp | None, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
+def full(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
     """The fullest moment of each pipeline rank."""
-    places, level = cut.sizes.places, hsdp.optimizer_level if hsdp else "level1"
-    most = [max((b.nbytes for b in buckets if places[b.stage] == pp), default=0) for pp in range(len(schedule))]
-    return tuple(
-        fullest(row, loads(cut, pp), level == "level3", level != "level1", most[pp]) for pp, row in enumerate(schedule)
-    )
+    places = model.sizes.places
+    level = model.hsdp.optimizer_level if model.hsdp else "level1"
+    out = []
+    for pp, row in enumerate(model.schedule):
+        largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
+        out.append(fullest(row, loads(model, pp), level == "level3", level != "level1", largest))
+    return tuple(out)
 
 
-def loads(cut: Cut, pp: int) -> dict[int, Load]:
+def loads(model: CutModel, pp: int) -> dict[int, Load]:
     """Of the stages of pipeline rank ``pp``."""
-    here = cut.sizes.held(pp)
-    return {s: _load(cut, cut.stages[s], here) for s in here}
+    here = model.sizes.held(pp)
+    return {s: _load(model, model.stages[s], here) for s in here}
 
 
-def _load(cut: Cut, stage: Stage, here: tuple[int, ...]) -> Load:
+def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> Load:
     """``here``: all stages of its rank."""
-    sizes = cut.sizes
-    whole = [p for p in cut.params if not p.sharded and p.trainable and stage.index in p.copies(here)]
-    passes = tuple(_pass(stage, cut.stages, g, cut.graphs[0], sizes.places) for g in cut.graphs)
+    sizes = model.sizes
+    whole = [p for p in model.params if not p.sharded and p.trainable and stage.index in p.copies(here)]
+    passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
-    gathered = [g for g in cut.groups if g.stage == stage.index]
+    gathered = [g for g in model.groups if g.stage == stage.index]
     return Load(
         passes=passes,
-        gathers=tuple(_gather(g, named, cut.params, sizes, cut.dtypes) for g in gathered),
+        gathers=tuple(_gather(g, named, model.params, sizes, model.dtypes) for g in gathered),
         own=_own(whole, stage, named),
         stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
-        buffers=sizes.micros * _received(stage.index, sizes, cut.boundaries),
+        buffers=sizes.micros * _received(stage.index, sizes, model.boundaries),
     )
 
 
-def _pass(stage: Stage, cut: tuple[Stage, ...], graph: Graph, first: Graph, places: tuple[int, ...]) -> Pass:
-    s, last = stage.index, stage.index == len(cut) - 1
-    away, far = not last and places[s + 1] != places[s], s > 0 and places[s - 1] != places[s]
+def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
+    """One forward of ``stage``, and its backward; ``graph``: of the piece that passes."""
+    s, places = stage.index, model.sizes.places
+    last = s == len(model.stages) - 1
+
+    # what the stage makes: handed on within the rank, sent away, or taken by the loss
     names = (graph.nodes[-1].name,) if last else stage.sends
     made = [t for n in names for t in graph[n].out or ()]
-    took = [t for n in cut[s - 1].sends for t in graph[n].out or ()] if far else []
+    nbytes = sum(t.nbytes for t in made)
+    away = not last and places[s + 1] != places[s]
+
+    # what it took from another rank goes back as gradients
+    far = s > 0 and places[s - 1] != places[s]
+    took = [t for n in model.stages[s - 1].sends for t in graph[n].out or ()] if far else []
     return Pass(
-        segments=segments(stage, graph, first),
-        out=0 if away else sum(t.nbytes for t in made),
+        segments=segments(stage, graph, model.graphs[0]),
+        out=0 if away else nbytes,
         loss=sum(_wide(t) for t in made[:1]) if last else 0,
-        sent=sum(t.nbytes for t in made) if away else 0,
+        sent=nbytes if away else 0,
         returned=sum(t.nbytes for t in took if "float" in t.dtype),
     )
 
@@ -88,7 +83,8 @@ def _wide(t: TensorSpec) -> int:
 
 def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]) -> int:
     """Bytes that one micro batch brings from other ranks: values from before, gradients from after."""
-    place, out = sizes.places, 0
+    place = sizes.places
+    out = 0
     if s and place[s - 1] != place[s]:
         out += sum(t.nbytes for t in _specs(boundaries[s - 1]))
     if s < len(place) - 1 and place[s + 1] != place[s]:
@@ -98,7 +94,8 @@ def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]
 
 def _gather(g: Group, segments: list[str], params: tuple[Placed, ...], sizes: Sizes, dtypes: Precision) -> Gather:
     named = {n: p for p in params for n in p.names}
-    held, shard = [named[n] for n in g.names], sizes.grid["dp_shard"]
+    held = [named[n] for n in g.names]
+    shard = sizes.grid["dp_shard"]
     trained = [named[n] for n in g.names if n not in g.idle]
     near = [i for i, s in enumerate(segments) if any(_meet(m, s) for m in g.modules)]
     reduced = {p.name: ITEMSIZE[dtypes.reduce if dtypes.mixed else p.spec.dtype] for p in trained}

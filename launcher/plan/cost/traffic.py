@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from launcher.job.schema.parallel import Hsdp
+from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
-from launcher.plan.partition.params import Placed, Tie
+from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing
-from launcher.plan.schedule.actions import Row, Schedule
 from launcher.plan.values.facts import ITEMSIZE
-from launcher.plan.values.grid import Grid
 from launcher.plan.values.precision import Precision
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "receive")
@@ -32,37 +30,17 @@ class Traffic:
     nbytes: int
 
 
-def traffic(
-    sizes: Sizes,
-    params: tuple[Placed, ...],
-    ties: tuple[Tie, ...],
-    groups: tuple[Group, ...],
-    buckets: tuple[Bucket, ...],
-    boundaries: tuple[tuple[Crossing, ...], ...],
-    schedule: Schedule,
-    hsdp: Hsdp | None,
-    dtypes: Precision,
-    pieces: tuple[int, ...] = (),
-) -> tuple[Traffic, ...]:
+def traffic(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Traffic, ...]:
     """Rank after rank, in the order of ``KINDS``; a kind that a rank has none of is left out.
 
     Collectives inside of modules, those of tensor parallelism, are not in it.
     """
-    place = sizes.places
-    named = {n: p for p in params for n in p.names}
+    named = {n: p for p in model.params for n in p.names}
     out: dict[int, list[Traffic]] = {}
-    for pp in range(sizes.grid["pp"]):
-        mine = [g for g in groups if place[g.stage] == pp] if hsdp else []
-        same = [e for g in mine for e in _group(g, named, sizes, hsdp, dtypes)]
-        if trained := [n for g in mine for n in g.names if n not in g.idle]:
-            same.append(("all_reduce", len(trained)))  # which of them have a gradient anywhere, a byte each
-        same += [("all_reduce", b.nbytes + _flags(b, named, dtypes)) for b in buckets if place[b.stage] == pp]
-        same += [*_statistics(params, sizes, place, pp), *_messages(schedule[pp], pp, place, boundaries, pieces)]
-        same.append(("all_reduce", 24))  # of the loss, the gradient norm, and whether any rank was asked to stop
-        if place[-1] == pp and sizes.replicas > 1:
-            same.append(("all_reduce", 8))  # of how many targets count
-        for rank in sizes.grid.ranks(pp=pp):
-            out[rank] = list(_sums(rank, [*same, *_tied(rank, ties, named, sizes.grid, place)]))
+    for pp in range(model.sizes.grid["pp"]):
+        same = [*_replicas(model, buckets, named, pp), *_messages(model, pp), *_scalars(model.sizes, pp)]
+        for rank in model.sizes.grid.ranks(pp=pp):
+            out[rank] = list(_sums(rank, [*same, *_tied(model, named, rank)]))
     return tuple(t for rank in sorted(out) for t in out[rank])
 
 
@@ -79,21 +57,45 @@ def _sums(rank: int, events: list[Event]) -> Iterator[Traffic]:
             yield Traffic(rank, kind, count[kind], sum(n for k, n in events if k == kind))
 
 
-def _group(g: Group, named: dict[str, Placed], sizes: Sizes, hsdp: Hsdp | None, dtypes: Precision) -> Iterator[Event]:
-    """level3 gathers for each forward and each backward, level1 and 2 once; level1 scatters once a step."""
-    assert hsdp is not None
-    held = [named[n] for n in g.names]
-    shard, trained = sizes.grid["dp_shard"], [named[n] for n in g.names if n not in g.idle]
-    micros = sizes.micros * sizes.pieces
-    again = micros * g.calls * (1 + g.backward) if hsdp.optimizer_level == "level3" else 1
-    gathered = sum(p.padded * ITEMSIZE[p.compute] for p in held)
-    yield from [("all_gather", gathered)] * again
-    each = 1 if hsdp.optimizer_level == "level1" else micros
-    scattered = sum(p.padded * _reduced(p, dtypes) for p in trained)
+def _replicas(model: CutModel, buckets: tuple[Bucket, ...], named: dict[str, Placed], pp: int) -> Iterator[Event]:
+    """Between the data-parallel ranks of a stage: weights, gradients, and the statistics of buffers."""
+    place = model.sizes.places
+    groups = [g for g in model.groups if place[g.stage] == pp] if model.hsdp else []
+    for group in groups:
+        yield from _group(model, group, named)
+    trained = sum(len(g.names) - len(g.idle) for g in groups)
     if trained:
-        yield from [("reduce_scatter", scattered)] * each
-        if sizes.grid["dp_replicate"] > 1:
-            yield "all_reduce", scattered // shard  # of the sum over all micro batches
+        yield "all_reduce", trained  # which of them have a gradient anywhere, a byte each
+    for bucket in buckets:
+        if place[bucket.stage] == pp:
+            yield "all_reduce", bucket.nbytes + _flags(bucket, named, model.dtypes)
+    yield from _statistics(model.params, model.sizes, pp)
+
+
+def _scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
+    """Single numbers that ranks agree on each step."""
+    yield "all_reduce", 24  # of the loss, the gradient norm, and whether any rank was asked to stop
+    if sizes.places[-1] == pp and sizes.replicas > 1:
+        yield "all_reduce", 8  # of how many targets count
+
+
+def _group(model: CutModel, group: Group, named: dict[str, Placed]) -> Iterator[Event]:
+    """level3 gathers for each forward and each backward, level1 and 2 once; level1 scatters once a step."""
+    assert model.hsdp is not None
+    sizes, level = model.sizes, model.hsdp.optimizer_level
+    micros = sizes.micros * sizes.pieces
+
+    gathered = sum(named[n].padded * ITEMSIZE[named[n].compute] for n in group.names)
+    again = micros * group.calls * (1 + group.backward) if level == "level3" else 1
+    yield from [("all_gather", gathered)] * again
+
+    trained = [named[n] for n in group.names if n not in group.idle]
+    if not trained:
+        return
+    scattered = sum(p.padded * _reduced(p, model.dtypes) for p in trained)
+    yield from [("reduce_scatter", scattered)] * (1 if level == "level1" else micros)
+    if sizes.grid["dp_replicate"] > 1:
+        yield "all_reduce", scattered // sizes.grid["dp_shard"]  # of the sum over all micro batches
 
 
 def _reduced(p: Placed, dtypes: Precision) -> int:
@@ -105,36 +107,32 @@ def _flags(b: Bucket, named: dict[str, Placed], dtypes: Precision) -> int:
     return sum(_reduced(named[n], dtypes) for n in b.names)
 
 
-def _statistics(params: tuple[Placed, ...], sizes: Sizes, place: tuple[int, ...], pp: int) -> Iterator[Event]:
+def _statistics(params: tuple[Placed, ...], sizes: Sizes, pp: int) -> Iterator[Event]:
     """Buffers go from the first data-parallel rank to the others, a dtype at once."""
-    found: Counter[str] = Counter()
+    if sizes.replicas == 1:
+        return
+    found: dict[str, int] = {}
     for p in params:
-        if p.buffer:
-            found[p.spec.dtype] += p.spec.nbytes * sum(place[s] == pp for s in p.stages)
-    here = {p.spec.dtype for p in params if p.buffer and any(place[s] == pp for s in p.stages)}
-    if sizes.replicas > 1:
-        yield from (("broadcast", found[dtype]) for dtype in sorted(here))
+        here = sum(sizes.places[s] == pp for s in p.stages)
+        if p.buffer and here:
+            found[p.spec.dtype] = found.get(p.spec.dtype, 0) + p.spec.nbytes * here
+    for dtype in sorted(found):
+        yield "broadcast", found[dtype]
 
 
-def _messages(
-    row: Row,
-    pp: int,
-    place: tuple[int, ...],
-    boundaries: tuple[tuple[Crossing, ...], ...],
-    pieces: tuple[int, ...],
-) -> Iterator[Event]:
+def _messages(model: CutModel, pp: int) -> Iterator[Event]:
     """Values go forward, gradients of what is floating come back; within a rank nothing is sent."""
-    last = len(place) - 1
-    for a in row:
-        forward = a.kind == "F"
-        if a.kind == "W":
+    place, pieces = model.sizes.places, model.lengths
+    for action in model.schedule[pp]:
+        if action.kind == "W":
             continue
+        forward, stage = action.kind == "F", action.stage
         before, after = ("receive", "send") if forward else ("send", "receive")
-        part = (pieces[a.micro % len(pieces)], sum(pieces)) if pieces else (1, 1)
-        if a.stage > 0 and place[a.stage - 1] != pp:
-            yield from ((before, n) for n in _specs(boundaries[a.stage - 1], forward, *part))
-        if a.stage < last and place[a.stage + 1] != pp:
-            yield from ((after, n) for n in _specs(boundaries[a.stage], forward, *part))
+        part = (pieces[action.micro % len(pieces)], sum(pieces)) if pieces else (1, 1)
+        if stage > 0 and place[stage - 1] != pp:
+            yield from ((before, n) for n in _specs(model.boundaries[stage - 1], forward, *part))
+        if stage < len(place) - 1 and place[stage + 1] != pp:
+            yield from ((after, n) for n in _specs(model.boundaries[stage], forward, *part))
 
 
 def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: int) -> list[int]:
@@ -142,14 +140,12 @@ def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: in
     return [t.nbytes * length // whole for c in crossing for t in c.specs if forward or "float" in t.dtype]
 
 
-def _tied(
-    rank: int, ties: tuple[Tie, ...], named: dict[str, Placed], grid: Grid, place: tuple[int, ...]
-) -> Iterator[Event]:
+def _tied(model: CutModel, named: dict[str, Placed], rank: int) -> Iterator[Event]:
     """One sum for the tensors of a dtype that the same pipeline ranks share."""
     found: Counter[tuple[tuple[int, ...], str]] = Counter()
-    pp = grid.coords(rank)["pp"]
-    for tie in ties:
-        at = tuple(sorted({place[s] for s in tie.stages}))
+    pp = model.sizes.grid.coords(rank)["pp"]
+    for tie in model.ties:
+        at = tuple(sorted({model.sizes.places[s] for s in tie.stages}))
         box = named[tie.name].layout.box(rank)
         if tie.trained and pp in at and len(at) > 1 and box is not None:
             dtype = named[tie.name].spec.dtype

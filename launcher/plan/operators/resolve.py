@@ -55,7 +55,8 @@ def resolve(config: Mapping[str, Any], skeleton: Skeleton, grid: Grid) -> tuple[
     found = [p for key, value in config.items() for p in _form(key, value, skeleton)]
     if found:
         return (), found
-    kinds, out = dict(skeleton.kinds), []
+    kinds = dict(skeleton.kinds)
+    out = []
     complained: set[tuple[str, str]] = set()
     for module in skeleton.modules:
         if (key := _key(config, module)) is None:

@@ -41,8 +41,13 @@ def axes_text(axes: Axes) -> str:
     >>> print(axes_text((("dp", "tp"), (), ("tp",))))
     [[dp, tp], null, tp]
     """
-    dims = ["null" if not d else d[0] if len(d) == 1 else "[" + ", ".join(d) + "]" for d in axes]
-    return "[" + ", ".join(dims) + "]"
+    return "[" + ", ".join(_dim_text(dim) for dim in axes) + "]"
+
+
+def _dim_text(axes: tuple[str, ...]) -> str:
+    if len(axes) > 1:
+        return "[" + ", ".join(axes) + "]"
+    return axes[0] if axes else "null"
 
 
 def spans(grid: Grid) -> dict[str, int]:
@@ -129,7 +134,8 @@ def _choices(entry: Any, alias: Mapping[str, Any], grid: Grid, batch: bool) -> t
             fits += [(DP, TP)] if entry == ways[DP] * ways[TP] and min(ways.values()) > 1 else []
         there = f"tp is {ways[TP]}" + (f", dp is {ways[DP]}" if batch else "")
         return fits, "" if fits else f"{entry} slices are those of no axis: {there}"
-    names = entry if isinstance(entry, list | tuple) else () if entry in (None, "None") else (entry,)
+    alone = () if entry in (None, "None") else (entry,)
+    names = entry if isinstance(entry, list | tuple) else alone
     out: list[str] = []
     for n in names:
         if n not in alias:

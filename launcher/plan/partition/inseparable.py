@@ -37,7 +37,8 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
     needs = {m: 1 << i for i, m in enumerate(modules)}
     bound = _bound(graph, frozenset(modules))
     while True:
-        before, reach = dict(needs), dict[str, int]()
+        before = dict(needs)
+        reach: dict[str, int] = {}
         for node in graph.nodes:
             mask = 0
             for m in node.inputs:
@@ -65,7 +66,10 @@ def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
         mine = [n.target] if n.kind == "module" and n.target in modules else []
         touched = [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())] if n.kind == "glue" else []
         out[n.name] = tuple(dict.fromkeys([*mine, *touched, *([] if again else taken)]))
-        carried[n.name] = tuple(taken) if again else tuple(mine) if n.out is None else ()
+        if again:
+            carried[n.name] = tuple(taken)
+        else:
+            carried[n.name] = tuple(mine) if n.out is None else ()
     return out
 
 

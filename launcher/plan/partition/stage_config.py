@@ -162,13 +162,19 @@ def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[s
     out: dict[str, int] = {}
     for at, (name, stage) in enumerate(has.items()):
         if stage is None:
-            around = [m for m in _prefixes(name)[:-1] if all(has[n] is None for n in has if n.startswith(m + "."))]
-            before = [s for s in order[:at] if s is not None]
-            after = [s for s in order[at:] if s is not None]
-            out.setdefault(
-                around[0] if around else name, (before or after)[-1 if before else 0] if after else stages - 1
-            )
+            bare = [m for m in _prefixes(name)[:-1] if all(has[n] is None for n in has if n.startswith(m + "."))]
+            largest = bare[0] if bare else name
+            out.setdefault(largest, _suggested(order[:at], order[at:], stages))
     return out
+
+
+def _suggested(before: Sequence[int | None], after: Sequence[int | None], stages: int) -> int:
+    """The stage of what lies between: as what comes before, and what comes last is on the last stage."""
+    earlier = [s for s in before if s is not None]
+    later = [s for s in after if s is not None]
+    if not later:
+        return stages - 1
+    return earlier[-1] if earlier else later[0]
 
 
 def _no_stage(without: Mapping[str, int]) -> Problem:

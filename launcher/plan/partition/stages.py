@@ -214,7 +214,8 @@ def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
 
 
 def _segment(n: Node) -> Segment:
-    module, made = n.target if n.kind == "module" else "", sum(t.nbytes for t in n.out or ())
+    module = n.target if n.kind == "module" else ""
+    made = sum(t.nbytes for t in n.out or ())
     return Segment(module, n.saved, n.backward, made, n.left)
 
 

@@ -53,11 +53,13 @@ def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
 
 def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
     """What is put back, and what is not evaluated."""
-    out, drifting = [], unsteady(skeleton, graph)
+    out = []
+    drifting = unsteady(skeleton, graph)
     if drifting and any(s.kind == "certify" for s in job.steps.values()):
         text = f"a forward in evaluation mode changes {listed(drifting)}: the certificate leaves the validation out"
         out.append(Note("model", text))
-    if (names := [c.name for c in graph.effects.evaluated]) and asked(job):
+    names = [c.name for c in graph.effects.evaluated]
+    if names and asked(job):
         them = "it is" if len(names) == 1 else "they are"
         text = f"a forward in evaluation mode changes {listed(names)}: {them} put back after each evaluation"
         out.append(Note("model", text))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from launcher.errors import Problem
-from launcher.plan.cost.fusion import Group
+from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stage_config import owner
-from launcher.plan.partition.stages import Crossing, Stage, covers
-from launcher.plan.schedule.schedules import RULES
+from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import ITEMSIZE, Change, Graph, Inner, Skeleton, TensorSpec
 from launcher.plan.values.text import listed
 
@@ -50,35 +48,7 @@ def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
         yield Problem(KEY, text + (cure or f"; keep it in one of {', '.join(ITEMSIZE)}"))
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What the plan has come to. ``split``: backwards are cut in two; ``tp``: operators are cut over it."""
-
-    sizes: Sizes
-    scheduler: str
-    stages: tuple[Stage, ...]
-    boundaries: tuple[tuple[Crossing, ...], ...]
-    params: tuple[Placed, ...]
-    mixed: bool
-    tp: bool
-    groups: tuple[Group, ...] = ()
-
-    @property
-    def split(self) -> bool:
-        return len(self.stages) > 1 and RULES[self.scheduler].split
-
-    @property
-    def sharded(self) -> bool:
-        return any(p.sharded for p in self.params)
-
-    def stage_of(self, module: str) -> int | None:
-        """The stage that runs all of ``module``; ``None`` when the glue between stages is a part of it."""
-        if len(self.stages) == 1:
-            return 0
-        return next((s.index for s in self.stages if any(covers(m, module) for m in s.modules)), None)
-
-
-def refused(at: Layout, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     """What this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
@@ -163,7 +133,7 @@ def _sparse(graph: Graph) -> Iterator[Problem]:
         yield Problem(KEY, f"{text} here; leave sparse out: dense gradients have the same numbers")
 
 
-def _changed(c: Change, p: Placed | None, at: Layout) -> Why | None:
+def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     """Why it cannot be, and the way out."""
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
@@ -171,8 +141,9 @@ def _changed(c: Change, p: Placed | None, at: Layout) -> Why | None:
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         text = f", by numbers that each of {at.sizes.replicas} data-parallel ranks has its own of, and then uses it"
         return f"{text}: they would train different models; use one data-parallel rank", ""
-    if len(at.stages) > 1 and (why := _between(c, p, at)):
-        return why
+    between = _between(c, p, at) if len(at.stages) > 1 else None
+    if between is not None:
+        return between
     if weight and at.mixed:
         return ", and in half precision it would change a copy", "train.precision=fp32"
     if weight and p is not None and _cut(p):
@@ -180,9 +151,9 @@ def _changed(c: Change, p: Placed | None, at: Layout) -> Why | None:
     return None
 
 
-def _between(c: Change, p: Placed | None, at: Layout) -> Why | None:
+def _between(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     """Why it cannot be on several stages."""
-    here = {s for m in c.at if (s := at.stage_of(m)) is not None}  # glue was placed where what it changes is
+    here = {at.stage_of(m) for m in c.at} - {None}  # glue was placed where what it changes is
     owners = set(p.stages) if p is not None else {at.stage_of(owner(n)) for n in c.names}
     if len(owners) > 1:
         return f", of which stages {_numbers(owners)} have a copy each; put all that use it on one stage", ""
@@ -195,7 +166,7 @@ def _between(c: Change, p: Placed | None, at: Layout) -> Why | None:
     return None
 
 
-def _inner(i: Inner, at: Layout) -> Why | None:
+def _inner(i: Inner, at: CutModel) -> Why | None:
     """Why it cannot be, and the way out."""
     if at.sharded:
         return "sharded weights are not there then", "parallel.hsdp=null"
@@ -214,7 +185,7 @@ def _inner(i: Inner, at: Layout) -> Why | None:
     return None
 
 
-def _hooks(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
     for name in skeleton.traits.hooked:
         if why := _hooked(placed[name], at):
             yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
@@ -227,7 +198,7 @@ def _hooks(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterato
             yield Problem(KEY, f"{text} that are cut over tp; cut none in parallel.operators")
 
 
-def _hooked(p: Placed, at: Layout) -> Why | None:
+def _hooked(p: Placed, at: CutModel) -> Why | None:
     """Why hooks of this parameter would not see what they see in one process, and the way out."""
     if at.sizes.replicas > 1:
         return (
@@ -246,7 +217,7 @@ def _hooked(p: Placed, at: Layout) -> Why | None:
     return None
 
 
-def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
+def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     """FSDP2 hands a module that it gathers views of its inputs, which autograd lets nobody change."""
     gathered = {m for g in at.groups for m in g.modules if m}
     if found := [m for m in graph.inferred if m in gathered]:
@@ -265,10 +236,11 @@ def _overwrites(at: Layout, graph: Graph) -> Iterator[Problem]:
                       "parallel.hsdp=null")  # fmt: skip
 
 
-def _twins(at: Layout, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
+def _twins(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
     """A module that several stages of one rank run, and whose weights are sharded: FSDP2 wraps a module once."""
     for names in skeleton.traits.twins:
-        here = {s for n in names if (s := at.stage_of(n)) is not None}
+        found = (at.stage_of(n) for n in names)
+        here = {stage for stage in found if stage is not None}
         ranks = [at.sizes.places[s] for s in here]
         mine = [p for n in names for m, p in placed.items() if covers(n, owner(m))]
         if len(set(ranks)) < len(ranks) and any(p.sharded for p in mine):

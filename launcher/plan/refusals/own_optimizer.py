@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.facts import Graph
-from launcher.plan.values.optimizer_traits import Traits
+from launcher.plan.values.optimizer_traits import OptimizerTraits
+from launcher.plan.values.text import some
 
 KEY = "optim._target_"
 SEEN = "(seen on small tensors)"
 
 
-def problems(
-    job: Job, traits: Traits | None, params: tuple[Placed, ...], sizes: Sizes, graph: Graph
-) -> Iterator[Problem]:
+def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: Graph) -> Iterator[Problem]:
     """Every reason why it cannot train in this layout, or cannot go on from a checkpoint."""
     if traits is None:
         return
     if traits.broken:
         yield Problem(KEY, f"{traits.name}: {traits.broken}")
         return
-    trained = [p for p in params if p.trainable and not p.buffer]
-    yield from _draws(job, traits, sizes)
+    trained = [p for p in model.params if p.trainable and not p.buffer]
+    yield from _draws(job, traits, model.sizes)
     if not traits.draws:
         yield from _cut(job, traits, trained)
         yield from _apart(traits, trained)
-        yield from _empty(traits, trained, sizes)
+        yield from _empty(traits, trained, model.sizes)
     yield from _unused(traits, trained, graph)
     if keeps(job) and traits.draws != "elsewhere":
         yield from _saved(traits, trained)
@@ -43,7 +42,7 @@ def keeps(job: Job) -> bool:
     return bool(kinds & {"save", "load", "broadcast"}) or job.checkpoint.every is not None or resumes
 
 
-def note(traits: Traits | None) -> list[Note]:
+def note(traits: OptimizerTraits | None) -> list[Note]:
     """What it was seen to do."""
     if traits is None or traits.broken:
         return []
@@ -54,7 +53,7 @@ def note(traits: Traits | None) -> list[Note]:
     return [Note(KEY, f"{traits.name} updates {what} {SEEN}{more}")]
 
 
-def _draws(job: Job, traits: Traits, sizes: Sizes) -> Iterator[Problem]:
+def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]:
     text = f"{traits.name}: it draws random numbers {SEEN}"
     if traits.draws == "elsewhere":
         yield Problem(KEY, f"{text} that torch.manual_seed does not decide: no run could be done again")
@@ -64,7 +63,7 @@ def _draws(job: Job, traits: Traits, sizes: Sizes) -> Iterator[Problem]:
         yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
 
 
-def _cut(job: Job, traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
+def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
     """Tensors that no rank has whole, though an update depends on the whole."""
     wrong = [p for p in trained if p.layout.axes and not _exact(traits, p)]
     if not wrong:
@@ -72,13 +71,13 @@ def _cut(job: Job, traits: Traits, trained: Sequence[Placed]) -> Iterator[Proble
     axes = sorted({axis for p in wrong for axis in p.layout.axes})
     text = (
         f"{traits.name}: what a step does to one number of a tensor depends on the rest of the tensor {SEEN}, "
-        f"and {_few([p.name for p in wrong])} would be cut over {' and '.join(axes)}: it trains where tensors are "
+        f"and {some([p.name for p in wrong])} would be cut over {' and '.join(axes)}: it trains where tensors are "
         "whole, so with pipeline stages and replicas"
     )
     yield Problem(KEY, text, _unsharded(job, axes))
 
 
-def _exact(traits: Traits, p: Placed) -> bool:
+def _exact(traits: OptimizerTraits, p: Placed) -> bool:
     """Whether pieces of ``p`` get the update of the whole."""
     return traits.rows if not any(p.layout.split[1:]) else traits.elements
 
@@ -89,7 +88,7 @@ def _unsharded(job: Job, axes: Sequence[str]) -> str:
     return "parallel.hsdp=null" if list(axes) == ["dp_shard"] and fixed is None else ""
 
 
-def _apart(traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
+def _apart(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
     """Tensors that different ranks have, though an update of one depends on all."""
     if traits.alone:
         return
@@ -104,32 +103,35 @@ def _apart(traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
         yield Problem(KEY, text)
 
 
-def _empty(traits: Traits, trained: Sequence[Placed], sizes: Sizes) -> Iterator[Problem]:
+def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> Iterator[Problem]:
     if traits.empty or not traits.rows:
         return
-    boxes = ((p, p.layout.box(rank)) for p in trained if p.layout.axes for rank in range(sizes.grid.size))
-    if bare := [name for name, _ in groupby(p.name for p, box in boxes if box is not None and box.empty)]:
-        text = f"{traits.name}: it fails on a piece without elements {SEEN}, and some ranks have none of {_few(bare)}"
+    bare = [p.name for p in trained if p.layout.axes and _empty_somewhere(p, sizes)]
+    if bare:
+        text = f"{traits.name}: it fails on a piece without elements {SEEN}, and some ranks have none of {some(bare)}"
         yield Problem(KEY, text, "parallel.hsdp.uneven=whole")
 
 
-def _unused(traits: Traits, trained: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
+def _empty_somewhere(p: Placed, sizes: Sizes) -> bool:
+    """Whether a rank has a piece of it, and no element in that."""
+    boxes = (p.layout.box(rank) for rank in range(sizes.grid.size))
+    return any(box is not None and box.empty for box in boxes)
+
+
+def _unused(traits: OptimizerTraits, trained: Sequence[Placed], graph: Graph) -> Iterator[Problem]:
     never = {name for name, scope in graph.scopes if scope is None}
     idle = [p.name for p in trained if never.intersection(p.names)]
     if idle and not traits.unused:
-        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}, and no forward uses {_few(idle)}"
+        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}, and no forward uses {some(idle)}"
         yield Problem(KEY, text)
 
 
-def _saved(traits: Traits, trained: Sequence[Placed]) -> Iterator[Problem]:
+def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
     """State that a checkpoint would not bring back."""
+    cut = [p.name for p in trained if p.layout.axes]
     if traits.lost:
         text = f"{traits.name}: its state cannot be saved and brought back: {traits.lost} {SEEN}"
         yield Problem(KEY, f"{text}. Keep numbers, and tensors, in self.state[p] or in self.param_groups")
-    elif traits.odd and (cut := [p.name for p in trained if p.layout.axes]):
-        text = f"{traits.name}: it keeps {traits.odd}, which cannot be saved where parameters are cut: {_few(cut)}"
+    elif traits.odd and cut:
+        text = f"{traits.name}: it keeps {traits.odd}, which cannot be saved where parameters are cut: {some(cut)}"
         yield Problem(KEY, text)
-
-
-def _few(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"

@@ -61,7 +61,9 @@ def build(scheduler: str, ranks: int, chunks: int, micros: int, less_memory: boo
     """
     if less_memory:
         return orders.less_memory(ranks, chunks, micros)
-    known = RULES[scheduler] if ranks > 1 else RULES["gpipe" if scheduler == "gpipe" else "1f1b"]
+    if ranks == 1 and scheduler != "gpipe":
+        scheduler = "1f1b"
+    known = RULES[scheduler]
     return known.order(ranks, chunks, micros, pieces) if known.seq else known.order(ranks, chunks, micros)
 
 

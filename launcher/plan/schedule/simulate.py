@@ -37,7 +37,8 @@ class Cost:
     def kept(self, a: Action) -> int:
         """Bytes of activations more, or less, once ``a`` is done."""
         at = self.at(a)
-        held, waits = self.activation[at], self.waits[at] if self.waits else self.activation[at]
+        held = self.activation[at]
+        waits = self.waits[at] if self.waits else held
         return {"F": held, "B": -held, "I": waits - held, "W": -waits}[a.kind]
 
     def at(self, a: Action) -> int:

@@ -115,8 +115,9 @@ def _merged(shaded: list[tuple[Event, str]], scale: float) -> Iterator[str]:
     for e, fill in shaded:
         spans = runs.setdefault(fill, {}).setdefault(e.rank, [])
         start, end = round(10 * scale * e.start), round(10 * scale * e.end)
-        touches = bool(spans) and spans[-1][1] == start
-        spans[-1 if touches else len(spans) :] = [(spans[-1][0] if touches else start, end)]
+        if spans and spans[-1][1] == start:
+            start, _ = spans.pop()
+        spans.append((start, end))
     yield f'<g transform="translate({LEFT} {TOP + BAR // 2}) scale(.1 1)" stroke-width="{BAR}">'
     for fill, rows in runs.items():
         yield f'<path stroke="{fill}" d="{"".join(_stretches(ROW * rank, spans) for rank, spans in rows.items())}"/>'

@@ -1,1 +1,78 @@
-"""What becomes of each setting: applied, satisfied, degraded, or refused with the reason."""
+"""What becomes of each setting: applied, satisfied, degraded, or refused with the reason.
+
+A module here is called as its section of ``conf/config.yaml``: ``parallel.comm_fusion`` is in ``comm_fusion``. It has
+what its section needs of ``refused`` (what is wrong before a model is read), ``refused_for`` (what is wrong for this
+model) and ``rows`` (what the plan shows of it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.cost.fusion import Fused
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.settings import (
+    checkpoint,
+    comm_fusion,
+    dataset_strategy,
+    deterministic,
+    gradients_mean,
+    grid,
+    group_file,
+    hsdp,
+    local_norm,
+    loss_repeated_mean,
+    mode,
+    operator_strategy,
+    param_strategy,
+    pipeline,
+    precision,
+    shared,
+    steps,
+    transformer_opt,
+)
+from launcher.plan.values.setting import Setting
+
+
+def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
+    """The sizes of ``job``, and all that is wrong with its settings whatever the model is."""
+    found = [*mode.refused(job), *checkpoint.refused(job)]
+    got, wrong = grid.sizes(job)
+    found += wrong
+    found += pipeline.refused(job, got)
+    found += steps.refused(job, got)
+    found += dataset_strategy.refused(job, got)
+    found += transformer_opt.refused(job, got)
+    found += local_norm.refused(job)
+    return got, found
+
+
+def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
+    """What is wrong with settings that name parameters of the model."""
+    yield from shared.refused_for(job, params)
+    yield from comm_fusion.refused_for(job, params)
+
+
+def rows(job: Job, sizes: Sizes, fused: Fused | None = None) -> Iterator[Setting]:
+    """The settings that are not at their default, as the plan shows them.
+
+    ``fused`` is what the plan sends together; ``None`` before the model is read.
+    """
+    yield from deterministic.rows(job)
+    yield from pipeline.rows(job, sizes)
+    yield from hsdp.rows(job, sizes, fused)
+    yield from gradients_mean.rows(job, sizes)
+    yield from dataset_strategy.rows(job, sizes)
+    yield from shared.rows(job)
+    yield from param_strategy.rows(job)
+    yield from operator_strategy.rows(job)
+    yield from group_file.rows(job)
+    yield from local_norm.rows(job, sizes, fused)
+    yield from transformer_opt.rows(job, sizes, fused)
+    yield from checkpoint.rows(job)
+    yield from precision.rows(job, sizes, fused)
+    yield from comm_fusion.rows(job, sizes, fused)
+    yield from loss_repeated_mean.rows(job, sizes, fused)

@@ -1,4 +1,4 @@
-"""Whether the ties that a request lists are those that the model has."""
+"""``parallel.shared``: whether the ties that a request lists are those that the model has."""
 
 from __future__ import annotations
 
@@ -7,42 +7,69 @@ from difflib import get_close_matches
 from shlex import quote
 
 from launcher.errors import Problem
+from launcher.job.schema.job import Job
 from launcher.plan.partition.params import Placed
+from launcher.plan.values.setting import Setting
 
 KEY = "parallel.shared"
-Listed = tuple[tuple[str, ...], ...]
 
 
-def check(listed: Listed, params: tuple[Placed, ...]) -> Iterator[Problem]:
+def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     """A group must be all the names of one tensor: a list ties nothing and unties nothing, the model does.
 
     A tensor tied over several stages must be listed; one that is tied inside a stage may be.
     """
-    first = {n: p for p in params for n in p.names}
+    listed = job.parallel.shared
+    if listed == "auto":
+        return
     cure = _cure(params)
+    of = {name: param for param in params for name in param.names}
     for group in listed:
-        if unknown := [n for n in group if n not in first]:
-            close = get_close_matches(unknown[0], first, 1)
+        text = _wrong(group, of)
+        if text:
+            yield Problem(KEY, text, cure)
+
+    named = {name for group in listed for name in group}
+    for param in _tied(params):
+        if named.isdisjoint(param.names):
+            at = ", ".join(map(str, param.stages))
+            text = f"{' = '.join(param.names)} is one tensor on stages {at}, and is not listed"
+            yield Problem(KEY, text, cure)
+
+
+def _wrong(group: tuple[str, ...], of: dict[str, Placed]) -> str:
+    """Why ``group`` is not all the names of one tensor; ``of``: the parameter that has a name."""
+    for name in group:
+        if name not in of:
+            close = get_close_matches(name, of, 1)
             hint = f", did you mean {close[0]!r}?" if close else ""
-            yield Problem(KEY, f"the model has no parameter {unknown[0]!r}{hint}", cure)
-            continue
-        tensors = {first[n].name: first[n] for n in group}
-        if len(tensors) > 1:
-            a, b, *_ = tensors
-            text = f"{a} and {b} are two tensors; make them one in the model, as in b.weight = a.weight"
-            yield Problem(KEY, text, cure)
-        elif group and (missing := set(first[group[0]].names) - {*group}):
-            names = first[group[0]].names
-            text = f"{', '.join(group)}: the same tensor is {', '.join(n for n in names if n in missing)} too"
-            yield Problem(KEY, text, cure)
-    named = {n for group in listed for n in group}
-    for p in params:
-        if len(p.stages) > 1 and not p.buffer and named.isdisjoint(p.names):
-            at = ", ".join(map(str, p.stages))
-            yield Problem(KEY, f"{' = '.join(p.names)} is one tensor on stages {at}, and is not listed", cure)
+            return f"the model has no parameter {name!r}{hint}"
+
+    tensors = list(dict.fromkeys(of[name].name for name in group))
+    if len(tensors) > 1:
+        a, b = tensors[:2]
+        return f"{a} and {b} are two tensors; make them one in the model, as in b.weight = a.weight"
+
+    missing = [name for name in of[group[0]].names if name not in group] if group else []
+    if missing:
+        return f"{', '.join(group)}: the same tensor is {', '.join(missing)} too"
+    return ""
+
+
+def _tied(params: tuple[Placed, ...]) -> list[Placed]:
+    """Those on several stages."""
+    return [p for p in params if len(p.stages) > 1 and not p.buffer]
 
 
 def _cure(params: tuple[Placed, ...]) -> str:
     """The list that is right."""
-    tied = [p.names for p in params if len(p.stages) > 1 and not p.buffer]
-    return quote(f"{KEY}=[{','.join(f'[{chr(44).join(names)}]' for names in tied)}]") if tied else f"{KEY}=auto"
+    groups = ["[" + ",".join(p.names) + "]" for p in _tied(params)]
+    return quote(f"{KEY}=[{','.join(groups)}]") if groups else f"{KEY}=auto"
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    """The ties listed; where they are not those of the model, the request was refused."""
+    listed = job.parallel.shared
+    if listed != "auto":
+        groups = ", ".join("=".join(names) for names in listed) or "none"
+        yield Setting(KEY, groups, "satisfied", "the ties of the model are these")

@@ -68,7 +68,7 @@ class Param:
 
 
 @dataclass(frozen=True)
-class Traits:
+class ModelTraits:
     """What a model has besides modules and tensors, by first names: whatever is lost when one of them is replaced.
 
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
@@ -96,7 +96,7 @@ class Skeleton:
     params: tuple[Param, ...]
     containers: frozenset[str]
     kinds: tuple[tuple[str, str], ...] = ()
-    traits: Traits = Traits()
+    traits: ModelTraits = ModelTraits()
 
 
 @dataclass(frozen=True)

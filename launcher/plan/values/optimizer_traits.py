@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Traits:
+class OptimizerTraits:
     """``name`` is the class's path; ``broken`` says why it cannot train at all.
 
     ``rows``: a tensor cut along its first dim gets the same update; ``elements``: so does one cut along any dim.

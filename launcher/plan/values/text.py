@@ -26,6 +26,19 @@ def scaled(n: float) -> tuple[str, str]:
     return f"{n:.1f}", "P"
 
 
+def bytes_text(n: float) -> str:
+    """Bytes for people.
+
+    >>> bytes_text(1536), bytes_text(3 * 1024**3)
+    ('1.5 KB', '3.0 GB')
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if n < 1024:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TB"
+
+
 def spans(numbers: Sequence[int]) -> str:
     """Ascending numbers, neighbours drawn together.
 
@@ -39,6 +52,16 @@ def spans(numbers: Sequence[int]) -> str:
         else:
             runs.append([n])
     return ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three, and how many more there are.
+
+    >>> some(["a", "b"]), some(["a", "b", "c", "d"])
+    ('a, b', 'a, b, c and 1 more')
+    """
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def listed(names: Sequence[str]) -> str:

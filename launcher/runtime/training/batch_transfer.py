@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from launcher.parallel.trace.model_facts import dtype_of
-from launcher.plan.settings.dataset_strategy import Hand
+from launcher.plan.values.batch_reading import BatchRole
 
 Tensors = tuple[torch.Tensor, ...]
 
 
-def deal(hand: Hand, read: Callable[[], Tensors]) -> Tensors:
+def deal(hand: BatchRole, read: Callable[[], Tensors]) -> Tensors:
     """The tensors, on the CPU, on a rank that uses them; none on the others. Only a rank that is to ``read`` does.
 
     They travel between pairs of ranks of the default group, in host memory: no group of the model is in use then.

@@ -15,7 +15,7 @@ from torch import Tensor
 from launcher.errors import RunError
 from launcher.plan.plan import Plan
 from launcher.plan.sample_checks import classes
-from launcher.plan.settings.dataset_strategy import Hand
+from launcher.plan.values.batch_reading import BatchRole
 from launcher.runtime.training.batch_transfer import deal
 from launcher.runtime.training.target_classes import check
 
@@ -108,8 +108,8 @@ class Feed:
         return targets
 
     @cached_property
-    def _hands(self) -> tuple[Hand, Hand]:
-        return self.plan.hands(self.rank)
+    def _hands(self) -> tuple[BatchRole, BatchRole]:
+        return self.plan.batch_roles(self.rank)
 
     def _move(self, t: Tensor) -> Tensor:
         return t.to(self.device, self.floating if t.is_floating_point() else t.dtype)

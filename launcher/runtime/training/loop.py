@@ -70,7 +70,7 @@ def train(s: Session, loop: Loop) -> None:
                 "grad_norm": norm,
                 f"{loop.unit}_per_s": loop.units / seconds,
                 "step_ms": seconds * 1e3,
-                "bubble": s.plan.timeline.bubble,
+                "bubble": s.plan.estimate.timeline.bubble,
                 "memory_mb": memory(s) / 2**20,
             }
             if s.scaling.dynamic:

@@ -110,7 +110,7 @@ class Pipeline:
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]
-        with untouched(modules, self.model.plan.restored), evaluating(modules):
+        with untouched(modules, self.model.plan.observed.restored), evaluating(modules):
             self._run(self._evaluate, inputs, targets, valid=valid)
         if self.model.plan.output_broadcast:
             self.outputs = broadcast(self.outputs, self.model)

@@ -12,7 +12,7 @@ import torch
 from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.norms.grad_norm import Norm
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import ANYONE, Trust
+from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.grad_norm_log import LocalNormLog

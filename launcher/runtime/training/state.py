@@ -20,7 +20,7 @@ from launcher.parallel.broadcast import Sent, share
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, spec
 from launcher.plan.partition.params import Placed
-from launcher.plan.settings.saving import STREAMS
+from launcher.plan.settings.checkpoint import STREAMS
 from launcher.plan.values.layout import Layout
 from launcher.runtime.training.session import Session
 
@@ -53,7 +53,7 @@ def states(s: Session) -> list[State]:
 
 
 def _counters(s: Session) -> tuple[str, ...]:
-    return s.plan.optimizer.counters if s.plan.optimizer is not None else ()
+    return s.plan.observed.optimizer.counters if s.plan.observed.optimizer is not None else ()
 
 
 def _named(key: str, param: str) -> str:
@@ -127,10 +127,10 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     every rank reads what it holds.
     """
     checkpoint = open_checkpoint(folder, s.trust)
-    if s.plan.optimizer is None:
+    if s.plan.observed.optimizer is None:
         prime(s)
         _forget(s, checkpoint.strategy)
-    found = states(s) if s.plan.optimizer is None else _blank(s, checkpoint.strategy)
+    found = states(s) if s.plan.observed.optimizer is None else _blank(s, checkpoint.strategy)
     want = strategy(s, found)
     _read(s, checkpoint, want, tensors(s, found), broadcast)
     _give_back(s, found)
@@ -166,7 +166,7 @@ def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
 
 def _give_back(s: Session, found: Sequence[State]) -> None:
     """The optimizer gets the state that is ``found``, for every copy of a parameter: numbers are no tensors again."""
-    if s.plan.optimizer is not None:
+    if s.plan.observed.optimizer is not None:
         kept: dict[str, tuple[Tensor, dict[str, Tensor]]] = {p.name: (t, {}) for p, t in s.model.named()}
         for x in found:
             kept[x.placed.name][1][x.key] = x.tensor

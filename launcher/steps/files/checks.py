@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.job import Job
-from launcher.plan.settings.saving import Trust, trust
+from launcher.plan.values.trust import Trust, trust
 from launcher.runtime import folder
 
 Look = Callable[[], object]

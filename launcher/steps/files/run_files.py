@@ -11,7 +11,7 @@ from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Step
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import Trust, trust
+from launcher.plan.values.trust import Trust, trust
 from launcher.plan.verbs import VERBS
 
 

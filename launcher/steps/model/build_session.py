@@ -26,7 +26,7 @@ from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
 from launcher.plan.plan import Plan
-from launcher.plan.settings.saving import Trust, trust
+from launcher.plan.values.trust import Trust, trust
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed

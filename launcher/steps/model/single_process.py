@@ -15,8 +15,8 @@ from launcher.models.loss import cross_entropy
 from launcher.parallel.deferred_init.fill import tensors
 from launcher.parallel.stages.half_model import narrowed
 from launcher.parallel.trace.model_facts import default_dtype, dtype_of
-from launcher.plan.settings.saving import trust
 from launcher.plan.values.facts import COMPUTE, DTYPE, IGNORED, class_dims
+from launcher.plan.values.trust import trust
 from launcher.planner.plan_job import builder
 from launcher.runtime.training.state import unpacked
 from launcher.runtime.training.target_classes import check

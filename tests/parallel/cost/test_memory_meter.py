@@ -78,7 +78,7 @@ def steps() -> dict[tuple[str, str], tuple[list[int], list[int]]]:
     jobs = [layout(*case) for case in CASES]
     plans = [plan_job(j) for j in jobs]
     got = on_ranks(4, rank_peaks, list(zip(jobs, plans, strict=True)))
-    planned = [[m.total for m in p.memory] for p in plans]
+    planned = [[m.total for m in p.estimate.memory] for p in plans]
     return dict(zip(CASES, zip(map(list, zip(*got, strict=True)), planned, strict=True), strict=True))
 
 

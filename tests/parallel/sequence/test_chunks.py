@@ -97,8 +97,8 @@ def test_what_is_held_is_counted_with_what_each_piece_reads_of_those_before():
     pipe = {"stages": 2, "scheduler": "seqpipe", "micro_batch_num": 2, "seq_split": "equal"}
     whole, cut = (plan_job(job(parallel={"pipeline": pipe | {"seq_chunks": n}}, data__seq_len=64)) for n in (1, 4))
     assert cut.pieces == (16, 16, 16, 16)
-    assert max(cut.timeline.peak) < max(whole.timeline.peak)
-    assert cut.timeline.bubble < whole.timeline.bubble
+    assert max(cut.estimate.timeline.peak) < max(whole.estimate.timeline.peak)
+    assert cut.estimate.timeline.bubble < whole.estimate.timeline.bubble
 
 
 def test_a_piece_that_runs_again_forgets_what_it_left():

@@ -110,8 +110,8 @@ def test_fsdp_cuts_again_what_tp_has_cut():
 
 
 def test_a_rank_holds_and_keeps_a_part_of_what_it_would_hold_alone():
-    alone = plan_job(job(model__tied=False)).memory[0]
-    over = plan_job(job(parallel={"operators": SEQUENCE, "grid": {"tp": 2}}, model__tied=False)).memory[0]
+    alone = plan_job(job(model__tied=False)).estimate.memory[0]
+    over = plan_job(job(parallel={"operators": SEQUENCE, "grid": {"tp": 2}}, model__tied=False)).estimate.memory[0]
     norms = 9 * 16 * 8
     assert over.params == (alone.params - norms) // 2 + norms
     assert over.activations < 0.6 * alone.activations

@@ -4,8 +4,9 @@ import pytest
 
 from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema.parallel import Hsdp
-from launcher.plan.cost.memory import Memory, bytes_text, copies, memory
+from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.peak import Moment
+from launcher.plan.values.text import bytes_text
 from tests.plan.made import chain, skeleton
 from tests.plan.partition.test_params import laid, sizes
 

@@ -10,6 +10,7 @@ from launcher.errors import RequestError
 from launcher.plan.partition.inseparable import components
 from launcher.plan.partition.stages import cut, place
 from launcher.plan.plan import Plan, ask, plan
+from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import Graph, Node
 from tests.plan.made import chain, graph, job, skeleton, spec, words
 
@@ -29,7 +30,7 @@ def again(*calls: str) -> Graph:
 
 def planned(glue: Graph, *overrides: str) -> Plan:
     j = job(*overrides)
-    return plan(j, ask(j), MODEL, glue, ("a", "b", "c", "d"), None, [])
+    return plan(j, ask(j), TracedModel(MODEL, glue, ("a", "b", "c", "d")))
 
 
 def refusal(glue: Graph, *overrides: str) -> RequestError:

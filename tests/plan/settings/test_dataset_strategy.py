@@ -1,48 +1,14 @@
-"""Who reads what: every sample once a pipeline and tensor-parallel group, unless asked to read more."""
+"""Slices that a layout can hand out."""
 
 from __future__ import annotations
 
 import pytest
 
 from launcher.errors import RequestError
-from launcher.plan.settings.dataset_strategy import Reading, hands
-from launcher.plan.values.grid import Grid
 from launcher.planner.plan_job import before_torch
 from tests.plan.made import job, words
 
-GRID = Grid.of(pp=2, dp_replicate=1, dp_shard=2, tp=2)  # rank = 4 pp + 2 dp + tp
 KEY = "parallel.dataset_strategy"
-
-WHO = {
-    0: ({0, 1, 2, 3}, {4, 5, 6, 7}),
-    1: ({0, 1, 2, 3}, {0, 1, 2, 3}),
-    2: ({0, 2}, {4, 6}),
-    3: ({0, 2}, {0, 2}),
-}
-
-
-def how(level: int) -> Reading:
-    return Reading(2, level in (1, 3), level in (2, 3))
-
-
-@pytest.mark.parametrize("level", WHO)
-def test_each_level_has_its_readers(level: int) -> None:
-    both = [hands(how(level), GRID, 0, 1, rank) for rank in range(8)]
-    assert tuple({r for r in range(8) if both[r][what].reads} for what in (0, 1)) == WHO[level]
-
-
-@pytest.mark.parametrize("level", WHO)
-@pytest.mark.parametrize("last", [0, 1], ids=["V schedule", "last stage on the last rank"])
-def test_every_rank_that_uses_something_reads_it_or_is_given_it(level: int, last: int) -> None:
-    for what, user in enumerate((0, last)):
-        hand = {rank: hands(how(level), GRID, 0, last, rank)[what] for rank in range(8)}
-        assert {r for r in hand if hand[r].uses} == set(GRID.ranks(pp=user))
-        given = sorted((giver, taker) for giver in hand for taker in hand[giver].gives)
-        assert given == sorted((hand[r].takes, r) for r in hand if hand[r].takes is not None)
-        for r in hand:
-            assert hand[r].uses == (hand[r].reads or hand[r].takes is not None) or (hand[r].reads and hand[r].gives)
-            assert not (hand[r].reads and hand[r].takes is not None)
-
 
 REFUSED = {
     "[[2,2],[2,2]]": "[[2,2],[2,2]]: item [0][1] = 2: only dim 0, the samples, is handed out to ranks; what cuts a "

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from launcher.plan import settings
 from launcher.plan.plan import ask
-from launcher.plan.settings import settings
+from launcher.plan.settings.hsdp import LEVELS
 from launcher.plan.show import text
 from tests.plan.made import chain, job, planned, refusal, skeleton, words
 
@@ -71,11 +72,11 @@ BECOMES = {
     f"{PIPE}.loss_reduction=sum {PIPE}.micro_batch_num=4":
         [f"{PIPE}.loss_reduction=sum: applied, loss and gradients are summed over 4 micro batches"],
     f"{PIPE}.loss_reduction=sum": [f"{PIPE}.loss_reduction=sum: satisfied, one micro batch"],
-    HSDP: [f"{P}.hsdp.optimizer_level=level1: applied, {settings.LEVELS['level1']}"],
+    HSDP: [f"{P}.hsdp.optimizer_level=level1: applied, {LEVELS['level1']}"],
     f"{HSDP} {P}.hsdp.optimizer_level=level2":
         [f"{P}.hsdp.optimizer_level=level2: applied, gradients too: reduced after every micro batch"],
     f"{HSDP} {P}.hsdp.optimizer_level=level3":
-        [f"{P}.hsdp.optimizer_level=level3: applied, {settings.LEVELS['level3']}"],
+        [f"{P}.hsdp.optimizer_level=level3: applied, {LEVELS['level3']}"],
     f"{P}.hsdp={{}}":
         [f"{P}.hsdp.optimizer_level=level1: satisfied, one rank on the shard axis; there is nobody to share with"],
     f"{P}.gradients_mean=false launch.nproc=4":
@@ -138,7 +139,7 @@ BECOMES = {
 @pytest.mark.parametrize("overrides", BECOMES)
 def test_every_switch_says_what_became_of_it(overrides: str) -> None:
     j = job(*apart(overrides))
-    found = settings.resolve(j, ask(j).sizes)
+    found = settings.rows(j, ask(j).sizes)
     assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.plan.plan import ask
-from launcher.plan.settings.fit import idle
+from launcher.plan.settings.steps import idle
 from tests.plan.made import job, refusal, words
 
 TRANSFORM = "steps=[train,save,transform]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.plan.settings.saving import misnamed
+from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.values.facts import Param, Skeleton, TensorSpec
 
 

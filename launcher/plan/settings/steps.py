@@ -1,4 +1,4 @@
-"""Settings that are fine alone but not together: what would be found out only after the training."""
+"""``steps``: those that cannot do what they are for, which would be found out only after the training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from launcher.errors import Problem
 from launcher.job.schema.components import Text
 from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Evaluate, Export, Transform
+from launcher.plan import step_order
 from launcher.plan.partition.sizes import Note, Sizes
-from launcher.plan.settings import mergeable
 from launcher.plan.values.text import many
 
 
-def unfit(job: Job, sizes: Sizes | None) -> list[Problem]:
-    """Steps that cannot do what they are for."""
-    return [*_samples(job), *_held_out(job), *_targets(job, sizes)]
+def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
+    """Steps in an order that cannot be, without what they read, or with a layout that cannot be made."""
+    return [*step_order.check(job.steps), *_samples(job), *_held_out(job), *_targets(job, sizes)]
 
 
 def _samples(job: Job) -> Iterator[Problem]:
@@ -47,12 +47,40 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         source = sizes.grid["pp"] if step.src is None and sizes is not None else None
         yield from _rank_files(key, step, job)
         if step.strategy is None:
-            yield from mergeable.refused(key, source, step.nproc, step.stages, step.shard_size, step.tp)
+            layout = {"nproc": step.nproc, "stages": step.stages, "shard_size": step.shard_size, "tp": step.tp}
+            yield from unmergeable(key, source, **layout)
             continue
         for field in ("nproc", "stages", "shard_size", "tp"):
-            if (n := getattr(step, field)) != 1:
+            n = getattr(step, field)
+            if n != 1:
                 text = f"{n}: the layout is that of the strategy file {step.strategy}"
                 yield Problem(f"{key}.{field}", text, f"{key}.{field}=1")
+
+
+def unmergeable(
+    key: str, source: int | None, *, nproc: int, stages: int, shard_size: int, tp: int = 1
+) -> Iterator[Problem]:
+    """What is wrong with a target below ``key``: stages are merged, never cut, for cutting takes the model.
+
+    ``source`` is the number of stages that there are, where known.
+    """
+    for name, n in (("nproc", nproc), ("stages", stages), ("shard_size", shard_size), ("tp", tp)):
+        if n < 1:
+            yield Problem(f"{key}.{name}", f"{n}: is not at least 1", f"{key}.{name}=1")
+    if min(nproc, stages, shard_size, tp) < 1:
+        return
+
+    fits = stages
+    if source is not None and source % stages:
+        fits = max(n for n in range(1, min(stages, source) + 1) if source % n == 0)
+        text = f"{stages}: cannot be made of {many(source, 'stage')}; stages are merged, not cut"
+        yield Problem(f"{key}.stages", text, f"{key}.stages={fits}")
+
+    unit = fits * shard_size * tp
+    if nproc % unit:
+        ways = f" x {tp}-way tensor parallelism" if tp > 1 else ""
+        text = f"{nproc}: does not divide into {many(fits, 'stage')} x {many(shard_size, 'shard')}{ways}"
+        yield Problem(f"{key}.nproc", text, f"{key}.nproc={-(-nproc // unit) * unit}")
 
 
 def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
@@ -65,6 +93,7 @@ def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
             text = f"{step.prefix}: begins the names of rank files, which format=launcher does not write"
             yield Problem(f"{key}.prefix", f"{text}; give {key}.format=safetensors or ckpt")
         return
+
     for name, other in job.steps.items():
         reads = isinstance(other, Evaluate) and other.of == "transformed"
         reads = reads or (isinstance(other, Export) and other.src is None and _behind(job, key, name))
@@ -74,6 +103,7 @@ def _rank_files(key: str, step: Transform, job: Job) -> Iterator[Problem]:
 
 
 def _behind(job: Job, key: str, name: str) -> bool:
+    """Whether the step ``name`` comes after that of ``key``."""
     names = list(job.steps)
     return names.index(key.removeprefix("steps.")) < names.index(name)
 
@@ -85,7 +115,10 @@ def idle(job: Job, steps: int) -> Iterator[Note]:
     warm = job.schedule.warmup_steps
     if warm >= steps:
         yield Note("schedule.warmup_steps", f"{warm}: the training, {many(steps, 'step')}, is all warm-up")
-    for key, every, what in (("train.eval_every", job.train.eval_every, "validation"),
-                             ("checkpoint.every", job.checkpoint.every, "checkpoint")):  # fmt: skip
+    rare = (
+        ("train.eval_every", job.train.eval_every, "validation"),
+        ("checkpoint.every", job.checkpoint.every, "checkpoint"),
+    )
+    for key, every, what in rare:
         if every is not None and every >= steps:
             yield Note(key, f"{every}: no {what} while training, which ends after {many(steps, 'step')}")

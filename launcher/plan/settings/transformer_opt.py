@@ -1,4 +1,4 @@
-"""The switches of a ``parallel_speed_up.json``, and what becomes of each here."""
+"""``parallel.transformer_opt``: the switches of a ``parallel_speed_up.json``, and what becomes of each here."""
 
 from __future__ import annotations
 
@@ -11,18 +11,26 @@ from typing import Any, Literal
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.cost.fusion import DEFAULT, Fused, limits
-from launcher.plan.cost.memory import bytes_text
+from launcher.plan.cost.fusion import Fused
 from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.sizes import Sizes
-from launcher.plan.values.text import many
+from launcher.plan.settings import comm_fusion
+from launcher.plan.values.setting import Setting, Status
+from launcher.plan.values.text import bytes_text, many
 
 KEY = "parallel.transformer_opt"
+STRICT = "strict"
+
 BROADCAST = "dataset_broadcast_opt_level"
 FUSION = "enable_communication_fusion"
 GATHERING = "computation_allgather_overlap"
-STRICT = "strict"
-MATMUL, BIAS = "grad_matmul_communication_overlap", "allreduce_and_biasadd_swap"
+REDUCING = "grad_computation_allreduce_overlap"
+MATMUL = "grad_matmul_communication_overlap"
+SLICED_MATMUL = "computation_communication_fusion_level"
+BIAS = "allreduce_and_biasadd_swap"
+SLICED_SUM = "enable_allreduce_slice_to_reducescatter"
+BRANCHES = "enable_interleave_split_concat_branch"
+
 OF_PLAN = (GATHERING, FUSION, MATMUL, BIAS)
 """Those that hang on what the plan sends together."""
 
@@ -32,13 +40,13 @@ SWITCHES = {
     MATMUL: NAMES,
     "grad_fa_allgather_overlap": FLAG,
     FUSION: FLAG,
-    "grad_computation_allreduce_overlap": FLAG,
+    REDUCING: FLAG,
     GATHERING: FLAG,
-    "computation_communication_fusion_level": LEVEL,
+    SLICED_MATMUL: LEVEL,
     BROADCAST: LEVEL,
     BIAS: FLAG,
-    "enable_allreduce_slice_to_reducescatter": FLAG,
-    "enable_interleave_split_concat_branch": FLAG,
+    SLICED_SUM: FLAG,
+    BRANCHES: FLAG,
     "enable_interleave_parallel_branch": FLAG,
 }
 """The 12 that MindSpore documents, and what each may hold."""
@@ -48,9 +56,9 @@ FORMER = {
     "matmul_grad_comm_overlap": MATMUL,
     "recompute_allgather_overlap_fagrad": "grad_fa_allgather_overlap",
     "enable_task_opt": FUSION,
-    "enable_grad_comm_opt": "grad_computation_allreduce_overlap",
+    "enable_grad_comm_opt": REDUCING,
     "enable_opt_shard_comm_opt": GATHERING,
-    "compute_communicate_fusion_level": "computation_communication_fusion_level",
+    "compute_communicate_fusion_level": SLICED_MATMUL,
     "bias_add_comm_swap": BIAS,
 }
 """Names that MindSpore has given up, and the new ones."""
@@ -60,7 +68,8 @@ class FromFile(dict[str, Any]):
     """Switches that a file has: no override reaches one of them."""
 
 
-Fate = Literal["applied", "satisfied", "degraded", "rejected"]
+SwitchStatus = Status | Literal["rejected"]
+SwitchOutcome = tuple[SwitchStatus, str]
 
 
 @dataclass(frozen=True)
@@ -69,32 +78,46 @@ class Switch:
 
     name: str
     value: str
-    status: Fate
+    status: SwitchStatus
     why: str
 
 
-def wrong(values: Mapping[str, Any], where: Callable[[str], str] = lambda _: "") -> Iterator[Problem]:
+def wrong(values: Mapping[str, Any], where: Callable[[str], str] | None = None) -> Iterator[Problem]:
     """Unknown names and values of the wrong type; ``where(name)`` is the file and line that has it, if a file does."""
     for name, value in values.items():
-        place = where(name)
-        at = (lambda text, place=place: f"{place}: {text}") if place else (lambda text: text)
-        key = KEY if place else f"{KEY}.{name}"
-        said = f"{name} = {_written(value)}" if place else _written(value)
         expected = FLAG if name == STRICT else SWITCHES.get(name)
-        if expected is None:
-            yield _unknown(name, value, key, at, place)
-        elif not _fits(expected, value):
-            cure = "" if place else quote(f"{key}={'false' if expected != LEVEL else 0}")
-            yield Problem(key, at(f"{said}: should be {expected}"), cure)
+        if expected is not None and _fits(expected, value):
+            continue
+        if where is None:
+            yield _unknown(name, value) if expected is None else _misfit(name, value, expected)
+        elif expected is None:
+            yield Problem(KEY, f"{where(name)}: unknown switch {name!r}{_hint(name)}")
+        else:
+            yield Problem(KEY, f"{where(name)}: {name} = {_written(value)}: should be {expected}")
 
 
-def _unknown(name: str, value: Any, key: str, at: Callable[[str], str], place: str) -> Problem:
+def _misfit(name: str, value: Any, expected: str) -> Problem:
+    key, off = f"{KEY}.{name}", "0" if expected == LEVEL else "false"
+    return Problem(key, f"{_written(value)}: should be {expected}", quote(f"{key}={off}"))
+
+
+def _unknown(name: str, value: Any) -> Problem:
+    key, meant = f"{KEY}.{name}", _meant(name)
+    words = [f"'~{key}'"]
+    if meant is not None:
+        words.append(f"{KEY}.{meant}={_written(value)}")
+    return Problem(key, f"unknown switch{_hint(name)}", " ".join(words))
+
+
+def _meant(name: str) -> str | None:
+    """The switch that has taken the place of ``name``, or is called nearly so."""
     close = get_close_matches(name.lower(), [*SWITCHES, STRICT], 1)
-    meant = FORMER.get(name) or (close[0] if close else None)
-    text = f"unknown switch {name!r}" if place else "unknown switch"
-    text += f", did you mean {meant!r}?" if meant else f" (there are: {', '.join(SWITCHES)})"
-    cure = "" if place else " ".join([f"'~{key}'", *([f"{KEY}.{meant}={_written(value)}"] if meant else [])])
-    return Problem(key, at(text), cure)
+    return FORMER.get(name) or (close[0] if close else None)
+
+
+def _hint(name: str) -> str:
+    meant = _meant(name)
+    return f" (there are: {', '.join(SWITCHES)})" if meant is None else f", did you mean {meant!r}?"
 
 
 def _fits(expected: str, value: Any) -> bool:
@@ -107,7 +130,7 @@ def _written(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def given(job: Job) -> Mapping[str, Any]:
+def asked_for(job: Job) -> Mapping[str, Any]:
     """The switches of ``job``; those of a file have taken its place before."""
     values = job.parallel.transformer_opt
     return values if isinstance(values, Mapping) else {}
@@ -115,65 +138,68 @@ def given(job: Job) -> Mapping[str, Any]:
 
 def broadcast_level(job: Job) -> int:
     """Where none is asked for, no sample is read twice by the ranks of one pipeline or tensor-parallel group."""
-    level = given(job).get(BROADCAST, 3)
+    level = asked_for(job).get(BROADCAST, 3)
     assert isinstance(level, int)
     return level
 
 
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Switches that are wrong, that cannot be had here, or that ``strict`` does not want half done."""
-    found = list(wrong(given(job)))
+    found = list(wrong(asked_for(job)))
     yield from found
     if found or sizes is None:
         return
-    early = [s for s in switches(job, sizes) if s.name not in OF_PLAN]
+    early = [s for s in switches(job, sizes, None) if s.name not in OF_PLAN]
     yield from (_refusal(job, s, "") for s in early if s.status == "rejected")
     yield from _half_done(job, early)
 
 
-def half_done(job: Job, sizes: Sizes, fused: Fused) -> list[Problem]:
+def refused_for(job: Job, sizes: Sizes, fused: Fused) -> Iterator[Problem]:
     """Of those that hang on what the plan sends together, what ``strict`` does not want."""
-    return list(_half_done(job, (s for s in switches(job, sizes, fused) if s.status == "degraded")))
+    return _half_done(job, switches(job, sizes, fused))
 
 
 def _half_done(job: Job, found: Iterable[Switch]) -> Iterator[Problem]:
-    if given(job).get(STRICT) is True:
+    if asked_for(job).get(STRICT) is True:
         yield from (_refusal(job, s, "strict: ") for s in found if s.status == "degraded")
 
 
 def _refusal(job: Job, s: Switch, half: str) -> Problem:
-    if isinstance(given(job), FromFile):
+    if isinstance(asked_for(job), FromFile):
         return Problem(KEY, f"{s.name} = {s.value}: {half}{s.why}", f"{KEY}=null")
     cure = f"{KEY}.{s.name}={'0' if SWITCHES[s.name] == LEVEL else 'false'}"
     return Problem(f"{KEY}.{s.name}", f"{s.value}: {half}{s.why}", cure)
 
 
-def switches(job: Job, sizes: Sizes, fused: Fused | None = None) -> tuple[Switch, ...]:
+def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+    """A row a switch; those that are rejected were refused before."""
+    for s in switches(job, sizes, fused):
+        assert s.status != "rejected", s
+        yield Setting(f"{KEY}.{s.name}", s.value, s.status, s.why)
+
+
+def switches(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Switch, ...]:
     """Every switch that is on, in MindSpore's order; ``fused`` is what the plan sends together, if there is one."""
-    values = given(job)
-    on = [(n, values[n]) for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
-    return tuple(Switch(n, _written(v), *_fate(n, v, job, sizes, fused)) for n, v in on)
+    values = asked_for(job)
+    on = [n for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
+    return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused)) for n in on)
 
 
-def _fate(name: str, value: Any, job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Fate, str]:
+def _outcome(name: str, value: Any, job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
     if name == BROADCAST:
         return _broadcast(value, sizes)
-    if name == "grad_computation_allreduce_overlap":
-        return _reducing(job, sizes, fused)
-    if name == GATHERING:
-        return _gathering(job, sizes, fused)
-    if name == FUSION:
-        return _fusing(job, sizes, fused)
+    if name in OUTCOMES:
+        return OUTCOMES[name](job, sizes, fused)
     if name in TENSOR and sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut: no such collective"
-    if fused is not None and name == MATMUL and not any(c.phase == "backward" for s in fused.spreads for c in s.comms):
+    if fused is not None and name == MATMUL and not any(map(_sends_backward, fused.spreads)):
         return "satisfied", "no operator that is cut sends anything in backward"
-    if fused is not None and name == BIAS and not any(_biased(s) for s in fused.spreads):
+    if fused is not None and name == BIAS and not any(map(_biased, fused.spreads)):
         return "satisfied", "no operator that is cut adds a bias to a sum"
     return ALWAYS[name]
 
 
-ALWAYS: dict[str, tuple[Fate, str]] = {
+ALWAYS: dict[str, SwitchOutcome] = {
     "recomputation_communication_overlap": (
         "degraded", "nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
         "collectives",
@@ -182,87 +208,105 @@ ALWAYS: dict[str, tuple[Fate, str]] = {
         "degraded", "both gradients of a matmul are computed first, then the collective starts",
     ),
     "grad_fa_allgather_overlap": ("rejected", "attention gathers no keys or values here: nothing to overlap"),
-    "computation_communication_fusion_level": (
+    SLICED_MATMUL: (
         "rejected", "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
     ),
     BIAS: ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
-    "enable_allreduce_slice_to_reducescatter": (
+    SLICED_SUM: (
         "satisfied", "a sum of which each rank keeps a slice is a reduce-scatter",
     ),
-    "enable_interleave_split_concat_branch": ("degraded", "branches run one after the other, on one stream"),
+    BRANCHES: ("degraded", "branches run one after the other, on one stream"),
     "enable_interleave_parallel_branch": ("degraded", "branches run one after the other, on one stream"),
 }  # fmt: skip
 
 
-def _biased(s: Spread) -> bool:
-    return s.operator.mode == "row" and "bias" in dict(s.operator.weights)
-
-
-TENSOR = (
-    MATMUL, "computation_communication_fusion_level", BIAS,
-    "enable_allreduce_slice_to_reducescatter", "enable_interleave_split_concat_branch",
-)  # fmt: skip
+TENSOR = (MATMUL, SLICED_MATMUL, BIAS, SLICED_SUM, BRANCHES)
 """Those about the collectives of operators that are cut."""
 
 
-def _broadcast(level: int, sizes: Sizes) -> tuple[Fate, str]:
+def _biased(spread: Spread) -> bool:
+    return spread.operator.mode == "row" and "bias" in dict(spread.operator.weights)
+
+
+def _sends_backward(spread: Spread) -> bool:
+    return any(c.phase == "backward" for c in spread.comms)
+
+
+READERS = {
+    0: "the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
+    1: "the first stage reads inputs and targets and sends the last stage its targets",
+    2: "the first stage reads inputs, the last targets, one rank for all of its tensor-parallel group",
+    3: "one rank of a pipeline and tensor-parallel group reads, and sends the others what they use",
+}
+
+
+def _broadcast(level: int, sizes: Sizes) -> SwitchOutcome:
+    """Who reads at this level."""
     if sizes.grid["pp"] * sizes.grid["tp"] == 1:
         return "satisfied", "a data-parallel rank is one rank, which reads for itself"
-    if sizes.places[0] == sizes.places[-1] and sizes.grid["tp"] == 1:
+    if sizes.places[0] != sizes.places[-1]:
+        return "applied", READERS[level]
+    if sizes.grid["tp"] == 1:
         return "satisfied", "the first and the last stage are on one rank, which reads for itself"
-    if sizes.places[0] == sizes.places[-1]:
-        alone = "each tensor-parallel rank reads inputs and targets for itself"
-        shared = "one rank of a tensor-parallel group reads, and sends the others what they use"
-        return "applied", shared if level in (2, 3) else alone
-    return "applied", {
-        0: "the first stage reads inputs, the last targets, each tensor-parallel rank for itself",
-        1: "the first stage reads inputs and targets and sends the last stage its targets",
-        2: "the first stage reads inputs, the last targets, one rank for all of its tensor-parallel group",
-        3: "one rank of a pipeline and tensor-parallel group reads, and sends the others what they use",
-    }[level]
+    if level in (2, 3):
+        return "applied", "one rank of a tensor-parallel group reads, and sends the others what they use"
+    return "applied", "each tensor-parallel rank reads inputs and targets for itself"
 
 
-def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Fate, str]:
+def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
     """Said of the plan's own groups and buckets; before there is one, of any."""
     if not job.parallel.comm_fusion.openstate:
-        return "degraded", "parallel.comm_fusion.openstate=false: each collective carries one module or one parameter"
+        why = "parallel.comm_fusion.openstate=false: each collective carries one module or one parameter"
+        return "degraded", why
     if fused is not None and not fused.groups and not fused.buckets:
         nothing = "one data-parallel rank" if sizes.replicas == 1 else "no parameter learns"
         return "satisfied", f"{nothing}: nothing to sum or to gather"
-    limit = limits(job.parallel.comm_fusion)
-    size = "64 MB" if limit.reduce == DEFAULT else bytes_text(limit.reduce)
-    whole = f"whole gradients travel in buckets of {size}"
-    if limit.cuts is not None:
-        whole = f"whole gradients travel in buckets that end before the parameters {', '.join(map(str, limit.cuts))}"
-    if limit.gather is None:
-        sharded = "sharded ones a group at a time"
-    else:
-        sharded = f"sharded ones in groups of up to {bytes_text(limit.gather)}"
+
+    # whole gradients, in buckets
+    limits = comm_fusion.limits(job.parallel.comm_fusion)
+    whole = f"whole gradients travel in buckets of {bytes_text(limits.reduce)}"
+    if limits.reduce == comm_fusion.DEFAULT:
+        whole = "whole gradients travel in buckets of 64 MB"
+    if limits.cuts is not None:
+        numbers = ", ".join(map(str, limits.cuts))
+        whole = f"whole gradients travel in buckets that end before the parameters {numbers}"
+
+    # sharded ones, in the groups that are gathered together
+    sharded = "a group at a time"
+    if limits.gather is not None:
+        sharded = f"in groups of up to {bytes_text(limits.gather)}"
+
     if fused is not None and not fused.groups:
         return "satisfied", whole
     if fused is not None and not fused.buckets:
-        return "satisfied", f"every gradient is sharded; they travel {sharded.removeprefix('sharded ones ')}"
-    return "satisfied", f"{whole}, {sharded}"
+        return "satisfied", f"every gradient is sharded; they travel {sharded}"
+    return "satisfied", f"{whole}, sharded ones {sharded}"
 
 
-def _reducing(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Fate, str]:
+def _reducing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
+    """Whether gradients are reduced while backward goes on."""
     if sizes.replicas == 1:
         return "satisfied", "one data-parallel rank: no gradient travels"
-    level = job.parallel.hsdp.optimizer_level if job.parallel.hsdp and sizes.grid["dp_shard"] > 1 else "level1"
+
+    hsdp = job.parallel.hsdp
+    once = hsdp is None or sizes.grid["dp_shard"] == 1 or hsdp.optimizer_level == "level1"
     sharded = fused is None or any(len(g.idle) < len(g.names) for g in fused.groups)
-    if level == "level1" or not sharded:
+    if once or not sharded:
         return "degraded", "gradients are reduced after the last backward of a step"
     if fused is not None and fused.late:
         return "degraded", "a stage's gradients are reduced together, behind each weight-gradient action"
     if job.launch.device != "cuda":
         return _beside(job, "FSDP2 reduces each group beside backward")
+
+    text = "FSDP2 reduces each group while backward goes on to the next"
     if fused is not None and fused.whole:
-        text = f"FSDP2 reduces each group while backward goes on to the next; {many(fused.whole, 'whole parameter')}"
-        return "degraded", f"{text} after the last backward of a step"
-    return "satisfied", "FSDP2 reduces each group while backward goes on to the next"
+        whole = many(fused.whole, "whole parameter")
+        return "degraded", f"{text}; {whole} after the last backward of a step"
+    return "satisfied", text
 
 
-def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Fate, str]:
+def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
+    """Whether weights are gathered while others compute."""
     if sizes.grid["dp_shard"] == 1 or (fused is not None and not fused.groups):
         return "satisfied", "no weight is sharded: nothing is gathered"
     assert job.parallel.hsdp is not None
@@ -275,7 +319,15 @@ def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Fate, str]:
     return "satisfied", "FSDP2 gathers the next group while this one computes"
 
 
-def _beside(job: Job, what: str) -> tuple[Fate, str]:
+def _beside(job: Job, what: str) -> SwitchOutcome:
     if job.launch.device == "cpu":
         return "degraded", f"{what} on CUDA only; the CPU waits"
     return "degraded", f"{what} where launch.device=auto finds CUDA; on CPUs ranks wait"
+
+
+OUTCOMES: dict[str, Callable[[Job, Sizes, Fused | None], SwitchOutcome]] = {
+    REDUCING: _reducing,
+    GATHERING: _gathering,
+    FUSION: _fusing,
+}
+"""Of switches about what data-parallel ranks send each other."""

@@ -7,6 +7,11 @@ from typing import Literal
 
 Status = Literal["applied", "satisfied", "degraded"]
 
+Outcome = tuple[Status, str]
+"""What a setting gets, and why."""
+
+ALONE = "one data-parallel rank, nothing to sum or to gather"
+
 
 @dataclass(frozen=True)
 class Setting:

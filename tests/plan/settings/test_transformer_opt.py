@@ -8,8 +8,7 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.plan.plan import ask
-from launcher.plan.settings.settings import resolve
-from launcher.plan.settings.speed_up import SWITCHES
+from launcher.plan.settings.transformer_opt import SWITCHES, rows
 from launcher.planner.plan_job import before_torch
 from launcher.planner.request_files import inlined
 from tests.plan.made import chain, job, planned, refusal, skeleton, words
@@ -76,7 +75,7 @@ BECOMES = {
 
 def lines(typed: str) -> list[str]:
     j = job(*f"{KEY}.{typed}".split())
-    return [f"{s.key}={s.value}: {s.status}, {s.why}" for s in resolve(j, ask(j).sizes) if s.key.startswith(KEY)]
+    return [f"{s.key}={s.value}: {s.status}, {s.why}" for s in rows(j, ask(j).sizes, None)]
 
 
 @pytest.mark.parametrize("typed", BECOMES)
@@ -126,7 +125,7 @@ def test_switches_that_are_off_say_nothing() -> None:
     off = {name: 0 if "level" in name and "broadcast" not in name else False for name in SWITCHES}
     del off["dataset_broadcast_opt_level"]
     j = job(*(f"{KEY}.{name}={str(value).lower()}" for name, value in off.items()))
-    assert resolve(j, ask(j).sizes) == ()
+    assert list(rows(j, ask(j).sizes, None)) == []
 
 
 WRONG = {
@@ -179,7 +178,7 @@ def test_a_file_is_read_and_a_wrong_line_of_it_named(tmp_path: Path) -> None:
 
 def test_no_name_is_no_file() -> None:
     j, found = inlined(job(f"{KEY}=''"))
-    assert (found, [s for s in resolve(j, ask(j).sizes) if s.key.startswith(KEY)]) == ([], [])
+    assert (found, [*rows(j, ask(j).sizes, None)]) == ([], [])
 
 
 def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
@@ -188,7 +187,7 @@ def test_a_file_means_the_same_as_its_keys(tmp_path: Path) -> None:
     there, found = inlined(job(f"{KEY}={path}"))
     assert found == []
     typed = job(f"{KEY}.computation_allgather_overlap=true")
-    assert resolve(there, ask(there).sizes) == resolve(typed, ask(typed).sizes)
+    assert [*rows(there, ask(there).sizes, None)] == [*rows(typed, ask(typed).sizes, None)]
 
 
 def test_a_refused_switch_of_a_file_is_cured_by_leaving_the_file_out(tmp_path: Path) -> None:

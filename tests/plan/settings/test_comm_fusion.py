@@ -1,4 +1,4 @@
-"""What becomes of the settings about how numbers travel."""
+"""What travels together, and what becomes of each size that is asked for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 
 from launcher.errors import RequestError
 from launcher.job.schema.parallel import CommFusion
-from launcher.plan.cost.fusion import Limits, limits
+from launcher.plan.cost.fusion import Limits
 from launcher.plan.plan import ask
-from launcher.plan.settings.transport import settings
-from launcher.plan.values.precision import precision
+from launcher.plan.settings.comm_fusion import limits, rows
 from tests.plan.made import chain, job, planned, skeleton
 
 F = "parallel.comm_fusion"
@@ -41,47 +40,14 @@ BECOMES = {
     f"{F}.network={{latency_us:50,gb_per_s:2}} {TWO}":
         [f"{F}.network=50 us + 2 GB/s: applied, auto is 1.9 MB, where the latency is 5 % of a collective"],
     f"{F}.network={{latency_us:50,gb_per_s:2}}": [f"{F}.network=50 us + 2 GB/s: {ALONE}"],
-    "train.precision=bf16":
-        ["train.precision=bf16: applied, the model runs in bfloat16; weights, gradients, optimizer state and loss "
-         "stay float32"],
-    "train.precision=fp16":
-        ["train.precision=fp16: applied, the model runs in float16; weights, gradients, optimizer state and loss "
-         "stay float32",
-         "train.loss_scale=null: applied, 65536, halved at an overflow, doubled after 2000 steps without; an overflow "
-         "skips the step"],
-    "train.loss_scale=8": ["train.loss_scale=8: satisfied, fp32 gradients need no scaling"],
-    "parallel.fp32_communication=true":
-        ["parallel.fp32_communication=true: satisfied, gradients are fp32 already; they travel as they are"],
-    "parallel.gradient_fp32_sync=false train.precision=fp64":
-        ["parallel.gradient_fp32_sync=false: satisfied, gradients are fp64 already; nothing to lower"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("overrides", BECOMES)
 def test_every_switch_says_what_became_of_it(overrides: str) -> None:
     j = job(*overrides.split())
-    found = settings(j, ask(j).sizes, precision(j))
+    found = rows(j, ask(j).sizes, None)
     assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
-
-
-BF16 = "train.precision=bf16"
-TRAVELS = {
-    "": ("float32", []),
-    "parallel.gradient_fp32_sync=false": ("bfloat16", [
-        "parallel.gradient_fp32_sync=false: applied, gradients travel in bfloat16"]),
-    "parallel.gradient_fp32_sync=false parallel.fp32_communication=true": ("float32", [
-        "parallel.fp32_communication=true: applied, gradients travel in float32",
-        "parallel.gradient_fp32_sync=false: satisfied, gradients travel in float32: parallel.fp32_communication=true "
-        "asks for it"]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("overrides", TRAVELS)
-def test_gradients_of_bf16_travel_in_fp32_unless_nothing_asks_for_it(overrides: str) -> None:
-    j = job(BF16, TWO, *overrides.split())
-    _, *rest = settings(j, ask(j).sizes, precision(j))
-    said = [f"{s.key}={s.value}: {s.status}, {s.why}" for s in rest]
-    assert (precision(j).reduce, said) == TRAVELS[overrides]
 
 
 MB = 1 << 20

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.partition.sizes import sizes
 from launcher.plan.plan import ask
+from launcher.plan.settings.grid import sizes
 from tests.plan.made import job, refusal, words
 
 STAGES = "parallel.pipeline.stages"

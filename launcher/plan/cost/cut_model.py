@@ -1,0 +1,58 @@
+"""A model cut into stages, its parameters placed on ranks: what refusals and costs are worked out of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.job.schema.parallel import Hsdp
+from launcher.plan.cost.fusion import Group
+from launcher.plan.partition.params import Placed, Tie
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.partition.stages import Crossing, Stage, covers
+from launcher.plan.schedule.actions import Schedule
+from launcher.plan.schedule.schedules import RULES
+from launcher.plan.values.facts import Graph
+from launcher.plan.values.precision import Precision
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """``graphs``: of whole micro batches, or one a piece of so many ``lengths`` positions.
+
+    ``boundaries[s]``: what leaves stage s for the next. ``hsdp``: ``None`` too where one rank has all shards.
+    ``tp``: operators are cut over it.
+    """
+
+    sizes: Sizes
+    dtypes: Precision
+    hsdp: Hsdp | None
+    scheduler: str
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    graphs: tuple[Graph, ...]
+    lengths: tuple[int, ...]
+    boundaries: tuple[tuple[Crossing, ...], ...]
+    params: tuple[Placed, ...]
+    ties: tuple[Tie, ...]
+    groups: tuple[Group, ...]
+    tp: bool
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the model runs in half precision."""
+        return self.dtypes.mixed
+
+    @property
+    def split(self) -> bool:
+        """Whether backwards are cut in two: gradients of inputs, gradients of weights."""
+        return len(self.stages) > 1 and RULES[self.scheduler].split
+
+    @property
+    def sharded(self) -> bool:
+        return any(p.sharded for p in self.params)
+
+    def stage_of(self, module: str) -> int | None:
+        """The stage that runs all of ``module``; ``None`` when the glue between stages is a part of it."""
+        if len(self.stages) == 1:
+            return 0
+        return next((s.index for s in self.stages if any(covers(m, module) for m in s.modules)), None)

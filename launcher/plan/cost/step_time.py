@@ -1,0 +1,34 @@
+"""How long the actions of each stage take, and what they keep: what schedules are simulated with."""
+
+from __future__ import annotations
+
+from launcher.plan.partition.stages import Stage
+from launcher.plan.schedule.simulate import Cost
+from launcher.plan.values.facts import Graph
+
+FLOPS_A_BYTE = 16
+"""Operations in the time of writing one byte: about what CPUs and GPUs do in fp32."""
+
+
+def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
+    """Time in flops: forward with the bytes its nodes write, backward twice that; transfers take none.
+
+    ``graphs``: one, or one a piece.
+    """
+    passes = [(stage, graph) for stage in stages for graph in graphs]
+    forward = tuple(_forward(stage, graph) for stage, graph in passes)
+    backward = [[graph[n].backward for n in stage.nodes] for stage, graph in passes]
+    return Cost(
+        forward,
+        backward=tuple(2 * time for time in forward),
+        activation=tuple(sum(graph[n].saved for n in stage.nodes) for stage, graph in passes),
+        weight=tuple(float(sum(b.deferred for b in nodes)) for nodes in backward),
+        waits=tuple(sum(b.kept for b in nodes) for nodes in backward),
+        pieces=len(graphs),
+    )
+
+
+def _forward(stage: Stage, graph: Graph) -> float:
+    nodes = [graph[n] for n in stage.nodes]
+    written = sum(t.nbytes for n in nodes if n.kind in ("module", "glue") for t in n.out or ())
+    return float(max(sum(n.flops for n in nodes) + FLOPS_A_BYTE * written, 1))

@@ -1,0 +1,77 @@
+"""``checkpoint``: how the checkpoints of a run are written and read, and names that they cannot hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.setting import Outcome, Setting
+from launcher.plan.values.trust import PLACE, told
+
+STREAMS = ("rng.cpu", "rng.cuda")
+"""What the random streams of a rank are called in its checkpoints."""
+
+
+def refused(job: Job) -> Iterator[Problem]:
+    """A key in the place of where the key is; it is not shown."""
+    if job.checkpoint.encrypt is not None and not PLACE.fullmatch(job.checkpoint.encrypt):
+        text = "this does not say where the key is; a key itself belongs into no configuration"
+        yield Problem("checkpoint.encrypt", text, "checkpoint.encrypt=env:CHECKPOINT_KEY")
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    """Those that are not at their default."""
+    asked = job.checkpoint
+    if asked.asynchronous:
+        yield Setting("checkpoint.async", "true", *_asynchronous(job))
+
+    if asked.encrypt is not None:
+        why = (
+            "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key; names, shapes and "
+            "digests of tensors stay readable"
+        )
+        yield Setting("checkpoint.encrypt", told(asked.encrypt), "applied", why)
+
+    if asked.accept_plain:
+        yield Setting("checkpoint.accept_plain", "true", *_plain(job))
+
+    if asked.accept_changes:
+        why = "training goes on from a checkpoint although these may have changed"
+        yield Setting("checkpoint.accept_changes", ", ".join(asked.accept_changes), "applied", why)
+
+
+def _asynchronous(job: Job) -> Outcome:
+    if job.checkpoint.every is None or not any(step.kind == "train" for step in job.steps.values()):
+        return "satisfied", "nothing is saved while training"
+    return "applied", "a thread writes a copy in host memory; training stands still for the copy alone"
+
+
+def _plain(job: Job) -> Outcome:
+    if job.checkpoint.encrypt is None:
+        return "satisfied", "without checkpoint.encrypt every checkpoint is read"
+    return "applied", "checkpoints that are not encrypted are read too; nothing vouches for what they hold"
+
+
+def misnamed(skeleton: Skeleton) -> list[Problem]:
+    """Tensors of the model that a checkpoint would take for optimizer state or for a random stream."""
+    learning = [p.name for p in skeleton.params if p.trainable and not p.buffer]
+    out = []
+    for name in (p.name for p in skeleton.params):
+        what = "a random stream" if name in STREAMS else _state_of(name, learning)
+        if what is not None:
+            text = f"{name} is called what checkpoints call {what}, and one would overwrite the other"
+            out.append(Problem("model", f"{text}; give its module another name"))
+    return out
+
+
+def _state_of(name: str, learning: Sequence[str]) -> str | None:
+    """Of which parameter a checkpoint would take the tensor ``name`` for optimizer state, if of any."""
+    if not name.startswith("optim."):
+        return None
+    for param in learning:
+        if re.fullmatch(rf"optim\..+\.{re.escape(param)}", name):
+            return f"optimizer state of {param}"
+    return None

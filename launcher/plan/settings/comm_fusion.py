@@ -1,0 +1,161 @@
+"""``parallel.comm_fusion``: how many bytes travel together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import CommFusion, Fusion, FusionIndex, Network
+from launcher.plan.cost.fusion import Fused, Limits
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.values.setting import ALONE, Setting
+from launcher.plan.values.text import bytes_text, many
+
+KEY = "parallel.comm_fusion"
+MB = 1 << 20
+DEFAULT = 64 * MB
+BEGINNING = 20
+"""Times that a collective takes as long as its start: which is then 5 % of it."""
+
+
+def limits(asked: CommFusion) -> Limits:
+    """The sizes that ``comm_fusion`` comes to, in bytes."""
+    if not asked.openstate:
+        return Limits(each=True, gather=None, reduce=0)
+    fitted = None if asked.network is None else knee(asked.network)
+
+    # torch scatters the gradients of what it gathered together, so there is one size for both
+    sizes = [n for n in (size(asked.allgather), size(asked.reducescatter)) if n is not None]
+    gather = min(sizes) if sizes else fitted
+
+    if asked.allreduce is not None and isinstance(asked.allreduce.config, tuple):
+        return Limits(each=False, gather=gather, reduce=DEFAULT, cuts=asked.allreduce.config)
+    reduce = size(asked.allreduce)
+    if reduce is None:
+        reduce = fitted or DEFAULT
+    return Limits(each=False, gather=gather, reduce=reduce)
+
+
+def size(asked: Fusion | FusionIndex | None) -> int | None:
+    """Bytes that mode ``size`` asks for; ``None`` for any other mode."""
+    if asked is None or asked.mode != "size" or isinstance(asked.config, tuple):
+        return None
+    return DEFAULT if asked.config is None else int(asked.config * MB)
+
+
+def knee(network: Network) -> int:
+    """Bytes that keep the network busy 20 times as long as it takes to begin.
+
+    >>> knee(Network(latency_us=50, gb_per_s=1))
+    1000000
+    """
+    return round(BEGINNING * network.latency_us * network.gb_per_s * 1e3)
+
+
+def refused_for(job: Job, params: tuple[Placed, ...]) -> list[Problem]:
+    """Parameter numbers that the model does not have."""
+    asked = job.parallel.comm_fusion.allreduce
+    if asked is None or not isinstance(asked.config, tuple):
+        return []
+    count = sum(p.trainable for p in params)
+    beyond = [number for number in asked.config if number >= count]
+    if not beyond:
+        return []
+    key = f"{KEY}.allreduce.config"
+    kept = ", ".join(str(number) for number in asked.config if number < count)
+    text = f"{beyond[0]}: the model has {many(count, 'trainable parameter')}, numbered 0 to {count - 1}"
+    return [Problem(key, text, f"{key}=[{kept}]")]
+
+
+def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+    """Those that are not at their default."""
+    fusion = job.parallel.comm_fusion
+    if not fusion.openstate:
+        yield _nothing_fused(sizes, fused)
+        return
+    if fusion.network is not None:
+        yield _network(fusion, fusion.network, sizes, fused)
+    shards = sizes.grid["dp_shard"] > 1 if fused is None else bool(fused.groups)
+    yield from _gathers(fusion, shards)
+    yield from _reduces(fusion, sizes, fused)
+
+
+def _nothing_fused(sizes: Sizes, fused: Fused | None) -> Setting:
+    key = f"{KEY}.openstate"
+    if sizes.replicas == 1:
+        return Setting(key, "false", "satisfied", ALONE)
+    if fused is None or (fused.groups and fused.buckets and not fused.rest):
+        why = "every module is gathered and every whole parameter reduced by itself"
+        return Setting(key, "false", "applied", why)
+
+    parts = []
+    if fused.groups and fused.rest:
+        rest = many(fused.rest, "parameter")
+        parts.append(f"every module is gathered by itself, but for {rest} that no module uses alone")
+    elif fused.groups:
+        parts.append("every module is gathered by itself")
+    if fused.buckets:
+        parts.append("every whole parameter is reduced by itself")
+    return Setting(key, "false", "applied", "; ".join(parts) or "no parameter learns, nothing to sum or to gather")
+
+
+def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Fused | None) -> Setting:
+    key, value = f"{KEY}.network", f"{network.latency_us:g} us + {network.gb_per_s:g} GB/s"
+    if sizes.replicas == 1:
+        return Setting(key, value, "satisfied", ALONE)
+    if fused is not None and not _fitted(fusion, fused):
+        return Setting(key, value, "satisfied", "nothing that this plan sends is left to auto")
+    why = f"auto is {bytes_text(knee(network))}, where the latency is 5 % of a collective"
+    return Setting(key, value, "applied", why)
+
+
+def _fitted(fusion: CommFusion, fused: Fused) -> bool:
+    """Whether ``auto`` sizes anything."""
+    gathers = size(fusion.allgather) is None and size(fusion.reducescatter) is None
+    reduces = fusion.allreduce is None or fusion.allreduce.mode == "auto"
+    return bool((gathers and fused.groups) or (reduces and fused.buckets))
+
+
+def _gathers(fusion: CommFusion, shards: bool) -> Iterator[Setting]:
+    """What is gathered together, and scattered; ``shards``: whether there is anything."""
+    limit = limits(fusion).gather
+    for name, asked in (("allgather", fusion.allgather), ("reducescatter", fusion.reducescatter)):
+        nbytes = size(asked)
+        if nbytes is None:
+            continue
+        key, value = f"{KEY}.{name}", f"size {bytes_text(nbytes)}"
+        if not shards:
+            yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")
+        elif limit is not None and nbytes > limit:
+            why = f"{bytes_text(limit)}, as the other: torch scatters the gradients of what it gathered together"
+            yield Setting(key, value, "degraded", why)
+        else:
+            yield Setting(key, value, "applied", "units that feed each other travel together up to this size")
+
+
+def _reduces(fusion: CommFusion, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+    """What is reduced together."""
+    asked = fusion.allreduce
+    if asked is None or asked.mode == "auto":
+        return
+    key = f"{KEY}.allreduce"
+    value = _written(asked)
+    if sizes.replicas == 1:
+        yield Setting(key, value, "satisfied", ALONE)
+    elif fused is not None and not fused.buckets:
+        yield Setting(key, value, "satisfied", "no gradient is summed whole")
+    elif sizes.grid["dp_replicate"] > 1 and (sizes.grid["dp_shard"] > 1 if fused is None else fused.groups):
+        why = "of whole parameters; gradients of shards are summed over replicas in the groups that scattered them"
+        yield Setting(key, value, "degraded", why)
+    else:
+        yield Setting(key, value, "applied", "gradients of whole parameters, in buckets")
+
+
+def _written(asked: FusionIndex) -> str:
+    nbytes = size(asked)
+    if nbytes is not None:
+        return f"size {bytes_text(nbytes)}"
+    assert isinstance(asked.config, tuple), asked
+    return f"index {list(asked.config)}"

@@ -1,0 +1,113 @@
+"""``parallel.grid``, and every number that needs no model: ranks on each axis, micro batches, samples a rank."""
+
+from __future__ import annotations
+
+from math import gcd, lcm
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Pipeline
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.schedule.schedules import RULES
+from launcher.plan.settings import hsdp, operators, pipeline
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.text import many
+
+KEY = "parallel.grid"
+
+
+def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
+    """Work out the sizes of ``job``, or say why they do not fit. ``None`` when there is no grid to speak of."""
+    notes: list[Note] = []
+    found: list[Problem] = []
+    grid = _grid(job, notes, found)
+    micros = pipeline.micros(job, notes, found)
+    steps = _steps(job, notes)
+    if grid is None:
+        return None, found
+
+    # each data-parallel rank has so many micro batches, all of as many samples
+    replicas = grid["dp_replicate"] * grid["dp_shard"]
+    slots = replicas * micros
+    batch = job.train.batch_size
+    if batch % slots:
+        parts = f"{many(replicas, 'data-parallel rank')} x {many(micros, 'micro batch')}"
+        text = f"{batch}: these samples cannot be cut evenly into {parts}"
+        found.append(Problem("train.batch_size", text, f"train.batch_size={-(-batch // slots) * slots}"))
+
+    pipe = job.parallel.pipeline
+    v = pipe.scheduler in RULES and RULES[pipe.scheduler].v and pipe.stages > 1
+    got = Sizes(
+        grid=grid,
+        chunks=_chunks(pipe, v),
+        micros=micros,
+        global_batch=batch,
+        local_batch=batch * micros // slots,
+        micro_batch=batch // slots,
+        steps=steps,
+        notes=tuple(notes),
+        v=v,
+        pieces=pipe.seq_chunks,
+    )
+    return got, found
+
+
+def _chunks(pipe: Pipeline, v: bool) -> int:
+    """Virtual stages a rank; a schedule there and back (``v``) has two."""
+    if pipe.stages == 1:
+        return 1
+    if v:
+        return 2
+    return pipe.chunks if pipe.interleave else 1
+
+
+def _steps(job: Job, notes: list[Note]) -> int:
+    """Optimizer steps, which ``debug.limit`` may cut short."""
+    steps, limit = job.train.steps, job.debug.limit
+    if limit is None or limit >= steps:
+        return steps
+    notes.append(Note("train.steps", f"{steps} -> {limit}: debug.limit"))
+    return limit
+
+
+def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
+    """The ranks on each axis; ``None`` when they do not make whole pipelines."""
+    asked = job.parallel.grid
+    pp = job.parallel.pipeline.stages
+    tp = operators.degree(job, notes, found)
+    if asked.pp not in (None, pp):
+        text = f"{asked.pp}: contradicts parallel.pipeline.stages={pp}"
+        found.append(Problem(f"{KEY}.pp", text, f"{KEY}.pp={pp}"))
+    shard = hsdp.shards(job, found)
+
+    # the number of ranks: as asked for, or as few as the layout needs
+    need = lcm(pp * tp * (shard or 1) * (asked.dp_replicate or 1), job.launch.nnodes)
+    if job.launch.nproc is None:
+        notes.append(Note("launch.nproc", f"null -> {need // job.launch.nnodes}: as many ranks as the layout needs"))
+    world = need if job.launch.nproc is None else job.launch.nproc * job.launch.nnodes
+    if world % (pp * tp):
+        found.append(_indivisible(job, world, tp, pp * tp * (shard or 1)))
+        return None
+
+    # what the pipelines leave is data-parallel: copies of the model, each sharded
+    dp = world // (pp * tp)
+    shard = shard or dp
+    notes += hsdp.worked_out(job, shard)
+    if dp % shard:
+        found.append(hsdp.indivisible(job, world, dp, shard))
+        shard = gcd(dp, shard)  # what else is wrong does not hang on it
+    if asked.dp_replicate not in (None, dp // shard):
+        key, n = f"{KEY}.dp_replicate", asked.dp_replicate
+        text = f"{n}: {n} x {shard} sharded is not the {many(dp, 'data-parallel rank')} there are"
+        found.append(Problem(key, text, f"{key}={dp // shard}"))
+    return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
+
+
+def _indivisible(job: Job, world: int, tp: int, unit: int) -> Problem:
+    """The cure is the next larger number of ranks a node that makes whole pipelines, and whole groups of shards."""
+    pp, nodes = job.parallel.pipeline.stages, job.launch.nnodes
+    step = unit // gcd(unit, nodes)
+    what = many(pp, "pipeline stage") + (f" x {tp}-way tensor parallelism" if tp > 1 else "")
+    ranks = "" if nodes == 1 else f"{many(world, 'rank')} on {nodes} nodes "
+    cure = f"launch.nproc={-(-(job.launch.nproc or 1) // step) * step}"
+    return Problem("launch.nproc", f"{job.launch.nproc}: {ranks}cannot be cut evenly into {what}", cure)

@@ -1,0 +1,17 @@
+"""``parallel.group_file``: which ranks share which group, in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.job.schema.job import Job
+from launcher.plan.values.setting import Setting
+
+KEY = "parallel.group_file"
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    path = job.parallel.group_file
+    if path is not None:
+        why = "which ranks share which group is written before the first step"
+        yield Setting(KEY, path, "applied", why)

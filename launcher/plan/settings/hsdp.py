@@ -1,0 +1,123 @@
+"""``parallel.hsdp``: over how many ranks weights are sharded, and when they are gathered and reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Hsdp
+from launcher.plan.cost.fusion import Fused
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.schedule.schedules import Rule
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.text import bytes_text, many, some
+
+KEY = "parallel.hsdp"
+LEVEL = f"{KEY}.optimizer_level"
+SHARDS, AXIS = f"{KEY}.shard_size", "parallel.grid.dp_shard"
+
+LEVELS = {
+    "level1": "weights and optimizer state sharded; gradients reduced once a step",
+    "level2": "gradients too: reduced after every micro batch",
+    "level3": "weights dropped after forward and gathered again for backward too",
+}
+
+DROPPED = (
+    "drops the weights after each forward, and {} computes weight gradients after the weights were dropped again: "
+    "FSDP2 would lose them without a word"
+)
+
+
+def shards(job: Job, found: list[Problem]) -> int | None:
+    """Ranks that share one copy of the weights; ``None`` for all data-parallel ranks, however many there are."""
+    hsdp, asked = job.parallel.hsdp, job.parallel.grid.dp_shard
+    if hsdp is None:
+        if asked not in (None, 1):
+            found.append(Problem(AXIS, f"{asked}: sharding needs {KEY}", quote(f"{KEY}={{}}")))
+        return 1
+    if hsdp.shard_size > 0 and asked not in (None, hsdp.shard_size):
+        text = f"{asked}: contradicts {SHARDS}={hsdp.shard_size}"
+        found.append(Problem(AXIS, text, f"{AXIS}={hsdp.shard_size}"))
+    return hsdp.shard_size if hsdp.shard_size > 0 else asked
+
+
+def worked_out(job: Job, shard: int) -> list[Note]:
+    """What ``shard_size: -1`` comes to."""
+    hsdp = job.parallel.hsdp
+    if hsdp is None or hsdp.shard_size != -1:
+        return []
+    why = AXIS if job.parallel.grid.dp_shard else "the data-parallel group"
+    return [Note(SHARDS, f"-1 -> {shard}: {why}")]
+
+
+def indivisible(job: Job, world: int, dp: int, shard: int) -> Problem:
+    """Of ``dp`` data-parallel ranks that are no whole number of groups of ``shard``."""
+    hsdp = job.parallel.hsdp
+    key = SHARDS if hsdp and hsdp.shard_size > 0 else AXIS
+    fits = [n for n in range(1, dp + 1) if dp % n == 0]
+    text = f"{shard}: does not divide the {many(dp, 'data-parallel rank')} ({world} ranks / {world // dp})"
+    text += f"; what does: {', '.join(map(str, fits))}"
+    return Problem(key, text, f"{key}={max(n for n in fits if n <= shard)}")
+
+
+def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
+    """Weights that are not there when the scheduler of ``rule`` computes their gradients."""
+    hsdp = job.parallel.hsdp
+    if not rule.split or hsdp is None or hsdp.optimizer_level != "level3":
+        return
+    if sizes is None or sizes.grid["dp_shard"] > 1:
+        yield Problem(LEVEL, f"level3: {DROPPED.format(job.parallel.pipeline.scheduler)}", f"{LEVEL}=level2")
+
+
+def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+    """What the level comes to."""
+    hsdp = job.parallel.hsdp
+    if hsdp is None:
+        return
+    level = hsdp.optimizer_level
+    if sizes.grid["dp_shard"] == 1:
+        yield Setting(LEVEL, level, "satisfied", "one rank on the shard axis; there is nobody to share with")
+    elif fused is not None and not fused.groups:
+        yield Setting(LEVEL, level, "degraded", _why_not_sharded(hsdp, fused))
+    else:
+        often = "every piece of a micro batch" if sizes.pieces > 1 else "every micro batch"
+        yield Setting(LEVEL, level, "applied", LEVELS[level].replace("every micro batch", often))
+
+
+def _why_not_sharded(hsdp: Hsdp, fused: Fused) -> str:
+    largest = max((p.spec.nbytes for p in fused.params if not p.buffer), default=0)
+    if largest < hsdp.threshold * 1024:
+        why = f"the largest has {bytes_text(largest)}, {KEY}.threshold is {hsdp.threshold} KB"
+    else:
+        why = "none of them can be cut over the ranks that share the weights"
+    return f"no parameter is sharded: {why}; every rank keeps all of them whole"
+
+
+def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
+    """Which parameters stay whole, and which are cut unevenly."""
+    hsdp, n = job.parallel.hsdp, sizes.grid["dp_shard"]
+    if hsdp is None:
+        return
+    if n == 1:
+        yield Note(KEY, "has no effect: the shard axis has one rank")
+        return
+
+    small = sum(not p.sharded and p.trainable and p.spec.nbytes < hsdp.threshold * 1024 for p in params)
+    if small:
+        verb = "stays" if small == 1 else "stay"
+        how = "together" if job.parallel.comm_fusion.openstate else "each by itself"
+        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole, gradients are summed {how}"
+        yield Note(f"{KEY}.threshold", text)
+
+    ragged = [p for p in params if p.spec.shape and p.spec.shape[0] % n]
+    cut = [p.name for p in ragged if p.sharded]
+    if cut:
+        text = f"{some(cut)}: dim 0 is not a multiple of {n}, so the last ranks hold less or nothing"
+        yield Note(f"{KEY}.uneven", f"pad: {text}")
+    left = [p.name for p in ragged if hsdp.uneven == "whole" and p.trainable]
+    if left:
+        verb = "stays" if len(left) == 1 else "stay"
+        yield Note(f"{KEY}.uneven", f"whole: {some(left)} {verb} whole: dim 0 is not a multiple of {n}")

@@ -1,0 +1,33 @@
+"""``parallel.operators``: how many ranks share one operator."""
+
+from __future__ import annotations
+
+from launcher.errors import Problem
+from launcher.job.schema.components import LanguageModel
+from launcher.job.schema.job import Job
+from launcher.plan.operators import strategy
+from launcher.plan.partition.sizes import Note
+
+KEY = "parallel.operators"
+TP = "parallel.grid.tp"
+
+
+def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
+    """Ranks that share one operator: as asked, or as the slices of the operators say."""
+    asked, operators = job.parallel.grid.tp, job.parallel.operators
+    said, clash = strategy.degree(operators)
+    if clash:
+        found.append(Problem(KEY, f"cuts over tp into different numbers of slices: {clash}"))
+    elif operators and asked is None and said is None:
+        text = f"null: {KEY} names the axis tp, and nothing says how many ranks it has"
+        found.append(Problem(TP, text, f"{TP}=2"))
+    elif asked is not None and said not in (None, asked):
+        found.append(Problem(TP, f"{asked}: {KEY} cuts into {said} slices", f"{TP}={said}"))
+    elif asked is None and said is not None:
+        notes.append(Note(TP, f"null -> {said}: the slices of {KEY}"))
+    elif asked == 1 and operators:
+        notes.append(Note(KEY, "has no effect: tp has one rank"))
+    elif (asked or 1) > 1 and not operators:
+        cure = "operators=megatron" if isinstance(job.model, LanguageModel) else f"{TP}=1"
+        found.append(Problem(TP, f"{asked}: {KEY} cuts nothing over tp", cure))
+    return asked or said or 1

@@ -1,0 +1,22 @@
+"""``parallel.param_strategy``: files that layouts of parameters are written to, and compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.job.schema.job import Job
+from launcher.plan.values.setting import Setting
+
+KEY = "parallel.param_strategy"
+
+
+def rows(job: Job) -> Iterator[Setting]:
+    """A row a file."""
+    asked = job.parallel.param_strategy
+    which = "trainable parameters" if asked.only_trainable else "all parameters and buffers"
+    if asked.save is not None:
+        why = f"layouts of {which} are written before the first step"
+        yield Setting(f"{KEY}.save", asked.save, "applied", why)
+    if asked.load is not None:
+        why = f"this plan gives {which} the layouts of the file"
+        yield Setting(f"{KEY}.load", asked.load, "satisfied", why)

@@ -1,0 +1,216 @@
+"""``parallel.pipeline``: which scheduler goes with which other settings, and the one that ``auto`` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Pipeline
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.schedule import schedules
+from launcher.plan.schedule.actions import Schedule
+from launcher.plan.schedule.schedules import RULES, Rule
+from launcher.plan.schedule.simulate import Cost, Timeline, simulate
+from launcher.plan.settings import hsdp
+from launcher.plan.values.setting import Setting
+
+KEY = "parallel.pipeline"
+MICROS, SCHEDULER, PIECES = f"{KEY}.micro_batch_num", f"{KEY}.scheduler", f"{KEY}.seq_chunks"
+INTERLEAVE, LESS_MEMORY = f"{KEY}.interleave", f"{KEY}.less_memory"
+
+
+def micros(job: Job, notes: list[Note], found: list[Problem]) -> int:
+    """As many micro batches as are asked for, but enough to go on with when they are too few."""
+    pipe = job.parallel.pipeline
+    asked, stages = pipe.micro_batch_num, pipe.stages
+    least, why = stages, "as many as stages"
+    rule = RULES.get(pipe.scheduler)
+    if rule is not None and rule.v and stages > 1 and rule.full:
+        least, why = 2 * stages, f"as many as virtual stages, which {pipe.scheduler} needs"
+
+    if asked is None:
+        notes.append(Note(MICROS, f"null -> {least}: {why}"))
+    elif asked < stages:
+        text = f"{asked}: too few to fill {stages} stages; at least as many are needed"
+        found.append(Problem(MICROS, text, f"{MICROS}={least}"))
+    elif asked < least:
+        text = f"{asked}: too few; {pipe.scheduler} needs as many as virtual stages, {least}"
+        found.append(Problem(MICROS, text, f"{MICROS}={least}"))
+    return max(asked or 0, least)
+
+
+def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
+    """Every reason why the scheduler asked for cannot run this job."""
+    pipe = job.parallel.pipeline
+    if pipe.stages == 1:
+        return list(_one_stage(pipe))
+    found = list(_less_memory(pipe))
+    if pipe.scheduler != "auto":
+        found += _illegal(job, sizes, RULES[pipe.scheduler])
+    return found
+
+
+def _one_stage(pipe: Pipeline) -> Iterator[Problem]:
+    if pipe.seq_chunks > 1:
+        text = f"{pipe.seq_chunks}: pieces of a sequence fill the bubble between stages, and there is one stage"
+        yield Problem(PIECES, text, f"{PIECES}=1")
+
+
+def _less_memory(pipe: Pipeline) -> Iterator[Problem]:
+    if pipe.less_memory and pipe.scheduler != "1f1b":
+        text = f"true: is a form of interleaved 1f1b, not of {pipe.scheduler}"
+        yield Problem(LESS_MEMORY, text, f"{LESS_MEMORY}=false")
+    elif pipe.less_memory and not (pipe.interleave and pipe.chunks > 1):
+        text = "true: has no effect without several virtual stages a rank"
+        yield Problem(LESS_MEMORY, text, _several(pipe))
+
+
+def _several(pipe: Pipeline) -> str:
+    """The words that give a rank several virtual stages."""
+    return f"{INTERLEAVE}=true {KEY}.chunks={max(pipe.chunks, 2)}"
+
+
+def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
+    """What the scheduler of ``rule`` cannot go with."""
+    pipe = job.parallel.pipeline
+    if rule.single and pipe.interleave:
+        yield Problem(INTERLEAVE, f"true: {pipe.scheduler} has one stage a rank", f"{INTERLEAVE}=false")
+    if rule.v and pipe.interleave and pipe.chunks != 2:
+        text = f"{pipe.chunks}: {pipe.scheduler} has exactly two virtual stages a rank"
+        yield Problem(f"{KEY}.chunks", text, f"{KEY}.chunks=2")
+    yield from _pieces(pipe, rule)
+    yield from hsdp.dropped(job, sizes, rule)
+
+
+def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
+    """What MindSpore asks of its sequence pipelines, and that no other cuts sequences."""
+    ranks, pieces = pipe.stages, pipe.seq_chunks
+    if pieces > 1 and not rule.seq:
+        text = f"{pieces}: {pipe.scheduler} does not cut sequences"
+        yield Problem(PIECES, text, f"{SCHEDULER}=seqpipe")
+    if rule.several and not (pipe.interleave and pipe.chunks > 1):
+        text = f"{pipe.scheduler}: needs several virtual stages a rank"
+        yield Problem(SCHEDULER, text, _several(pipe))
+    if rule.several and pieces > ranks:
+        text = f"{pieces}: {pipe.scheduler} takes as many pieces together as there are stages, {ranks}"
+        yield Problem(PIECES, text, f"{PIECES}={ranks}")
+    if pipe.scheduler == "seqsmartvpp" and ranks % 2:
+        text = f"seqsmartvpp: needs an even number of stages, not {ranks}"
+        yield Problem(SCHEDULER, text, f"{SCHEDULER}=seqvpp")
+
+
+def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
+    """The schedulers that ``auto`` may take: what is legal for this job with as many virtual stages a rank."""
+    if job.parallel.pipeline.stages == 1:
+        return ("1f1b",)
+    return tuple(name for name, rule in RULES.items() if _suits(job, sizes, name, rule))
+
+
+def _suits(job: Job, sizes: Sizes, scheduler: str, rule: Rule) -> bool:
+    """Whether this scheduler could run ``job`` with the stages, micro batches and pieces that it has."""
+    pipe = job.parallel.pipeline.model_copy(update={"scheduler": scheduler})
+    asked = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
+    if rule.v and sizes.chunks != 2:
+        return False
+    if rule.single and sizes.chunks != 1:
+        return False
+    if rule.full and sizes.micros < sizes.virtual:
+        return False
+    return rule.seq == (pipe.seq_chunks > 1) and not any(_illegal(asked, sizes, rule))
+
+
+TRANSFER = 0.05
+"""Share of a mean forward that a transfer takes when schedules are compared.
+
+At no cost at all, two schedules that differ in how they hide transfers look alike.
+"""
+CLOSE = 0.03
+"""Steps that differ by less are equally short: the costs are estimates."""
+
+
+@dataclass(frozen=True)
+class ScheduleChoice:
+    """``sizes`` are those asked for, with the placement of the ``scheduler``."""
+
+    scheduler: str
+    sizes: Sizes
+    schedule: Schedule
+    timeline: Timeline
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def late(self) -> bool:
+        """Whether weight gradients come after the backward that sends those of the inputs on."""
+        return any(a.kind == "W" for row in self.schedule for a in row)
+
+
+def choose(job: Job, sizes: Sizes, cost: Cost) -> ScheduleChoice:
+    """The scheduler asked for; for ``auto`` one of those that are legal, and a note of the comparison.
+
+    Of steps as short as the shortest, to within ``CLOSE``, the one that holds the fewest activations wins.
+    """
+    pipe = job.parallel.pipeline
+    if pipe.scheduler != "auto":
+        return _run(pipe.scheduler, sizes, cost, less_memory=pipe.less_memory and pipe.stages > 1)
+
+    real = replace(cost, transfer=TRANSFER * sum(cost.forward) / len(cost.forward))
+    ran = {name: _run(name, sizes, real).timeline for name in candidates(job, sizes)}
+    order = sorted(ran, key=lambda name: ran[name].makespan)
+    short = [name for name in order if ran[name].makespan <= ran[order[0]].makespan * (1 + CLOSE)]
+    best = min(short, key=lambda name: max(ran[name].peak))
+
+    text = f"auto -> {best}: bubble {ran[best].bubble:.1%} simulated"
+    others = [f"{name} {ran[name].bubble:.1%}" for name in order if name != best]
+    if others:
+        text += f"; {', '.join(others)}"
+    return replace(_run(best, sizes, cost), notes=(Note(SCHEDULER, text),))
+
+
+def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False) -> ScheduleChoice:
+    """What comes of this scheduler, simulated."""
+    ranks = sizes.grid["pp"]
+    sizes = replace(sizes, v=RULES[scheduler].v and ranks > 1)
+    schedule = schedules.build(scheduler, ranks, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
+    return ScheduleChoice(scheduler, sizes, schedule, simulate(schedule, sizes.places, cost))
+
+
+def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
+    """Those of its switches that are not at their default."""
+    pipe = job.parallel.pipeline
+    if pipe.stages == 1 and pipe.scheduler not in ("1f1b", "gpipe", "auto"):
+        yield Setting(SCHEDULER, pipe.scheduler, "satisfied", "one stage has no bubble to fill: as 1f1b")
+    if pipe.interleave:
+        why = f"{sizes.chunks} virtual stages a rank"
+        yield _interleaved(INTERLEAVE, pipe, sizes, why)
+    if pipe.less_memory:
+        why = "a rank runs ahead by one forward; each transfer is waited for"
+        yield _interleaved(LESS_MEMORY, pipe, sizes, why)
+    if pipe.output_broadcast:
+        yield _output_broadcast(pipe)
+    if pipe.loss_reduction == "sum":
+        yield _summed_loss(sizes)
+
+
+def _interleaved(key: str, pipe: Pipeline, sizes: Sizes, why: str) -> Setting:
+    """What needs several virtual stages a rank."""
+    if sizes.chunks > 1:
+        return Setting(key, "true", "applied", why)
+    alone = "one stage has no bubble to shrink" if pipe.stages == 1 else "one chunk a rank"
+    return Setting(key, "true", "satisfied", alone)
+
+
+def _output_broadcast(pipe: Pipeline) -> Setting:
+    key = f"{KEY}.output_broadcast"
+    if pipe.stages == 1:
+        return Setting(key, "true", "satisfied", "one stage")
+    why = "evaluation sends what the last stage makes to every stage, one broadcast a batch"
+    return Setting(key, "true", "applied", why)
+
+
+def _summed_loss(sizes: Sizes) -> Setting:
+    key = f"{KEY}.loss_reduction"
+    if sizes.micros == 1:
+        return Setting(key, "sum", "satisfied", "one micro batch")
+    return Setting(key, "sum", "applied", f"loss and gradients are summed over {sizes.micros} micro batches")

@@ -1,0 +1,176 @@
+"""``parallel.pipeline.stage_config``: the stage of each module, as it was asked for or worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.job import Job
+from launcher.plan import settings
+from launcher.plan.partition import stage_config, stages
+from launcher.plan.partition.inseparable import components, together, why
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.partition.stages import Stage
+from launcher.plan.settings import pipeline
+from launcher.plan.traced_model import TracedModel
+from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.text import many
+
+KEY = stage_config.KEY
+
+Config = Mapping[str, int]
+"""The stage of each name that a request gives one."""
+
+
+def cut(job: Job, sizes: Sizes, config: Config | None, model: TracedModel) -> tuple[tuple[Stage, ...], list[Note]]:
+    """The stages of ``model`` and how they came about; ``config`` is ``None`` for auto.
+
+    Raises ``RequestError`` for stages that cannot be.
+    """
+    told, notes = _told(job, sizes, config, model)
+    at, found = stages.place(model.graph, told, sizes.virtual - 1)
+    made: tuple[Stage, ...] = ()
+    if not found:
+        made, found = stages.cut(model.graph, at, sizes.virtual, model.skeleton)
+
+    found = [_pasteable(problem, config or {}) for problem in found]
+    found += _output(model.graph)
+    if found:
+        raise RequestError(tuple(found))
+    return made, notes
+
+
+def _told(job: Job, sizes: Sizes, config: Config | None, model: TracedModel) -> tuple[dict[str, int], list[Note]]:
+    """The stage of each called module, and of each parameter in the glue, that has one."""
+    called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
+    if model.leaves is None:
+        return dict.fromkeys(called, 0), []
+    if config is None:
+        return automatic(job, sizes, model.skeleton, model.graph, called)
+    glued = {n.target for n in model.graph.nodes if n.kind == "param"}
+    return _as_asked(config, called, glued, model.skeleton), []
+
+
+def _as_asked(config: Config, called: Sequence[str], glued: Collection[str], skeleton: Skeleton) -> dict[str, int]:
+    """A module without a stage of its own is where its parameters are; a parameter counts only when it is named."""
+    out: dict[str, int] = {}
+    for module in called:
+        stage = stage_config.stage_of(config, module)
+        if stage is None:
+            inside = (p.name for p in skeleton.params if stages.covers(module, p.name))
+            stage = next((stage_config.stage_of(config, name) for name in inside), None)
+        if stage is not None:
+            out[module] = stage
+
+    for name in sorted(glued):
+        stage = stage_config.stage_of(config, name)
+        if stage is not None and (name in config or not stage_config.owner(name)):
+            out[name] = stage
+    return out
+
+
+def _pasteable(problem: Problem, config: Config) -> Problem:
+    """Without a cure that a deeper key of the request would outdo."""
+    keys = [word.partition("=")[0].removeprefix(f"{KEY}.") for word in problem.cure.split()]
+    outdone = any(k.startswith(f"{key}.") for key in keys for k in config)
+    return replace(problem, cure="") if outdone else problem
+
+
+def _output(graph: Graph) -> list[Problem]:
+    """The last stage returns one tensor, which the loss takes."""
+    last = graph.nodes[-1]
+    if last.out is not None and not last.packed:
+        return []
+    what = "something that is no tensor"
+    if last.out is not None:
+        what = f"a tuple of {many(len(last.out), 'tensor')}"
+    cure = "return the logits alone, those of a dict or an object by their name, as in out.logits"
+    return [Problem("model", f"its forward returns {what}, and the loss takes one tensor; {cure}")]
+
+
+def automatic(
+    job: Job, sizes: Sizes, skeleton: Skeleton, graph: Graph, called: Sequence[str]
+) -> tuple[dict[str, int], list[Note]]:
+    """The stage of each of the ``called`` modules that has parameters, in runs of about as many bytes.
+
+    Runs are cut only where data flows one way. Raises ``RequestError`` for too few modules.
+    """
+    weight = {m: _bytes(skeleton, m) for m in called}
+    groups = components(graph, [m for m in called if weight[m]])
+    if len(groups) < sizes.virtual:
+        raise RequestError((_too_few(job, sizes, skeleton, graph, groups),))
+
+    balanced = stages.balance(tuple(sum(weight[m] for m in group) for group in groups), sizes.virtual)
+    told = {m: stage for group, stage in zip(groups, balanced, strict=True) for m in group}
+    notes = [Note(KEY, "auto -> the stages above: balanced by parameter bytes")]
+    for group in groups:
+        if len(group) > 1:
+            notes.append(Note(KEY, f"auto: {together(group)} on one stage, for {why(graph, group)}"))
+    return told, notes
+
+
+def _bytes(skeleton: Skeleton, module: str) -> int:
+    """Of the parameters inside of ``module``."""
+    inside = (p for p in skeleton.params if stages.covers(module, stage_config.owner(p.name)))
+    return sum(p.spec.nbytes for p in inside)
+
+
+def _too_few(job: Job, sizes: Sizes, skeleton: Skeleton, graph: Graph, groups: Sequence[tuple[str, ...]]) -> Problem:
+    """The cure is the smallest change that leaves no more stages than ``groups``."""
+    text = f"the model has {many(sum(map(len, groups)), 'module')} with parameters"
+    for group in groups:
+        if len(group) > 1:
+            text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
+    grouped = any(len(group) != 1 for group in groups)
+    if grouped:
+        text = f"{text}; that leaves {many(len(groups), 'part')}"
+    text = f"{text}, too few for {sizes.virtual} stages"
+
+    for key, changed in _fewer(job, sizes):
+        virtual = _virtual(job, changed)
+        if virtual is not None and virtual <= len(groups) and _as_far(skeleton, sizes.virtual, virtual, grouped):
+            words = [f"{pipeline.KEY}.{name}={_typed(value)}" for name, value in changed.items()]
+            return Problem(f"{pipeline.KEY}.{key}", text, " ".join(words))
+    return Problem(f"{pipeline.KEY}.stages", f"{text}; use fewer stages")
+
+
+def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
+    """What would make fewer stages: the key to blame, and changes of ``parallel.pipeline``; the smallest change first.
+
+    A key that would keep its value is no change.
+    """
+    out: list[tuple[str, dict[str, Any]]] = []
+    if sizes.v:
+        out.append(("scheduler", {"scheduler": "1f1b"}))
+    if job.parallel.pipeline.interleave:
+        out.append(("interleave", {"interleave": False}))
+    if sizes.v and job.parallel.pipeline.interleave:
+        out.append(("scheduler", {"scheduler": "1f1b", "interleave": False}))
+
+    # fewer ranks on the axis; then those with one virtual stage each, where there are several
+    fewer = range(sizes.grid["pp"] - 1, 0, -1)
+    out += [("stages", {"stages": n}) for n in fewer]
+    if sizes.v:
+        out += [("stages", {"stages": n, "scheduler": "1f1b"}) for n in fewer]
+    elif sizes.chunks > 1:
+        out += [("stages", {"stages": n, "interleave": False}) for n in fewer]
+    return out
+
+
+def _virtual(job: Job, changed: dict[str, Any]) -> int | None:
+    """How many stages ``job`` has with these changes; ``None`` where it is refused."""
+    pipe = job.parallel.pipeline.model_copy(update=changed)
+    other = job.model_copy(update={"parallel": job.parallel.model_copy(update={"pipeline": pipe})})
+    sizes, found = settings.sizes(other)
+    return None if found or sizes is None else sizes.virtual
+
+
+def _as_far(skeleton: Skeleton, now: int, then: int, grouped: bool) -> bool:
+    """Whether ``then`` stages look into modules as far as stages do ``now``: what is together stays known."""
+    return not grouped or then == 1 or stage_config.units(skeleton, now) == stage_config.units(skeleton, then)
+
+
+def _typed(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
