@@ -14,6 +14,7 @@ from launcher.checkpoint.layout.strategy import Kind
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.keys import is_place
+from launcher.checkpoint.tensorfile.safetensors import FileRecord
 
 FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1
@@ -27,19 +28,6 @@ FILE_OF: Mapping[Kind, str] = {
 }
 EXTRA = "extra.safetensors"  # tensors of one rank, outside every layout
 _FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stage\d+\.json|state\.json")
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """``digest`` is that of the whole file (SHA-256), of the header alone where each of ``tensors`` has its own.
-
-    ``salt`` is that of an encrypted file, which no other file has.
-    """
-
-    size: int
-    digest: str
-    tensors: Mapping[str, str]
-    salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +169,16 @@ def _place(key: Any) -> str | None:
 def rank_file(rank: int, file: str) -> str:
     """Its path within the folder."""
     return f"rank_{rank}/{file}"
+
+
+def text_record(path: Path) -> FileRecord:
+    """Its digest is one that nobody can make another text for: these files have no seal of their own."""
+    return record_of(read_bytes(path))
+
+
+def record_of(data: bytes) -> FileRecord:
+    """That of a file of text with these bytes."""
+    return FileRecord(len(data), hashlib.sha256(data).hexdigest(), {})
 
 
 def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:

@@ -23,12 +23,13 @@ from launcher.checkpoint.manifest import (
     EXTRA,
     FILE_OF,
     NAME,
-    FileRecord,
     Manifest,
     check_files,
     parse_manifest,
     rank_file,
+    record_of,
     stamp,
+    text_record,
 )
 from launcher.checkpoint.manifest_mac import opened
 from launcher.checkpoint.store import STATE, step_of
@@ -37,7 +38,8 @@ from launcher.checkpoint.tensorfile.encryption import salt_of
 from launcher.checkpoint.tensorfile.header import Header, Slot, read_header
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.mmap_window import Window
-from launcher.checkpoint.write import rank_files, record_of, share, text_record
+from launcher.checkpoint.tensorfile.safetensors import FileRecord
+from launcher.checkpoint.write import boxes_in, rank_files
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
@@ -281,7 +283,7 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
 def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file: str) -> None:
     if file == EXTRA:
         return
-    boxes = share(strategy, rank, file)
+    boxes = boxes_in(file, strategy, rank)
     if boxes.keys() != header.entries.keys():
         odd = sorted(boxes.keys() ^ header.entries.keys())
         raise ValueError(f"{path}: the strategy and the file differ in {', '.join(odd)}")

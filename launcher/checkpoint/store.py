@@ -12,12 +12,20 @@ from typing import Any
 
 from launcher.checkpoint import latest_file
 from launcher.checkpoint.latest_file import LATEST, STEP, identity
-from launcher.checkpoint.manifest import EXTRA, Manifest, digested, rank_file, read_manifest, write_manifest
+from launcher.checkpoint.manifest import (
+    EXTRA,
+    Manifest,
+    digested,
+    rank_file,
+    read_manifest,
+    text_record,
+    write_manifest,
+)
 from launcher.checkpoint.manifest_mac import authentic
 from launcher.checkpoint.tensorfile.durable import publish, remove, sync, write_text
 from launcher.checkpoint.tensorfile.encryption import check_key
 from launcher.checkpoint.tensorfile.keys import load_key
-from launcher.checkpoint.write import RankRecord, text_record
+from launcher.checkpoint.write import RankRecord
 from launcher.plan.settings.saving import ANYONE, Trust
 
 STATE = "state.json"

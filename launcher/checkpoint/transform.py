@@ -13,7 +13,7 @@ from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import seal
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.checkpoint.tensorfile.write_behind import Behind
-from launcher.checkpoint.write import RankRecord, write_pieces
+from launcher.checkpoint.write import RankRecord, RankWriter
 from launcher.plan.settings.saving import ANYONE, Trust
 
 
@@ -66,9 +66,8 @@ def transform(
         def write(rank: int) -> tuple[RankRecord, int]:
             with ThreadPoolExecutor(1) as helper:
                 own = reader.beside(helper)
-                record = write_pieces(
-                    new, rank, target, lambda name, box: own.chunks(names[name], box), {}, key, behind
-                )
+                writer = RankWriter(new, rank, target, key, behind)
+                record = writer.write(lambda name, box: own.chunks(names[name], box))
             return record, own.bytes_read
 
         # threads: all that takes time (copies, digests, writes, syncs) lets go of the interpreter

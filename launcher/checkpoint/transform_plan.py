@@ -18,7 +18,7 @@ from launcher.checkpoint.manifest import FILE_OF, rank_file
 from launcher.checkpoint.read import Checkpoint, Reader, file_header, open_checkpoint
 from launcher.checkpoint.text_table import table
 from launcher.checkpoint.transform import PEAK
-from launcher.checkpoint.write import shares
+from launcher.checkpoint.write import saved_boxes
 from launcher.plan.cost.memory import bytes_text
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import ITEMSIZE
@@ -63,7 +63,7 @@ class TransformPlan:
     def spans(self, rank: int) -> Iterator[Span]:
         """Which bytes of which file ``rank`` of the destination reads, tensor by tensor."""
         headers: dict[tuple[int, str], Mapping[str, int]] = {}
-        for name, box in (item for boxes in shares(self.target, rank).values() for item in boxes.items()):
+        for name, box in (item for boxes in saved_boxes(self.target, rank).values() for item in boxes.items()):
             source = self.names[name]
             entry = self.checkpoint.strategy.entries[source]
             for piece, both in parts(entry.layout, box):

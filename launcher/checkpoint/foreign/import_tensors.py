@@ -17,7 +17,7 @@ from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.tensorfile.write_behind import Behind
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.checkpoint.whole_tensors import Blobs, Whole, chunks
-from launcher.checkpoint.write import RankRecord, write_pieces
+from launcher.checkpoint.write import RankRecord, RankWriter
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
@@ -71,7 +71,7 @@ def import_whole(
         def write(rank: int) -> RankRecord:
             source = free.get()
             try:
-                return write_pieces(new, rank, target, partial(cut, source), {}, key, behind)
+                return RankWriter(new, rank, target, key, behind).write(partial(cut, source))
             finally:
                 free.put(source)
 
