@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import product
 
 from launcher.checkpoint.layout.strategy import Kind, Strategy, stages
-from launcher.checkpoint.text_table import spans, table
+from launcher.checkpoint.text_table import table
 from launcher.plan.cost.memory import bytes_text
+from launcher.plan.values.text import spans
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import xxhash
 
 from launcher.checkpoint.chunked import gathered, slices
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.layout.shards import parts
+from launcher.checkpoint.layout.shards import overlapping_shards
 from launcher.checkpoint.layout.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.manifest import (
     EXTRA,
@@ -222,7 +222,7 @@ class Reader:
     def _fill(self, name: str, box: Box, out: npt.NDArray[Any]) -> None:
         entry = self.checkpoint.strategy.entries[name]
         file = FILE_OF[entry.kind]
-        for piece, both in parts(entry.layout, box):
+        for piece, both in overlapping_shards(entry.layout, box):
             path = self.checkpoint.folder / rank_file(piece.rank, file)
             slot = self._header(piece.rank, file).entries[name]
             self._check(file, name, piece.rank, path, slot)

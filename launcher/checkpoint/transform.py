@@ -12,7 +12,7 @@ from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import seal
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.write import RankRecord, RankWriter
 from launcher.plan.settings.saving import ANYONE, Trust
 
@@ -61,7 +61,7 @@ def transform(
     names = match(reader.checkpoint.strategy, target)
     reader.check_headers()
     key = key or reader.checkpoint.place
-    with fresh(dst) as new, Behind() as behind:
+    with fresh(dst) as new, WriteBehind() as behind:
 
         def write(rank: int) -> tuple[RankRecord, int]:
             with ThreadPoolExecutor(1) as helper:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.checkpoint.layout.overlaps import overlaps
-from launcher.checkpoint.layout.shards import parts
+from launcher.checkpoint.layout.shards import overlapping_shards
 from launcher.checkpoint.layout.strategy import Strategy, match
 from launcher.checkpoint.manifest import FILE_OF, rank_file
 from launcher.checkpoint.read import Checkpoint, Reader, file_header, open_checkpoint
@@ -66,7 +66,7 @@ class TransformPlan:
         for name, box in (item for boxes in saved_boxes(self.target, rank).values() for item in boxes.items()):
             source = self.names[name]
             entry = self.checkpoint.strategy.entries[source]
-            for piece, both in parts(entry.layout, box):
+            for piece, both in overlapping_shards(entry.layout, box):
                 at = (piece.rank, FILE_OF[entry.kind])
                 if at not in headers:
                     headers[at] = {n: slot.start for n, slot in file_header(self.checkpoint, *at).entries.items()}

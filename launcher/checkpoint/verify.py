@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.layout.shards import pieces
+from launcher.checkpoint.layout.shards import saved_shards
 from launcher.checkpoint.layout.tiling import untiled
 from launcher.checkpoint.manifest import NAME, rank_file
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
@@ -38,7 +38,7 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
 def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
     """Tensors whose pieces are not the whole."""
     for name, entry in checkpoint.strategy.entries.items():
-        if found := untiled(entry.layout.shape, [piece.box for piece in pieces(entry.layout)]):
+        if found := untiled(entry.layout.shape, [piece.box for piece in saved_shards(entry.layout)]):
             yield f"{checkpoint.folder}: tensor {name}: {found}"
 
 

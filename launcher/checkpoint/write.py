@@ -16,7 +16,7 @@ from launcher.checkpoint.tensorfile.blob import Blob, described
 from launcher.checkpoint.tensorfile.durable import sync
 from launcher.checkpoint.tensorfile.keys import load_key
 from launcher.checkpoint.tensorfile.safetensors import FileRecord, sliced, write_stream
-from launcher.checkpoint.tensorfile.write_behind import Behind, now
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind, now
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 
@@ -73,7 +73,7 @@ class RankWriter:
     rank: int
     strategy: Strategy
     key: str | None = None
-    behind: Behind | None = None
+    behind: WriteBehind | None = None
 
     @cached_property
     def boxes(self) -> dict[str, dict[str, Box]]:

@@ -10,8 +10,8 @@ from launcher.checkpoint.foreign.hf_write import check_beside, size_in_bytes
 from launcher.checkpoint.foreign.read import form_of, outline
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import from_ours, to_ours
-from launcher.checkpoint.layout.of_plan import of_plan
-from launcher.checkpoint.mindspore.strategy_input import given
+from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.mindspore.strategy_input import open_strategy
 from launcher.checkpoint.read import open_checkpoint
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.job import Job
@@ -129,9 +129,9 @@ def _files(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:
         if isinstance(step, Import):
             yield "src", lambda: form_of(Path(src))
     if isinstance(step, Transform | Import) and step.strategy is not None and not _made(step.strategy, made):
-        yield "strategy", lambda: given("strategy", step.strategy)
+        yield "strategy", lambda: open_strategy("strategy", step.strategy)
     if isinstance(step, Transform) and step.src_strategy is not None and not _made(step.src_strategy, made):
-        yield "src_strategy", lambda: given("src_strategy", step.src_strategy)
+        yield "src_strategy", lambda: open_strategy("src_strategy", step.src_strategy)
 
 
 def _together(step: Step, job: Job, made: Collection[Path]) -> Iterator[Look]:

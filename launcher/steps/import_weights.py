@@ -13,10 +13,10 @@ from launcher.checkpoint.foreign.import_tensors import import_whole
 from launcher.checkpoint.foreign.mismatches import strange
 from launcher.checkpoint.foreign.read import outline, read_incoming
 from launcher.checkpoint.foreign.rename_tables import to_ours
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.store import latest, point, step_folder
-from launcher.checkpoint.whole_tensors import Chosen, Whole
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Import
 from launcher.plan.cost.memory import bytes_text
@@ -67,7 +67,7 @@ def run(
     tensors, left = found.tensors, [*found.left]
     if not step.strict:
         left += [n for n in tensors.specs if n not in target.named]
-        tensors = Chosen(tensors, {n: n for n in tensors.specs if n in target.named})
+        tensors = RenamedTensors(tensors, {n: n for n in tensors.specs if n in target.named})
     results = {"saved_step": 0}
     state = {"step": 0, "seed": plan.seed, "name": plan.name, "batch_size": plan.sizes.global_batch,
              "settings": dict(settings), "results": results}  # fmt: skip
@@ -83,7 +83,7 @@ def run(
     return dict(results)
 
 
-def _as_kept(tensors: Whole, target: Strategy, say: Callable[[str], None]) -> Whole:
+def _as_kept(tensors: FullTensors, target: Strategy, say: Callable[[str], None]) -> FullTensors:
     """Weights as wide as the run keeps them, which ``train.precision`` says; what is cast is said."""
     specs = tensors.specs
     into = differing(specs, {name: target.entries[first].spec for name, first in target.named.items()})

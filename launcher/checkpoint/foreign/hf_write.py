@@ -14,7 +14,7 @@ from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.durable import copy, sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.settings.saving import ANYONE, Trust
 from launcher.plan.values.facts import TensorSpec
@@ -59,7 +59,7 @@ def write_hf(
     def chunks(name: str) -> Iterator[memoryview]:
         return reader.chunks(ours[name], whole(entries[ours[name]].layout.shape))
 
-    with fresh(folder) as new, Behind() as behind:
+    with fresh(folder) as new, WriteBehind() as behind:
         written = 0
         for file, part in zip(files, parts, strict=True):
             written += write_stream(new / file, part, chunks, METADATA, digested=False, behind=behind).size

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Cuts:
+class DimBounds:
     """The pieces of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
 
     lo: Ints
@@ -42,7 +42,7 @@ class Geometry:
     """The saved piece at cuts ``i, j, ..`` of the dims is that of rank ``base`` plus what each cut adds."""
 
     base: int
-    dims: tuple[Cuts, ...]
+    dims: tuple[DimBounds, ...]
 
 
 @lru_cache(maxsize=8192)
@@ -68,7 +68,7 @@ def _strides(grid: Grid) -> dict[str, int]:
 
 
 @lru_cache(maxsize=8192)
-def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> Cuts:
+def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
     """``axes`` are (size, stride in ranks), outermost first; cut as ``Layout.box`` cuts."""
     lo, hi, rank = np.array([0]), np.array([n]), np.array([0])
     for size, stride in axes:
@@ -81,4 +81,4 @@ def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> Cuts:
         )
         rank = (rank[:, None] + stride * at).ravel()
     some = lo < hi
-    return Cuts(lo[some], hi[some], rank[some])
+    return DimBounds(lo[some], hi[some], rank[some])

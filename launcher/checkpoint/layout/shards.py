@@ -12,7 +12,7 @@ from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)
-class Piece:
+class SavedShard:
     """A box as ``rank`` saved it: the lowest of the ranks that hold it. Readers look nowhere else."""
 
     rank: int
@@ -44,17 +44,17 @@ def saved_at_home(layout: Layout, rank: int) -> Box | None:
     return box if box is not None and (0 in layout.shape or not box.empty) else None
 
 
-def pieces(layout: Layout) -> tuple[Piece, ...]:
+def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
     """Every saved piece, by rank. They tile the tensor."""
     if 0 not in layout.shape:
-        return tuple(piece for piece, _ in parts(layout, whole(layout.shape)))
+        return tuple(piece for piece, _ in overlapping_shards(layout, whole(layout.shape)))
     lowest = layout.grid.rank(**first(layout))
     box = layout.box(lowest)
     assert box is not None
-    return (Piece(lowest, box),)
+    return (SavedShard(lowest, box),)
 
 
-def parts(layout: Layout, want: Box) -> tuple[tuple[Piece, Box], ...]:
+def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box], ...]:
     """The saved pieces that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
     at = geometry(layout)
     dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
@@ -63,7 +63,7 @@ def parts(layout: Layout, want: Box) -> tuple[tuple[Piece, Box], ...]:
         box = Box(tuple(lo for lo, _, _ in chosen), tuple(hi for _, hi, _ in chosen))
         both = box & want
         assert both is not None, (layout, want)
-        out.append((Piece(at.base + sum(rank for _, _, rank in chosen), box), both))
+        out.append((SavedShard(at.base + sum(rank for _, _, rank in chosen), box), both))
     return tuple(sorted(out, key=lambda part: part[0].rank))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.mindspore.formats.encryption import MODES, Mode, check_key
+from launcher.checkpoint.mindspore.formats.encryption import MODES, CipherMode, check_key
 from launcher.checkpoint.mindspore.load_module import load_into, parameter
 from launcher.checkpoint.mindspore.rank_source import SUFFIXES, RankSource, open_source
 
@@ -84,7 +84,7 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
     return files
 
 
-def _mode(key: bytes | None, mode: str) -> Mode:
+def _mode(key: bytes | None, mode: str) -> CipherMode:
     if mode not in MODES:
         raise ValueError(f"dec_mode: {mode!r} is not known; give {', '.join(MODES)}")
     if key is not None and not isinstance(key, bytes):

@@ -22,14 +22,14 @@ from launcher.checkpoint.mindspore.source_ranks import Take, takes
 from launcher.checkpoint.tensorfile.blob import described
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import write_stream
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensors:
     """Tensors of one rank, put together from the files of several. Regions count in indices of the full tensors."""
 
     specs: Mapping[str, TensorSpec]
@@ -58,7 +58,7 @@ class RankFiles:
         if found := [f"{files[r].path}: {flaw}" for r in files for flaw in self._flaws(r)] or [*self._changing()]:
             raise ValueError("\n".join(found))
 
-    def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> Held:
+    def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> HeldTensors:
         """What ``write`` writes, a region at a time."""
         chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
         for take in takes(self.strategy, dst, names, rank, self.files):
@@ -68,10 +68,10 @@ class RankFiles:
         window = Window()
         fills = {name: self._fill(window, names[name], found) for name, found in chosen.items()}
         fills |= {name: partial(self.files[source].fill, window, name) for name, source in self.loose.items()}
-        return Held(specs, fills)
+        return HeldTensors(specs, fills)
 
     def write(
-        self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: Behind | None = None
+        self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: WriteBehind | None = None
     ) -> None:
         """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
         held, boxes = self.held(dst, names, rank), held_boxes(dst, rank)
@@ -81,7 +81,7 @@ class RankFiles:
             return gathered(boxes.get(name, whole(spec.shape)), spec.dtype, partial(held.fill, name))
 
         specs = {name: held.specs[name] for name in self.loose}
-        write_held(path, dst, rank, specs, chunks, self.texts, behind)
+        write_held(path, dst, rank, chunks, more=specs, texts=self.texts, behind=behind)
 
     def _fill(self, window: Window, name: str, chosen: list[Take]) -> Fill:
         def fill(part: Box, out: npt.NDArray[Any]) -> None:
@@ -124,27 +124,28 @@ def write_held(
     path: Path,
     dst: Strategy,
     rank: int,
-    more: Mapping[str, TensorSpec],
     chunks: Callable[[str], Iterable[bytes | memoryview]],
-    texts: Mapping[str, str],
-    behind: Behind | None = None,
+    *,
+    more: Mapping[str, TensorSpec] | None = None,
+    texts: Mapping[str, str] | None = None,
+    behind: WriteBehind | None = None,
 ) -> None:
     """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its suffix says which format.
 
     Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return, a
     safetensors file when ``behind`` is done.
     """
+    strings = texts or {}
     specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
+    specs |= more or {}
     if path.suffix == ".ckpt":
-        strings = {name: TensorSpec((len(text),), TEXT) for name, text in texts.items()}
-        write_ckpt(
-            path,
-            {**specs, **more, **strings},
-            lambda name: [text_bytes(texts[name])] if name in texts else chunks(name),
-        )
-    else:
-        mark = stamp(rank, dst.grid.size, dst.meaning)  # in whatever form the strategy is given next time
-        write_stream(path, {**specs, **more}, _views(chunks), {**texts, **mark}, digested=False, behind=behind)
+        specs |= {name: TensorSpec((len(text),), TEXT) for name, text in strings.items()}
+        write_ckpt(path, specs, lambda name: [text_bytes(strings[name])] if name in strings else chunks(name))
+        return
+
+    # the strategy in whatever form it is given next time
+    mark = stamp(rank, dst.grid.size, dst.meaning)
+    write_stream(path, specs, _views(chunks), {**strings, **mark}, digested=False, behind=behind)
 
 
 def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[str], Iterable[memoryview]]:

@@ -25,7 +25,7 @@ HEAD = len(MAGIC) + ID + SALT + WORD
 _HEAD_NONCE = b"\xff" * 12  # no block has this number
 
 
-class Sealer:
+class Encryptor:
     """An encrypted file, written in order; synced to disk by ``close``."""
 
     def __init__(self, path: Path, fd: int, size: int, key: bytes) -> None:
@@ -73,7 +73,7 @@ class Sealer:
                 self._at, view = self._at + done, view[done:]
 
 
-class Sealed:
+class EncryptedFile:
     """An encrypted file as its plain text; a few blocks are kept. Raises ``ValueError`` that names the file."""
 
     def __init__(self, path: Path, key: bytes) -> None:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from launcher.checkpoint.tensorfile.blob import CODES, DTYPES, described
-from launcher.checkpoint.tensorfile.encryption import Sealed, is_sealed
+from launcher.checkpoint.tensorfile.encryption import EncryptedFile, is_sealed
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.untrusted.files import DIMS, TEXT, brief, opened, parsed
 
@@ -67,13 +67,13 @@ def read_header(path: Path, key: bytes | None = None) -> Header:
 
     Raises ``ValueError`` naming the file unless the tensors fill it exactly: no gap, no overlap, not cut short."""
     if key is not None:
-        sealed = Sealed(path, key)
+        sealed = EncryptedFile(path, key)
         return _read(path, BytesIO(sealed.read(0, min(8, sealed.size))), sealed.size, sealed)
     with opened(path) as file:
         return _read(path, file, os.fstat(file.fileno()).st_size, None)
 
 
-def _read(path: Path, file: BinaryIO, size: int, sealed: Sealed | None) -> Header:
+def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -> Header:
     head = file.read(8)
     if is_sealed(head):
         raise ValueError(f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is")

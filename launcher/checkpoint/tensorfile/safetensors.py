@@ -14,9 +14,9 @@ import xxhash
 
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.tensorfile.disk_space import reserve, told
-from launcher.checkpoint.tensorfile.encryption import Sealer, sealed_size
+from launcher.checkpoint.tensorfile.encryption import Encryptor, sealed_size
 from launcher.checkpoint.tensorfile.header import Header, arrange
-from launcher.checkpoint.tensorfile.write_behind import Behind, now, start
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind, now, start
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import opened
 
@@ -51,7 +51,7 @@ class FileWriter:
         specs: Mapping[str, TensorSpec],
         metadata: Mapping[str, str],
         key: bytes | None = None,
-        behind: Behind | None = None,
+        behind: WriteBehind | None = None,
     ) -> None:
         """With a ``key`` the file is encrypted, and its bytes must come in order."""
         self.path = path
@@ -59,7 +59,7 @@ class FileWriter:
         self.size = self.header.size if key is None else sealed_size(self.header.size)
         self._do = now if behind is None else behind.do
         self._handed_over = 0  # bytes up to here the kernel is putting on the disk
-        self._sealer: Sealer | None = None
+        self._sealer: Encryptor | None = None
 
         with told(path, self.size):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
@@ -68,7 +68,7 @@ class FileWriter:
             with told(path, self.size):
                 reserve(self._fd, self.size)
             if key is not None:
-                self._sealer = Sealer(path, self._fd, self.header.size, key)
+                self._sealer = Encryptor(path, self._fd, self.header.size, key)
             self.write(0, memoryview(head))
         except BaseException:
             os.close(self._fd)
@@ -123,7 +123,7 @@ def write_stream(
     key: bytes | None = None,
     *,
     digested: bool = True,
-    behind: Behind | None = None,
+    behind: WriteBehind | None = None,
 ) -> FileRecord:
     """A file whose tensors come chunk by chunk, each in order, digested on the way. A chunk may be reused after.
 

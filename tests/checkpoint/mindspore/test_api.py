@@ -22,8 +22,8 @@ from launcher.checkpoint import (
 )
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
-from launcher.checkpoint.mindspore.strategy_input import given as read
 from launcher.checkpoint.mindspore.strategy_input import of_whole
+from launcher.checkpoint.mindspore.strategy_input import open_strategy as read
 from launcher.checkpoint.tensorfile.safetensors import write_file
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout

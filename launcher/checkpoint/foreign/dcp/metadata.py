@@ -56,7 +56,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor and its chunks, which tile it."""
 
     spec: TensorSpec
@@ -67,7 +67,7 @@ class Stored:
 class Contents:
     """``others`` are the entries that are no tensors."""
 
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     others: tuple[str, ...]
 
 
@@ -95,7 +95,7 @@ def _contents(root: Any) -> Contents:
     return Contents(tensors, tuple(name for name, meta in listed.items() if isinstance(meta, _Bytes)))
 
 
-def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> Stored:
+def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> StoredTensor:
     if not isinstance(name, str):
         raise ValueError(f"{brief(name)} is no name of a tensor")
     spec = TensorSpec(_naturals(meta["size"]), _dtype(name, meta["properties"]))
@@ -116,7 +116,7 @@ def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> Stored:
         raise ValueError(f"tensor {name}: a piece has other dims than {list(spec.shape)}")
     if wrong := untiled(spec.shape, [chunk.box for chunk in chunks]):
         raise ValueError(f"tensor {name}: {wrong}")
-    return Stored(spec, tuple(chunks))
+    return StoredTensor(spec, tuple(chunks))
 
 
 def _dtype(name: str, properties: Any) -> str:
