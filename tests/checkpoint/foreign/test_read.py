@@ -22,7 +22,7 @@ from launcher.checkpoint.mindspore.formats import merged_file, write_ckpt, write
 from launcher.checkpoint.tensorfile.blob import words
 from launcher.checkpoint.tensorfile.safetensors import write_file
 from launcher.plan.values.layout import Box
-from tests.checkpoint.rows import net
+from tests.checkpoint.mindspore.small_net import net
 from tests.checkpoint.saving import files, filled, held
 
 TARGET = net(4, 2)

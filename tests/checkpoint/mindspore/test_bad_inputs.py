@@ -28,9 +28,9 @@ from launcher.checkpoint.mindspore.strategy_input import of_whole, open_strategy
 from launcher.checkpoint.tensorfile.disk_space import Unwritten
 from launcher.checkpoint.tensorfile.header import read_header
 from launcher.plan.values.facts import TensorSpec
+from tests.checkpoint.mindspore.small_net import Files, Home, cut_short, made, net, refused
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.rows import Files, Home, cut_short, made, net, refused
 from tests.checkpoint.saving import files, filled, held, save
 
 
