@@ -53,8 +53,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def stated(manifest: Manifest) -> dict[str, Any]:
     """What the file says, in its order."""
-    files = {path: _given(vars(manifest.files[path])) for path in sorted(manifest.files)}
-    return {"format": FORMAT, "version": manifest.version, **_given(vars(manifest)), "files": files}
+    files = {path: _set_fields(vars(manifest.files[path])) for path in sorted(manifest.files)}
+    return {"format": FORMAT, "version": manifest.version, **_set_fields(vars(manifest)), "files": files}
 
 
 def canonical(manifest: Manifest) -> bytes:
@@ -68,7 +68,7 @@ def digested(manifest: Manifest) -> Manifest:
     return replace(manifest, digest=hashlib.sha256(bare).hexdigest())
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -97,7 +97,8 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         file = folder / name
         if not file.is_file():
             raise ValueError(f"{folder}: incomplete checkpoint: {name} is missing")
-        if (size := file.stat().st_size) != record.size:
+        size = file.stat().st_size
+        if size != record.size:
             raise ValueError(f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}")
 
 
@@ -123,8 +124,12 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
     more = () if version == UNDIGESTED else ("digest",)
     _check_fields(data, ("format", "version", "world", "strategy", "files", *more), ("key", "mac"))
     files = {name: _record(fields) for name, fields in data["files"].items()}
-    place, digest, mac = _place(data.get("key")), _text(data.get("digest")), _text(data.get("mac"))
-    return Manifest(_whole(data["world"]), _known_text(data["strategy"]), files, place, digest, mac, version)
+    key = _place(data.get("key"))
+    digest = _text(data.get("digest"))
+    mac = _text(data.get("mac"))
+    world = _whole(data["world"])
+    strategy = _known_text(data["strategy"])
+    return Manifest(world, strategy, files, key=key, digest=digest, mac=mac, version=version)
 
 
 def _record(fields: Any) -> FileRecord:
@@ -136,9 +141,11 @@ def _record(fields: Any) -> FileRecord:
 def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:
     if not isinstance(data, dict):
         raise TypeError(f"{type(data).__name__} is no mapping")
-    if absent := [name for name in needed if name not in data]:
+    absent = [name for name in needed if name not in data]
+    if absent:
         raise ValueError(f"{absent[0]} is missing")
-    if unknown := [name for name in data if name not in (*needed, *more)]:
+    unknown = [name for name in data if name not in (*needed, *more)]
+    if unknown:
         raise ValueError(f"{unknown[0]} is not known")
 
 

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class DimBounds:
-    """The pieces of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
+    """The parts of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
 
     lo: Ints
     hi: Ints
@@ -30,7 +30,7 @@ class DimBounds:
         return self.lo.tolist(), self.hi.tolist(), self.rank.tolist()
 
     def overlapping(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
-        """(lo, hi, rank) of the pieces that have elements from ``lo`` to ``hi``."""
+        """(lo, hi, rank) of the parts that have elements from ``lo`` to ``hi``."""
         starts, stops, ranks = self.listed
         first = max(bisect_right(starts, lo) - 1, 0)
         last = bisect_right(starts, hi - 1)
@@ -39,7 +39,7 @@ class DimBounds:
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """The saved piece at cuts ``i, j, ..`` of the dims is that of rank ``base`` plus what each cut adds."""
+    """The shard at parts ``i, j, ..`` of the dims is saved by rank ``base`` plus what each part adds."""
 
     base: int
     dims: tuple[DimBounds, ...]

@@ -1,4 +1,4 @@
-"""Which ranks' saved pieces of two layouts have elements in common, for all ranks at once."""
+"""Which ranks' saved shards of two layouts have elements in common, for all ranks at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which piece of a tensor is saved by which rank, and which pieces a box is made of."""
+"""Which shard of a tensor is saved by which rank, and which shards a box is made of."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 
 def home(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Where a rank must be, on these axes, to save a piece: at the lowest coordinates, off the axes that cut.
+    """Where a rank must be, on these axes, to save a shard: at the lowest coordinates, off the axes that cut.
 
     A tensor without elements is saved once, by the lowest of all holders.
     """
@@ -33,7 +33,7 @@ def home(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 
 def saved(layout: Layout, rank: int) -> Box | None:
-    """What ``rank`` must save: ``None`` when it holds nothing, an empty piece, or a copy of a lower rank's."""
+    """What ``rank`` must save: ``None`` when it holds nothing, an empty shard, or a copy of a lower rank's."""
     where = layout.grid.coords(rank)
     return saved_at_home(layout, rank) if all(where[axis] == at for axis, at in home(layout)) else None
 
@@ -45,7 +45,7 @@ def saved_at_home(layout: Layout, rank: int) -> Box | None:
 
 
 def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
-    """Every saved piece, by rank. They tile the tensor."""
+    """Every saved shard, by rank. They tile the tensor."""
     if 0 not in layout.shape:
         return tuple(piece for piece, _ in overlapping_shards(layout, whole(layout.shape)))
     lowest = layout.grid.rank(**first(layout))
@@ -55,7 +55,7 @@ def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
 
 
 def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box], ...]:
-    """The saved pieces that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
+    """The saved shards that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
     at = geometry(layout)
     dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
     out = []

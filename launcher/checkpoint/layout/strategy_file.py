@@ -60,6 +60,8 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
     first = parts[0]
     entries: dict[str, Entry] = {}
     origin: dict[str, str] = {}
+
+    # each tensor as the first file has it, with which all others must agree
     for part in parts:
         if part.strategy.grid != first.strategy.grid:
             axes = [dict(p.strategy.grid.axes) for p in (first, part)]
@@ -69,6 +71,8 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
                 rows = [json.dumps(row(e)) for e in (entries[name], entry)]
                 raise ValueError(f"{origin[name]} and {part.origin} disagree on {name}: {rows[0]} and {rows[1]}")
             origin.setdefault(name, part.origin)
+
+    # and every stage with all that it holds
     _check_stages(parts, first.strategy.stages)
     strategy = Strategy(first.strategy.grid, entries)
     for part in parts:
@@ -131,9 +135,11 @@ def _whole(value: Any) -> int:
 
 def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
     """First of all: from here on there are no more stages than the files list, whatever number they claim."""
-    given = {s for part in parts for s in part.stages}
-    if missing := [*islice((s for s in range(count) if s not in given), TOLD + 1)]:
-        where, more = ", ".join(p.origin for p in parts), " and more" if len(missing) > TOLD else ""
+    given = {stage for part in parts for stage in part.stages}
+    missing = list(islice((stage for stage in range(count) if stage not in given), TOLD + 1))
+    if missing:
+        where = ", ".join(part.origin for part in parts)
+        more = " and more" if len(missing) > TOLD else ""
         text = f"{where}: stage {', '.join(map(str, missing[:TOLD]))}{more} of {count} is missing"
         raise ValueError(f"{text}; put the strategy file of every stage into one folder")
 

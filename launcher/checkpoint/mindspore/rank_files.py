@@ -55,16 +55,22 @@ class RankFiles:
         self.files, self.strategy, self._own = files, strategy, own
         self.loose = loose({rank: file.specs for rank, file in files.items()}, {*strategy.named, *known})
         self.texts = {name: text for file in files.values() for name, text in file.texts.items()}
-        if found := [f"{files[r].path}: {flaw}" for r in files for flaw in self._flaws(r)] or [*self._changing()]:
+        found = [f"{files[rank].path}: {flaw}" for rank in files for flaw in self._flaws(rank)]
+        found = found or [*self._changing()]
+        if found:
             raise ValueError("\n".join(found))
 
     def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> HeldTensors:
         """What ``write`` writes, a region at a time."""
+        # from which file each region comes
         chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
         for take in takes(self.strategy, dst, names, rank, self.files):
             chosen[take.name].append(take)
+
         specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
         specs |= {name: self.files[source].specs[name] for name, source in self.loose.items()}
+
+        # what is loose is the same in every file that has it
         window = Window()
         fills = {name: self._fill(window, names[name], found) for name, found in chosen.items()}
         fills |= {name: partial(self.files[source].fill, window, name) for name, source in self.loose.items()}
@@ -74,7 +80,8 @@ class RankFiles:
         self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: WriteBehind | None = None
     ) -> None:
         """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
-        held, boxes = self.held(dst, names, rank), held_boxes(dst, rank)
+        held = self.held(dst, names, rank)
+        boxes = held_boxes(dst, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:
             spec = held.specs[name]
@@ -86,27 +93,40 @@ class RankFiles:
     def _fill(self, window: Window, name: str, chosen: list[Take]) -> Fill:
         def fill(part: Box, out: npt.NDArray[Any]) -> None:
             for take in chosen:
-                if (both := take.box & part) is not None:
-                    at = out[slices(both.within(part))]
-                    self.files[take.rank].fill(window, name, both.within(take.piece), at)
+                both = take.box & part
+                if both is None:
+                    continue
+                here = out[slices(both.within(part))]
+                self.files[take.rank].fill(window, name, both.within(take.piece), here)
 
         return fill
 
     def _flaws(self, rank: int) -> Iterator[str]:
-        file, boxes = self.files[rank], held_boxes(self.strategy, rank)
+        file = self.files[rank]
+        boxes = held_boxes(self.strategy, rank)
+
+        # whose file it is, if it says so; a strategy that was made of the files has no digest of before
         mark = stamp(rank, self.strategy.grid.size, self.strategy.meaning)
         for key in ("rank", "world", "strategy") if self._own else ("rank", "world"):
-            found, want = file.metadata.get(f"launcher.{key}"), mark[f"launcher.{key}"]
-            if found not in (None, want, self.strategy.digest if key == "strategy" else want):
-                yield f"a file from another place: it says {key} {found}, not {want}"
-        if absent := [name for name in boxes if name not in file.specs]:
+            found = file.metadata.get(f"launcher.{key}")
+            good = [None, mark[f"launcher.{key}"]]
+            if key == "strategy":
+                good.append(self.strategy.digest)
+            if found not in good:
+                yield f"a file from another place: it says {key} {found}, not {mark[f'launcher.{key}']}"
+
+        # what is in it
+        absent = [name for name in boxes if name not in file.specs]
+        if absent:
             yield f"the strategy has it on rank {rank}, the file does not: {', '.join(absent)}"
-        if unknown := [name for name in file.specs if name not in boxes and name not in self.loose]:
+        unknown = [name for name in file.specs if name not in boxes and name not in self.loose]
+        if unknown:
             yield f"in the file, but the strategy does not have it on rank {rank}: {', '.join(unknown)}"
         for name, box in boxes.items():
-            spec = TensorSpec(box.shape, self.strategy.entries[name].dtype)
-            if name in file.specs and (given := file.specs[name]) != spec:
-                yield f"tensor {name} is {described(given)}, the strategy says {described(spec)}"
+            want = TensorSpec(box.shape, self.strategy.entries[name].dtype)
+            has = file.specs.get(name, want)
+            if has != want:
+                yield f"tensor {name} is {described(has)}, the strategy says {described(want)}"
 
     def _changing(self) -> Iterator[str]:
         for name, source in self.loose.items():
@@ -154,7 +174,8 @@ def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[s
 
 def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
     """Of one full checkpoint: every tensor whole, those that are loose beside a strategy with ``listed`` left out."""
-    grid, apart = Grid(()), loose({0: file.specs}, listed)
+    grid = Grid(())
+    apart = loose({0: file.specs}, listed)
     entries = {
         name: Entry(Layout(grid, spec.shape, ((),) * len(spec.shape)), spec.dtype)
         for name, spec in file.specs.items()
