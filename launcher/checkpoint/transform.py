@@ -61,6 +61,7 @@ def transform(
     names = match(reader.checkpoint.strategy, target)
     reader.check_headers()
     key = key or reader.checkpoint.place
+
     with fresh(dst) as new, WriteBehind() as behind:
 
         def write(rank: int) -> tuple[RankRecord, int]:
@@ -76,6 +77,7 @@ def transform(
         behind.wait()
         records = [record for record, _ in done]
         seal(new, records, reader.checkpoint.state)
+
     files = {path: record for r in records for path, record in r.files.items()}
     written = sum(f.size for f in files.values())
     return Report(dst, len(files), sum(read for _, read in done), written, workers * PEAK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -91,41 +92,45 @@ class RankWriter:
     def write(self, chunks: Chunks, extra: Mapping[str, Blob] | None = None) -> RankRecord:
         """Nothing is checked here; what was written goes when it fails. ``extra`` is as in ``write_rank``."""
         home = self.folder / f"rank_{self.rank}"
-        home.mkdir(parents=True, exist_ok=True)
-        try:
-            files = self._files(home, chunks, extra or {})
-        except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
-            raise
+        with _gone_if_it_fails(home):
+            secret = None if self.key is None else load_key(self.key)
+            mark = stamp(self.rank, self.strategy.grid.size, self.strategy.digest)
+            stream = partial(write_stream, metadata=mark, key=secret, behind=self.behind)
+            files: dict[str, FileRecord] = {}
+
+            # what the strategy puts here, one file for each kind
+            every = {name: box for boxes in self.boxes.values() for name, box in boxes.items()}
+            for file, boxes in self.boxes.items():
+                specs = {name: TensorSpec(box.shape, self.strategy.entries[name].dtype) for name, box in boxes.items()}
+                done = stream(home / file, specs, lambda name: chunks(name, every[name]))
+                files[rank_file(self.rank, file)] = done
+
+            # what belongs to this rank alone
+            alone = extra or {}
+            if alone:
+                specs = {name: blob.spec for name, blob in alone.items()}
+                done = stream(home / EXTRA, specs, lambda name: sliced(alone[name].data))
+                files[rank_file(self.rank, EXTRA)] = done
+
+            # the names of these files, after the files
+            (now if self.behind is None else self.behind.do)(partial(sync, home))
+
+            # the strategy, once for all ranks
+            if self.rank == 0:
+                written = strategy_file.dump(self.strategy, self.folder / "strategy")
+                files |= {f"strategy/{path.name}": text_record(path) for path in written}
         return RankRecord(self.rank, self.strategy.grid.size, self.strategy.digest, files, self.key)
 
-    def _files(self, home: Path, chunks: Chunks, extra: Mapping[str, Blob]) -> dict[str, FileRecord]:
-        secret = None if self.key is None else load_key(self.key)
-        mark = stamp(self.rank, self.strategy.grid.size, self.strategy.digest)
-        stream = partial(write_stream, metadata=mark, key=secret, behind=self.behind)
-        files: dict[str, FileRecord] = {}
 
-        # what the strategy puts here, one file for each kind
-        every = {name: box for boxes in self.boxes.values() for name, box in boxes.items()}
-        for file, boxes in self.boxes.items():
-            specs = {name: TensorSpec(box.shape, self.strategy.entries[name].dtype) for name, box in boxes.items()}
-            done = stream(home / file, specs, lambda name: chunks(name, every[name]))
-            files[rank_file(self.rank, file)] = done
-
-        # what belongs to this rank alone
-        if extra:
-            specs = {name: blob.spec for name, blob in extra.items()}
-            done = stream(home / EXTRA, specs, lambda name: sliced(extra[name].data))
-            files[rank_file(self.rank, EXTRA)] = done
-
-        # the names of these files, after the files
-        (now if self.behind is None else self.behind.do)(partial(sync, home))
-
-        # the strategy, once for all ranks
-        if self.rank == 0:
-            written = strategy_file.dump(self.strategy, self.folder / "strategy")
-            files |= {f"strategy/{path.name}": text_record(path) for path in written}
-        return files
+@contextmanager
+def _gone_if_it_fails(folder: Path) -> Iterator[None]:
+    """Around what fills ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def saved_boxes(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:

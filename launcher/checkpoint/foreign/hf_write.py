@@ -43,6 +43,7 @@ def write_hf(
     (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config, tokenizer) are copied
     along. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
     """
+    # everything is checked first
     limit = size_in_bytes(max_shard_size)
     check_apart(src, folder)
     check_beside(beside)
@@ -52,6 +53,8 @@ def write_hf(
     table = to_theirs(src, entries, names, strict=strict)
     ours = {theirs: name for name, theirs in table.names.items()}
     reader.check_headers()
+
+    # which tensor goes into which file
     parts = shards({name: entries[ours[name]].spec for name in ours}, limit)
     n = len(parts)
     files = [ONE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]

@@ -80,8 +80,12 @@ def only_names(strategy: Some, names: Collection[str]) -> Some:
     """MindSpore's with these names alone; ours has shapes of its own and stays."""
     if not isinstance(strategy, StrategyFile):
         return strategy
-    prefix = len(strategy.stages()) > 1 or strategy.merged
-    kept = {n: s for n, s in strategy.layouts.items() if (n.partition("-")[2] if prefix else n) in names}
+    numbered = len(strategy.stages()) > 1 or strategy.merged  # ``1-embed.w`` is that of stage 1
+
+    def plain(name: str) -> str:
+        return name.partition("-")[2] if numbered else name
+
+    kept = {name: slicing for name, slicing in strategy.layouts.items() if plain(name) in names}
     return StrategyFile(strategy.counter, strategy.operators, kept)
 
 
