@@ -14,7 +14,13 @@ from launcher.checkpoint.foreign.import_tensors import import_whole
 from launcher.checkpoint.foreign.read import Foreign, foreign, form_of
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match
 from launcher.checkpoint.layout.strategy_file import text
-from launcher.checkpoint.mindspore.api import Layouts, RankConversion, of_checkpoint, of_rank_folders, write_ranks
+from launcher.checkpoint.mindspore.rank_conversion import (
+    Layouts,
+    RankConversion,
+    of_checkpoint,
+    of_rank_folders,
+    write_ranks,
+)
 from launcher.checkpoint.mindspore.rank_files import held_boxes, write_held
 from launcher.checkpoint.mindspore.strategy_input import StrategyInput, by_stage, of_whole, open_strategy, whole_specs
 from launcher.checkpoint.tensorfile.write_behind import WriteBehind

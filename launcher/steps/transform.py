@@ -7,7 +7,7 @@ from pathlib import Path
 from launcher.checkpoint.atomic_folder import check_destination
 from launcher.checkpoint.layout.derived import followed, target_strategy
 from launcher.checkpoint.layout.strategy import Strategy, match
-from launcher.checkpoint.mindspore.api import Layouts
+from launcher.checkpoint.mindspore.rank_conversion import Layouts
 from launcher.checkpoint.mindspore.strategy_input import StrategyInput, of_whole, open_strategy, whole_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import Report, check_places, is_checkpoint, transform

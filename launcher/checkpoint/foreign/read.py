@@ -15,8 +15,8 @@ from launcher.checkpoint.foreign.hf_read import INDEX, ONE, read_hf
 from launcher.checkpoint.foreign.rename import Table, renamed
 from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors
 from launcher.checkpoint.layout.strategy import Entry, Strategy
-from launcher.checkpoint.mindspore.api import whole_tensors
 from launcher.checkpoint.mindspore.formats.to_ours import kind_of
+from launcher.checkpoint.mindspore.rank_conversion import whole_tensors
 from launcher.checkpoint.mindspore.rank_folders import rank_paths
 from launcher.checkpoint.mindspore.rank_source import RankSource, open_source
 from launcher.checkpoint.tensorfile.mmap_window import Window
