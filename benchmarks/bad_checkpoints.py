@@ -27,7 +27,7 @@ from benchmarks.peers import DEEPSPEED, MINDSPORE, python
 from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.mindspore.rank_files import held_boxes
-from launcher.checkpoint.write import shares
+from launcher.checkpoint.write import saved_boxes
 from launcher.runtime.processes.start import run_ranks
 
 ROOT = Path(__file__).parent.parent
@@ -144,7 +144,7 @@ def cell(row: Row, program: Program, made: Path, work: Path) -> str:
 def flaws(form: str, out: Path) -> tuple[int, int]:
     """How many tensors of the output are not what they should be, of how many."""
     if form in ("own", "ranks"):
-        boxes = [shares(LAST, r)["model.safetensors"] if form == "own" else held_boxes(LAST, r) for r in range(2)]
+        boxes = [saved_boxes(LAST, r)["model.safetensors"] if form == "own" else held_boxes(LAST, r) for r in range(2)]
         paths = [out / f"rank_{r}" / ("model" if form == "own" else f"net{r}") for r in range(2)]
         found = [wrong(p.with_suffix(".safetensors"), b) for p, b in zip(paths, boxes, strict=True)]
         return sum(found), sum(map(len, boxes))

@@ -18,7 +18,7 @@ from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.store import partial as unfinished
 from launcher.checkpoint.tensorfile.header import read_header
 from launcher.checkpoint.tensorfile.safetensors import mapped, write_stream
-from launcher.checkpoint.write import write_pieces
+from launcher.checkpoint.write import RankWriter
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
@@ -92,7 +92,7 @@ def chunks(name: str, box: Box, salt: str = "") -> Iterator[memoryview]:
 def save_checkpoint(folder: Path, of: Strategy, salt: str = "") -> None:
     """One of ours, with its manifest."""
     new = unfinished(folder)
-    records = [write_pieces(new, rank, of, partial(chunks, salt=salt), {}) for rank in range(of.grid.size)]
+    records = [RankWriter(new, rank, of).write(partial(chunks, salt=salt)) for rank in range(of.grid.size)]
     commit(new, folder, records, {"step": 1})
 
 

@@ -31,7 +31,7 @@ from launcher.checkpoint import Strategy
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.mindspore.rank_files import held_boxes
 from launcher.checkpoint.transform_plan import sources
-from launcher.checkpoint.write import shares
+from launcher.checkpoint.write import saved_boxes
 
 ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "transform.md"
@@ -108,7 +108,7 @@ def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
 def flaws(call: Call, work: Path, dst: Strategy) -> int:
     """Tensors of the output that are not what they should be; DCP's are compared where they were loaded."""
     if call.form == "own":
-        boxes = {rank: shares(dst, rank)["model.safetensors"] for rank in range(dst.grid.size)}
+        boxes = {rank: saved_boxes(dst, rank)["model.safetensors"] for rank in range(dst.grid.size)}
     elif call.form == "ranks":
         boxes = {rank: held_boxes(dst, rank) for rank in range(dst.grid.size)}
     else:

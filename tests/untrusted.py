@@ -20,7 +20,7 @@ from launcher.checkpoint.foreign.hf_read import read_hf
 from launcher.checkpoint.foreign.read import outline
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.mindspore.formats import group_file, read_stages, read_strategy
-from launcher.checkpoint.mindspore.strategy_input import given
+from launcher.checkpoint.mindspore.strategy_input import open_strategy
 from launcher.checkpoint.read import open_checkpoint
 from launcher.checkpoint.tensorfile.durable import copy
 from launcher.checkpoint.tensorfile.keys import load_key
@@ -67,7 +67,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "ckpt": ("f.ckpt", lambda f: None, lambda f: outline(f / "f.ckpt")),
     "dcp metadata": (".metadata", lambda f: None, lambda f: outline(f)),
     "strategy": ("s.json", lambda f: None, lambda f: load(f / "s.json")),
-    "strategy of any form": ("s", lambda f: None, lambda f: given("strategy", f / "s")),
+    "strategy of any form": ("s", lambda f: None, lambda f: open_strategy("strategy", f / "s")),
     "MindSpore strategy": ("s.ckpt", lambda f: None, lambda f: read_strategy(f / "s.ckpt")),
     "strategies of stages": ("s.ckpt", lambda f: None, lambda f: read_stages([f / "s.ckpt"])),
     "groups": ("g", lambda f: None, lambda f: group_file.read(f / "g")),

@@ -9,7 +9,7 @@ from launcher.checkpoint.foreign.hf_write import write_hf
 from launcher.checkpoint.foreign.import_tensors import import_full
 from launcher.checkpoint.foreign.rename import Renamed, Table, renamed
 from launcher.checkpoint.inspect import Holding, holdings, inspect
-from launcher.checkpoint.layout.of_target import target_strategy
+from launcher.checkpoint.layout.derived import target_strategy
 from launcher.checkpoint.layout.strategy import Entry, Strategy, single
 from launcher.checkpoint.mindspore.api import (
     build_searched_strategy,

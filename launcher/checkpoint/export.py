@@ -32,14 +32,17 @@ def export(src: Path, path: Path, trust: Trust = ANYONE) -> Report:
     reader = Reader(open_checkpoint(src, trust))
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
     reader.check_headers()
+
+    # under its own name when it is whole
     path.parent.mkdir(parents=True, exist_ok=True)
+    aliases = {alias: name for name, entry in entries.items() for alias in entry.aliases}
     new = path.with_name(f"{path.name}.partial")
     try:
         done = write_stream(
             new,
             {name: e.spec for name, e in entries.items()},
             lambda name: reader.chunks(name, whole(entries[name].layout.shape)),
-            {"format": "pt", ALIASES: json.dumps({a: n for n, e in entries.items() for a in e.aliases})},
+            {"format": "pt", ALIASES: json.dumps(aliases)},
         )
         new.replace(path)
     except BaseException:
@@ -72,7 +75,8 @@ class Full(Mapping[str, Blob]):
         self._data = mapped(path, mmap.ACCESS_COPY)
         aliases = _aliases(path, self.header.metadata.get(ALIASES, "{}"))
         self._names = {name: name for name in self.header.entries} | aliases
-        if unknown := sorted({*aliases.values()} - self.header.entries.keys()):
+        unknown = sorted({*aliases.values()} - self.header.entries.keys())
+        if unknown:
             raise ValueError(f"{path}: {ALIASES} names tensors that are not there: {', '.join(unknown)}")
 
     def __getitem__(self, name: str) -> Blob:

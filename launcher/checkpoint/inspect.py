@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from launcher.checkpoint.layout.strategy import Kind, Strategy, stages
-from launcher.checkpoint.text_table import spans, table
-from launcher.plan.values.text import bytes_text
+from launcher.checkpoint.text_table import table
+from launcher.plan.values.text import bytes_text, spans
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from launcher.checkpoint.layout.strategy import Kind
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.keys import is_place
+from launcher.checkpoint.tensorfile.safetensors import FileRecord
 
 FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1
@@ -27,19 +28,6 @@ FILE_OF: Mapping[Kind, str] = {
 }
 EXTRA = "extra.safetensors"  # tensors of one rank, outside every layout
 _FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stage\d+\.json|state\.json")
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """``digest`` is that of the whole file (SHA-256), of the header alone where each of ``tensors`` has its own.
-
-    ``salt`` is that of an encrypted file, which no other file has.
-    """
-
-    size: int
-    digest: str
-    tensors: Mapping[str, str]
-    salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,8 +53,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def stated(manifest: Manifest) -> dict[str, Any]:
     """What the file says, in its order."""
-    files = {path: _given(vars(manifest.files[path])) for path in sorted(manifest.files)}
-    return {"format": FORMAT, "version": manifest.version, **_given(vars(manifest)), "files": files}
+    files = {path: _set_fields(vars(manifest.files[path])) for path in sorted(manifest.files)}
+    return {"format": FORMAT, "version": manifest.version, **_set_fields(vars(manifest)), "files": files}
 
 
 def canonical(manifest: Manifest) -> bytes:
@@ -80,7 +68,7 @@ def digested(manifest: Manifest) -> Manifest:
     return replace(manifest, digest=hashlib.sha256(bare).hexdigest())
 
 
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -109,7 +97,8 @@ def check_files(folder: Path, manifest: Manifest) -> None:
         file = folder / name
         if not file.is_file():
             raise ValueError(f"{folder}: incomplete checkpoint: {name} is missing")
-        if (size := file.stat().st_size) != record.size:
+        size = file.stat().st_size
+        if size != record.size:
             raise ValueError(f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}")
 
 
@@ -135,8 +124,12 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
     more = () if version == UNDIGESTED else ("digest",)
     _check_fields(data, ("format", "version", "world", "strategy", "files", *more), ("key", "mac"))
     files = {name: _record(fields) for name, fields in data["files"].items()}
-    place, digest, mac = _place(data.get("key")), _text(data.get("digest")), _text(data.get("mac"))
-    return Manifest(_whole(data["world"]), _known_text(data["strategy"]), files, place, digest, mac, version)
+    key = _place(data.get("key"))
+    digest = _text(data.get("digest"))
+    mac = _text(data.get("mac"))
+    world = _whole(data["world"])
+    strategy = _known_text(data["strategy"])
+    return Manifest(world, strategy, files, key=key, digest=digest, mac=mac, version=version)
 
 
 def _record(fields: Any) -> FileRecord:
@@ -148,9 +141,11 @@ def _record(fields: Any) -> FileRecord:
 def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:
     if not isinstance(data, dict):
         raise TypeError(f"{type(data).__name__} is no mapping")
-    if absent := [name for name in needed if name not in data]:
+    absent = [name for name in needed if name not in data]
+    if absent:
         raise ValueError(f"{absent[0]} is missing")
-    if unknown := [name for name in data if name not in (*needed, *more)]:
+    unknown = [name for name in data if name not in (*needed, *more)]
+    if unknown:
         raise ValueError(f"{unknown[0]} is not known")
 
 
@@ -181,6 +176,16 @@ def _place(key: Any) -> str | None:
 def rank_file(rank: int, file: str) -> str:
     """Its path within the folder."""
     return f"rank_{rank}/{file}"
+
+
+def text_record(path: Path) -> FileRecord:
+    """Its digest is one that nobody can make another text for: these files have no seal of their own."""
+    return record_of(read_bytes(path))
+
+
+def record_of(data: bytes) -> FileRecord:
+    """That of a file of text with these bytes."""
+    return FileRecord(len(data), hashlib.sha256(data).hexdigest(), {})
 
 
 def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Pieces of any layout, read from a checkpoint of any other."""
+"""Shards of any layout, read from a checkpoint of any other."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ import xxhash
 
 from launcher.checkpoint.chunked import gathered, slices
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.layout.shards import parts
+from launcher.checkpoint.layout.shards import overlapping_shards
 from launcher.checkpoint.layout.strategy import KINDS, Kind, Strategy, match
 from launcher.checkpoint.manifest import (
     EXTRA,
     FILE_OF,
     NAME,
-    FileRecord,
     Manifest,
     check_files,
     parse_manifest,
     rank_file,
+    record_of,
     stamp,
+    text_record,
 )
 from launcher.checkpoint.manifest_mac import opened
 from launcher.checkpoint.store import STATE, step_of
@@ -37,7 +38,8 @@ from launcher.checkpoint.tensorfile.encryption import salt_of
 from launcher.checkpoint.tensorfile.header import Header, Slot, read_header
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.mmap_window import Window
-from launcher.checkpoint.write import rank_files, record_of, share, text_record
+from launcher.checkpoint.tensorfile.safetensors import FileRecord
+from launcher.checkpoint.write import boxes_in, rank_files
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.plan.values.trust import ANYONE, Trust
@@ -66,15 +68,20 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     """
     manifest = parse_manifest(folder)
     secret = opened(folder, manifest, trust)
+
+    # what belongs to it, file by file
     check_files(folder, manifest)
     strategy = _strategy(folder, manifest)
     _check_listed(folder, manifest, strategy)
     state = _state(folder / STATE, manifest.files[STATE])
     if secret is None:
         return Checkpoint(folder, manifest, strategy, state)
-    if (named := step_of(folder)) not in (None, said := state.get("step")):
+
+    # an older one in its place is as authentic as it was, but says its own step
+    named, saved = step_of(folder), state.get("step")
+    if named is not None and named != saved:
         raise ValueError(
-            f"{folder}: its name says step {named}, it is the checkpoint of step {said}: give it back its name"
+            f"{folder}: its name says step {named}, it is the checkpoint of step {saved}: give it back its name"
         )
     return Checkpoint(folder, manifest, strategy, state, secret.key, secret.place)
 
@@ -94,20 +101,33 @@ def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
 
     Random states are of every rank, or of none: a checkpoint that was transformed or imported has none.
     """
-    files, extra = manifest.files, any(name.endswith(f"/{EXTRA}") for name in manifest.files)
-    each = (*rank_files(strategy), *((EXTRA,) if extra else ()))
+    files = manifest.files
+    of_a_rank = rank_files(strategy)
+    if any(name.endswith(f"/{EXTRA}") for name in files):
+        of_a_rank += (EXTRA,)
+
+    # every file that it should have; no list is made, for a manifest may claim any number of ranks
     wanted = chain(
         (STATE,),
         (f"strategy/{strategy_file.stage_file(stage)}" for stage in range(strategy.stages)),
-        (rank_file(rank, file) for rank in range(manifest.world) for file in each),
+        (rank_file(rank, file) for rank in range(manifest.world) for file in of_a_rank),
     )
     absent = next((name for name in wanted if name not in files), None)
     if absent is not None:
         raise ValueError(f"{folder / NAME}: it does not list {absent}, which this checkpoint should have")
-    if len(files) > 1 + strategy.stages + manifest.world * len(each):
-        known = re.compile(rf"rank_(\d+)/({'|'.join(map(re.escape, each))})|strategy/.*|{re.escape(STATE)}")
-        odd = next(n for n in files if (m := known.fullmatch(n)) is None or (m[1] and int(m[1]) >= manifest.world))
+
+    # and no other
+    if len(files) > 1 + strategy.stages + manifest.world * len(of_a_rank):
+        odd = next(name for name in files if not _belongs(name, of_a_rank, manifest.world))
         raise ValueError(f"{folder / NAME}: it lists {odd}, which is no file of this checkpoint")
+
+
+def _belongs(name: str, of_a_rank: tuple[str, ...], world: int) -> bool:
+    """Whether a checkpoint of ``world`` ranks, each with the files ``of_a_rank``, may list ``name``."""
+    if name == STATE or name.startswith("strategy/"):
+        return True
+    found = re.fullmatch(r"rank_(\d+)/(.*)", name)
+    return found is not None and found[2] in of_a_rank and int(found[1]) < world
 
 
 def _state(path: Path, record: FileRecord) -> Mapping[str, Any]:
@@ -161,26 +181,38 @@ def read_extra(checkpoint: Checkpoint, rank: int) -> dict[str, Blob]:
     """What ``rank`` saved outside the layouts; nothing if no rank saved any."""
     if rank_file(rank, EXTRA) not in checkpoint.manifest.files:
         return {}
-    path, header = checkpoint.folder / rank_file(rank, EXTRA), file_header(checkpoint, rank, EXTRA)
-    window, blobs = Window(checkpoint.key), {}
+    file = rank_file(rank, EXTRA)
+    header = file_header(checkpoint, rank, EXTRA)
+    window = Window(checkpoint.key)
+    blobs = {}
     for name, slot in header.entries.items():
-        data = bytearray().join(window.chunks(path, slot))
-        check_digest(checkpoint, rank, EXTRA, name, xxhash.xxh3_128_hexdigest(data))
+        data = bytearray().join(window.chunks(checkpoint.folder / file, slot))
+        check_digest(checkpoint, file, name, xxhash.xxh3_128_hexdigest(data))
         blobs[name] = Blob.of(slot.spec.dtype, slot.spec.shape, data)
     return blobs
 
 
+@dataclass(frozen=True)
+class _SavedTensor:
+    """What one rank saved of tensor ``name``: the bytes of ``slot`` in ``file``, a path within the folder."""
+
+    file: str
+    name: str
+    slot: Slot = field(compare=False)
+
+
 class Reader:
-    """Reads boxes; each piece of a source file is verified the first time it is used."""
+    """Reads boxes; what a rank saved of a tensor is verified the first time that some of it is used."""
 
     def __init__(self, checkpoint: Checkpoint, *, verify: bool = True) -> None:
         self.checkpoint = checkpoint
         self.bytes_read = 0
         self._verify = verify
-        self._good: set[tuple[str, int]] = set()
-        self._window, self._second = Window(checkpoint.key), Window(checkpoint.key)
+        self._verified: set[_SavedTensor] = set()
+        self._window = Window(checkpoint.key)
         self._helper: Executor | None = None
-        self._asked: dict[tuple[str, int], Future[None]] = {}
+        self._helpers_window = Window(checkpoint.key)
+        self._under_way: dict[_SavedTensor, Future[None]] = {}
         self._header = lru_cache(maxsize=None)(partial(file_header, checkpoint))
 
     def beside(self, helper: Executor | None = None) -> Reader:
@@ -190,7 +222,9 @@ class Reader:
         be as it was written.
         """
         new = Reader(self.checkpoint, verify=self._verify)
-        new._good, new._header, new._helper = self._good, self._header, helper
+        new._verified = self._verified
+        new._header = self._header
+        new._helper = helper
         return new
 
     def check_headers(self) -> None:
@@ -218,59 +252,68 @@ class Reader:
         self._settle()
 
     def _fill(self, name: str, box: Box, out: npt.NDArray[Any]) -> None:
+        """Put what the ranks saved of ``box`` into ``out``."""
         entry = self.checkpoint.strategy.entries[name]
-        file = FILE_OF[entry.kind]
-        for piece, both in parts(entry.layout, box):
-            path = self.checkpoint.folder / rank_file(piece.rank, file)
-            slot = self._header(piece.rank, file).entries[name]
-            self._check(file, name, piece.rank, path, slot)
-            self._window.copy(path, slot, slices(both.within(piece.box)), out[slices(both.within(box))])
+        kind = FILE_OF[entry.kind]
+        for shard, both in overlapping_shards(entry.layout, box):
+            slot = self._header(shard.rank, kind).entries[name]
+            tensor = _SavedTensor(rank_file(shard.rank, kind), name, slot)
+            self._verify_once(tensor)
+            there = slices(both.within(shard.box))
+            here = slices(both.within(box))
+            self._window.copy(self.checkpoint.folder / tensor.file, slot, there, out[here])
         self.bytes_read += out.nbytes
 
-    def _check(self, file: str, name: str, rank: int, path: Path, slot: Slot) -> None:
-        if not self._verify or (name, rank) in self._good or (name, rank) in self._asked:
+    def _verify_once(self, tensor: _SavedTensor) -> None:
+        if not self._verify or tensor in self._verified or tensor in self._under_way:
             return
         if self._helper is None:
-            self._look(file, name, rank, path, slot, self._window)
+            self._check(tensor, self._window)
         else:
-            look = partial(self._look, file, name, rank, path, slot, self._second)
-            self._asked[name, rank] = self._helper.submit(look)
+            self._under_way[tensor] = self._helper.submit(self._check, tensor, self._helpers_window)
 
     def _settle(self) -> None:
         """Raises ``ValueError`` for what the helper has found damaged."""
-        asked, self._asked = self._asked, {}
-        for look in asked.values():
-            look.result()
+        under_way, self._under_way = self._under_way, {}
+        for check in under_way.values():
+            check.result()
 
-    def _look(self, file: str, name: str, rank: int, path: Path, slot: Slot, window: Window) -> None:
+    def _check(self, tensor: _SavedTensor, window: Window) -> None:
         digest = xxhash.xxh3_128()
-        for chunk in window.chunks(path, slot):
+        for chunk in window.chunks(self.checkpoint.folder / tensor.file, tensor.slot):
             digest.update(chunk)
-        check_digest(self.checkpoint, rank, file, name, digest.hexdigest())
-        self._good.add((name, rank))
+        check_digest(self.checkpoint, tensor.file, tensor.name, digest.hexdigest())
+        self._verified.add(tensor)
 
 
-def check_digest(checkpoint: Checkpoint, rank: int, file: str, name: str, found: str) -> None:
-    path = rank_file(rank, file)
-    wanted = checkpoint.manifest.files[path].tensors[name]
+def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> None:
+    """Raises ``ValueError`` unless the manifest says the same of tensor ``name`` in ``file``, a path in the folder."""
+    wanted = checkpoint.manifest.files[file].tensors[name]
     if found != wanted:
-        path = str(checkpoint.folder / path)
+        path = checkpoint.folder / file
         raise ValueError(f"{path}: tensor {name} is damaged: its digest is {found}, the manifest says {wanted}")
 
 
 def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
     """Raises ``ValueError`` unless the file is in its place and holds what the strategy and the manifest say."""
-    path, manifest = checkpoint.folder / rank_file(rank, file), checkpoint.manifest
+    manifest = checkpoint.manifest
+    path = checkpoint.folder / rank_file(rank, file)
     record = manifest.files.get(rank_file(rank, file))
     if record is None:
         raise ValueError(f"{path}: it is not in the manifest, the strategy needs it")
     header = read_header(path, checkpoint.key)
+
+    # whose file it is, as it says itself
     mark = stamp(rank, manifest.world, manifest.strategy)
-    if header.metadata != mark and header.metadata.keys() == mark.keys():
-        told = [f"{key.removeprefix('launcher.')} {header.metadata.get(key)}, not {v}" for key, v in mark.items()]
-        wrong = [t for t, (key, v) in zip(told, mark.items(), strict=True) if header.metadata.get(key) != v]
+    said = header.metadata
+    if said != mark and said.keys() == mark.keys():
+        wrong = [
+            f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}" for key in mark if said[key] != mark[key]
+        ]
         raise ValueError(f"{path}: a file from another place: it says {'; '.join(wrong)}")
-    if header.metadata != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
+
+    # and whether it is the one that the manifest was written with
+    if said != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
         raise ValueError(f"{path}: its header is not the one that the manifest was written with")
     if checkpoint.key is not None and salt_of(path) != record.salt:
         raise ValueError(f"{path}: a file of another checkpoint: its salt is not the one in the manifest")
@@ -281,11 +324,12 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
 def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file: str) -> None:
     if file == EXTRA:
         return
-    boxes = share(strategy, rank, file)
+    boxes = boxes_in(file, strategy, rank)
     if boxes.keys() != header.entries.keys():
         odd = sorted(boxes.keys() ^ header.entries.keys())
         raise ValueError(f"{path}: the strategy and the file differ in {', '.join(odd)}")
     for name, box in boxes.items():
-        want, found = TensorSpec(box.shape, strategy.entries[name].dtype), header.entries[name].spec
+        want = TensorSpec(box.shape, strategy.entries[name].dtype)
+        found = header.entries[name].spec
         if want != found:
             raise ValueError(f"{path}: tensor {name} is {described(found)}, the strategy says {described(want)}")

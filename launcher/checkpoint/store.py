@@ -5,19 +5,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint import latest_file
 from launcher.checkpoint.latest_file import LATEST, STEP, identity
-from launcher.checkpoint.manifest import EXTRA, Manifest, digested, rank_file, read_manifest, write_manifest
+from launcher.checkpoint.manifest import (
+    EXTRA,
+    Manifest,
+    digested,
+    rank_file,
+    read_manifest,
+    text_record,
+    write_manifest,
+)
 from launcher.checkpoint.manifest_mac import authentic
 from launcher.checkpoint.tensorfile.durable import publish, remove, sync, write_text
 from launcher.checkpoint.tensorfile.encryption import check_key
 from launcher.checkpoint.tensorfile.keys import load_key
-from launcher.checkpoint.write import RankRecord, text_record
+from launcher.checkpoint.write import RankRecord
 from launcher.plan.values.trust import ANYONE, Trust
 
 STATE = "state.json"
@@ -52,29 +60,41 @@ def commit(partial_folder: Path, final_folder: Path, records: Sequence[RankRecor
 
 def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) -> None:
     """Write what describes the whole, the manifest last; files of an earlier, interrupted attempt go."""
+    _check_records(folder, records)
     first = records[0]
-    if (
-        sorted(r.rank for r in records) != list(range(first.world))
-        or len({(r.world, r.strategy, r.key) for r in records}) > 1
-    ):
-        told = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
-        raise ValueError(f"{folder}: not one record of each rank under one strategy: {told}")
-    if odd := [r.rank for r in records if _has_extra(r) != _has_extra(first)]:
-        raise ValueError(f"{folder}: all ranks have extra tensors or none: rank {first.rank} and rank {odd[0]} differ")
+
+    # what it says of itself, then what it consists of and nothing else
     write_text(folder / STATE, json.dumps(dict(state), indent=1, sort_keys=True) + "\n")
     files = {path: record for r in records for path, record in r.files.items()}
     files[STATE] = text_record(folder / STATE)
     _sweep(folder, set(files))
     for path, record in files.items():
-        if (size := (folder / path).stat().st_size) != record.size:
+        size = (folder / path).stat().st_size
+        if size != record.size:
             raise ValueError(f"{folder}: {path} has {size} bytes, its rank wrote {record.size}")
+
+    # the manifest, which whoever has the key vouches for
     manifest = digested(Manifest(first.world, first.strategy, files, first.key))
     if first.key is not None:
         key = load_key(first.key)
         _check_keys(folder, key, records)
         manifest = authentic(manifest, key)
+
+    # last of all: with it the folder is complete
     sync(folder)
     write_manifest(folder, manifest)
+
+
+def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
+    """Raises ``ValueError`` unless there is one of each rank, all under one strategy and with the same files."""
+    first = records[0]
+    ranks = sorted(r.rank for r in records)
+    if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
+        told = ", ".join(f"rank {r.rank} of {r.world} ({r.strategy[:8]})" for r in records)
+        raise ValueError(f"{folder}: not one record of each rank under one strategy: {told}")
+    odd = [r.rank for r in records if _has_extra(r) != _has_extra(first)]
+    if odd:
+        raise ValueError(f"{folder}: all ranks have extra tensors or none: rank {first.rank} and rank {odd[0]} differ")
 
 
 def _check_keys(folder: Path, key: bytes, records: Sequence[RankRecord]) -> None:
@@ -90,9 +110,15 @@ def _has_extra(record: RankRecord) -> bool:
 
 def point(folder: Path, key: str | None) -> None:
     """Have ``latest`` name the checkpoint ``folder``, as the newest; ``key``: where that of encrypted ones is."""
-    home, own = folder.parent, step_of(folder)
-    higher = [path for path in _steps(home) if own is not None and int(path.name.removeprefix("step-")) > own]
-    older = {path.name: identity(m) for path in higher if (m := _complete(path)) is not None}
+    home = folder.parent
+    own = step_of(folder)
+    older = {}
+    for path in _steps(home):
+        if own is None or int(path.name.removeprefix("step-")) <= own:
+            continue
+        manifest = _complete(path)
+        if manifest is not None:
+            older[path.name] = identity(manifest)
     latest_file.write(home, folder.name, older, key)
 
 
@@ -103,19 +129,25 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     Raises ``ValueError`` when that file is damaged or, of encrypted checkpoints, unless those whom ``trust`` names
     vouch for it. An older file in its place does no harm: what it does not know of is newer.
     """
-    whole = ((path, m) for path in _steps(checkpoints) if (m := _complete(path)) is not None)
-    highest = next(whole, None)
+    complete_ones = _complete_steps(checkpoints)
+    highest = next(complete_ones, None)
     if highest is None:
         return None
     said = latest_file.read(checkpoints)
     if said is None:
         return highest[0]
+
+    # with a digest the file also says which checkpoints of a higher step are older; before it did not
     newest = highest
     if said.digest is not None:
-        known = (both for both in chain((highest,), whole) if said.older.get(both[0].name) != identity(both[1]))
-        newest = next(known, highest)
-    elif (manifest := _complete(checkpoints / said.name)) is not None:
-        newest = checkpoints / said.name, manifest
+        candidates = chain((highest,), complete_ones)
+        newer = ((path, m) for path, m in candidates if said.older.get(path.name) != identity(m))
+        newest = next(newer, highest)
+    else:
+        manifest = _complete(checkpoints / said.name)
+        if manifest is not None:
+            newest = checkpoints / said.name, manifest
+
     if said.digest is not None or newest[0] != highest[0]:
         latest_file.check(said, *newest, trust)
     return newest[0]
@@ -124,7 +156,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
 def passed_over(newest: Path) -> list[str]:
     """Why there is no whole checkpoint newer than ``newest`` where one should be; a killed run leaves none such."""
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
-    found = [why for path in above if (why := _flaw(path))]
+    found = [why for why in map(_flaw, above) if why]
     said = latest_file.read(newest.parent)
     if said is not None and not (newest.parent / said.name).is_dir():
         found.append(f"{newest.parent / LATEST} names {said.name}, which is not there")
@@ -160,16 +192,27 @@ def prune(checkpoints: Path, keep: int) -> tuple[Path, ...]:
     """Delete complete checkpoints beyond the newest ``keep``; returns those deleted. The last committed one stays."""
     if keep < 1:
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
+
+    # what killed runs have left
     for trash in checkpoints.glob("step-*.trash"):
         shutil.rmtree(trash)
     for torn in checkpoints.glob(f".{LATEST}.*"):  # of a run that was killed while it renamed
         torn.unlink()
+
     last = _pointed(checkpoints)
     others = [path for path in _steps(checkpoints) if path != last and complete(path)]
     gone = tuple(others[keep - 1 :])
     for folder in gone:
         remove(folder)
     return gone
+
+
+def _complete_steps(checkpoints: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Highest step first."""
+    for path in _steps(checkpoints):
+        manifest = _complete(path)
+        if manifest is not None:
+            yield path, manifest
 
 
 def _steps(checkpoints: Path) -> list[Path]:
@@ -183,11 +226,13 @@ def _steps(checkpoints: Path) -> list[Path]:
 def _pointed(checkpoints: Path) -> Path | None:
     """What was committed last; nobody is asked to vouch for it."""
     said = latest_file.read(checkpoints)
-    named = None if said is None else checkpoints / said.name
-    return named if named is not None and complete(named) else next(filter(complete, _steps(checkpoints)), None)
+    if said is not None and complete(checkpoints / said.name):
+        return checkpoints / said.name
+    return next(filter(complete, _steps(checkpoints)), None)
 
 
 def _sweep(folder: Path, keep: set[str]) -> None:
+    """Delete all other files, and folders that are empty then."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):

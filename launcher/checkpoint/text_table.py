@@ -18,18 +18,3 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
     sides = [">" if i in right else "<" for i in range(len(head))]
     lines = ("  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)) for row in every)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers, runs in short.
-
-    >>> spans([0, 1, 2, 5, 8, 9])
-    '0-2,5,8-9'
-    """
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

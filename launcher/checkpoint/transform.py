@@ -12,8 +12,8 @@ from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.store import seal
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
-from launcher.checkpoint.tensorfile.write_behind import Behind
-from launcher.checkpoint.write import RankRecord, write_pieces
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
+from launcher.checkpoint.write import RankRecord, RankWriter
 from launcher.plan.values.trust import ANYONE, Trust
 
 
@@ -61,14 +61,14 @@ def transform(
     names = match(reader.checkpoint.strategy, target)
     reader.check_headers()
     key = key or reader.checkpoint.place
-    with fresh(dst) as new, Behind() as behind:
+
+    with fresh(dst) as new, WriteBehind() as behind:
 
         def write(rank: int) -> tuple[RankRecord, int]:
             with ThreadPoolExecutor(1) as helper:
                 own = reader.beside(helper)
-                record = write_pieces(
-                    new, rank, target, lambda name, box: own.chunks(names[name], box), {}, key, behind
-                )
+                writer = RankWriter(new, rank, target, key, behind)
+                record = writer.write(lambda name, box: own.chunks(names[name], box))
             return record, own.bytes_read
 
         # threads: all that takes time (copies, digests, writes, syncs) lets go of the interpreter
@@ -77,6 +77,7 @@ def transform(
         behind.wait()
         records = [record for record, _ in done]
         seal(new, records, reader.checkpoint.state)
+
     files = {path: record for r in records for path, record in r.files.items()}
     written = sum(f.size for f in files.values())
     return Report(dst, len(files), sum(read for _, read in done), written, workers * PEAK)

@@ -14,10 +14,16 @@ from launcher.checkpoint.foreign.import_tensors import import_whole
 from launcher.checkpoint.foreign.read import Foreign, foreign, form_of
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match
 from launcher.checkpoint.layout.strategy_file import text
-from launcher.checkpoint.mindspore.api import Layouts, RankWriter, of_checkpoint, of_rank_folders, write_ranks
+from launcher.checkpoint.mindspore.rank_conversion import (
+    Layouts,
+    RankConversion,
+    of_checkpoint,
+    of_rank_folders,
+    write_ranks,
+)
 from launcher.checkpoint.mindspore.rank_files import held_boxes, write_held
-from launcher.checkpoint.mindspore.strategy_input import Given, by_stage, given, of_whole, whole_specs
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.mindspore.strategy_input import StrategyInput, by_stage, of_whole, open_strategy, whole_specs
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.plan.values.layout import Layout
 from launcher.plan.values.trust import ANYONE, Trust
@@ -50,7 +56,7 @@ def is_foreign(path: Path, strategy: str | None) -> bool:
 def to_checkpoint(
     src: Path,
     dst: Path,
-    to: Given | Layouts,
+    to: StrategyInput | Layouts,
     strategy: str | None,
     *,
     overwrite: bool = False,
@@ -68,7 +74,9 @@ def to_checkpoint(
     return Report(done.path, done.files, done.bytes_read, done.bytes_written, done.peak, found.others)
 
 
-def aimed(src: Path, to: Given | Layouts, strategy: str | None, *, verify: bool = True) -> tuple[Foreign, Strategy]:
+def aimed(
+    src: Path, to: StrategyInput | Layouts, strategy: str | None, *, verify: bool = True
+) -> tuple[Foreign, Strategy]:
     """What is at ``src``, and the layout asked for, with whole copies of what the strategies do not list."""
     if not callable(to) and (stage := by_stage(_given(strategy), to)) is not None:
         text = f"the source is stage {stage} of a pipeline alone, which is no whole checkpoint"
@@ -86,7 +94,7 @@ def aimed(src: Path, to: Given | Layouts, strategy: str | None, *, verify: bool 
 def to_rank_files(
     src: Path,
     dst: Path,
-    to: Given | Layouts,
+    to: StrategyInput | Layouts,
     form: RankFormat,
     strategy: str | None = None,
     *,
@@ -98,13 +106,14 @@ def to_rank_files(
     check_rank_places(src, dst, overwrite)
     made = writer(src, to, strategy, trust=trust)
     layout = text(made.after, tuple(range(made.after.stages)))
-    written = write_ranks(made, dst, form.prefix, f".{form.suffix}", workers, {STRATEGY: layout})
+    texts = {STRATEGY: layout}
+    written = write_ranks(made, dst, form.prefix, f".{form.suffix}", workers=workers, texts=texts)
     return Report(dst, made.after.grid.size, written, written, workers * PEAK)
 
 
 def writer(
-    src: Path, to: Given | Layouts, strategy: str | None, *, trust: Trust = ANYONE, verify: bool = True
-) -> RankWriter:
+    src: Path, to: StrategyInput | Layouts, strategy: str | None, *, trust: Trust = ANYONE, verify: bool = True
+) -> RankConversion:
     """What makes the file of a rank; everything is checked, without ``verify`` no checksums of others' files."""
     if not is_foreign(src, strategy):
         if strategy is not None:
@@ -116,15 +125,16 @@ def writer(
     after = _laid_out(to, found.strategy)
     names = match(found.strategy, after)
 
-    def write(rank: int, path: Path, behind: Behind) -> None:
-        source, boxes = found.whole(), held_boxes(after, rank)
+    def write(rank: int, path: Path, behind: WriteBehind) -> None:
+        source = found.whole()
+        boxes = held_boxes(after, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:
             return gathered(boxes[name], after.entries[name].dtype, partial(source.fill, names[name]))
 
-        write_held(path, after, rank, {}, chunks, {}, behind)
+        write_held(path, after, rank, chunks, behind=behind)
 
-    return RankWriter(after, write, ".safetensors")
+    return RankConversion(after, write, ".safetensors")
 
 
 def check_rank_places(src: Path, dst: Path, overwrite: bool) -> None:
@@ -138,12 +148,12 @@ def check_free_for_ranks(dst: Path, overwrite: bool) -> None:
     check_destination(dst, overwrite, lambda path: any(path.glob("rank_*")), "folder of rank files")
 
 
-def _laid_out(to: Given | Layouts, src: Strategy) -> Strategy:
+def _laid_out(to: StrategyInput | Layouts, src: Strategy) -> Strategy:
     return to(src) if callable(to) else of_whole(to, whole_specs(src))
 
 
-def _given(strategy: str | None) -> Given | None:
-    return given("src_strategy", strategy)
+def _given(strategy: str | None) -> StrategyInput | None:
+    return open_strategy("src_strategy", strategy)
 
 
 def _path(strategy: str | None) -> Path | None:

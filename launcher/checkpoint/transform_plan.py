@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from launcher.checkpoint.layout.overlaps import overlaps
-from launcher.checkpoint.layout.shards import parts
+from launcher.checkpoint.layout.shards import overlapping_shards
 from launcher.checkpoint.layout.strategy import Strategy, match
 from launcher.checkpoint.manifest import FILE_OF, rank_file
 from launcher.checkpoint.read import Checkpoint, Reader, file_header, open_checkpoint
 from launcher.checkpoint.text_table import table
 from launcher.checkpoint.transform import PEAK
-from launcher.checkpoint.write import shares
+from launcher.checkpoint.write import saved_boxes
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.layout import Box, Layout
 from launcher.plan.values.text import bytes_text
@@ -63,10 +63,10 @@ class TransformPlan:
     def spans(self, rank: int) -> Iterator[Span]:
         """Which bytes of which file ``rank`` of the destination reads, tensor by tensor."""
         headers: dict[tuple[int, str], Mapping[str, int]] = {}
-        for name, box in (item for boxes in shares(self.target, rank).values() for item in boxes.items()):
+        for name, box in (item for boxes in saved_boxes(self.target, rank).values() for item in boxes.items()):
             source = self.names[name]
             entry = self.checkpoint.strategy.entries[source]
-            for piece, both in parts(entry.layout, box):
+            for piece, both in overlapping_shards(entry.layout, box):
                 at = (piece.rank, FILE_OF[entry.kind])
                 if at not in headers:
                     headers[at] = {n: slot.start for n, slot in file_header(self.checkpoint, *at).entries.items()}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.layout.shards import pieces
+from launcher.checkpoint.layout.shards import saved_shards
 from launcher.checkpoint.layout.tiling import untiled
-from launcher.checkpoint.manifest import NAME, rank_file
+from launcher.checkpoint.manifest import NAME
 from launcher.checkpoint.read import Checkpoint, check_digest, file_header, open_checkpoint
 from launcher.checkpoint.tensorfile.header import Header
 from launcher.checkpoint.tensorfile.mmap_window import Window
@@ -36,33 +36,33 @@ def _strays(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _gaps(checkpoint: Checkpoint) -> Iterator[str]:
-    """Tensors whose pieces are not the whole."""
+    """Tensors whose shards do not make the whole."""
     for name, entry in checkpoint.strategy.entries.items():
-        if found := untiled(entry.layout.shape, [piece.box for piece in pieces(entry.layout)]):
+        found = untiled(entry.layout.shape, [shard.box for shard in saved_shards(entry.layout)])
+        if found:
             yield f"{checkpoint.folder}: tensor {name}: {found}"
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[str]:
     window = Window(checkpoint.key)
-    for name in sorted(checkpoint.manifest.files):
-        if not name.startswith("rank_"):
+    for path in sorted(checkpoint.manifest.files):
+        if not path.startswith("rank_"):
             continue
-        folder, file = name.split("/")
-        rank = int(folder.removeprefix("rank_"))
+        folder, file = path.split("/")
         try:
-            header = file_header(checkpoint, rank, file)
+            header = file_header(checkpoint, int(folder.removeprefix("rank_")), file)
         except (ValueError, OSError) as error:
             yield str(error)
             continue
-        yield from _tensors(checkpoint, rank, file, header, window)
+        yield from _tensors(checkpoint, path, header, window)
 
 
-def _tensors(checkpoint: Checkpoint, rank: int, file: str, header: Header, window: Window) -> Iterator[str]:
+def _tensors(checkpoint: Checkpoint, file: str, header: Header, window: Window) -> Iterator[str]:
     for name, slot in header.entries.items():
         digest = xxhash.xxh3_128()
         try:
-            for chunk in window.chunks(checkpoint.folder / rank_file(rank, file), slot):
+            for chunk in window.chunks(checkpoint.folder / file, slot):
                 digest.update(chunk)
-            check_digest(checkpoint, rank, file, name, digest.hexdigest())
+            check_digest(checkpoint, file, name, digest.hexdigest())
         except ValueError as error:
             yield str(error)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.shards import saved_at_home
 from launcher.checkpoint.layout.strategy import Strategy
-from launcher.checkpoint.manifest import EXTRA, FILE_OF, FileRecord, rank_file, stamp
+from launcher.checkpoint.manifest import EXTRA, FILE_OF, rank_file, stamp, text_record
 from launcher.checkpoint.tensorfile.blob import Blob, described
 from launcher.checkpoint.tensorfile.durable import sync
-from launcher.checkpoint.tensorfile.json_file import read_bytes
 from launcher.checkpoint.tensorfile.keys import load_key
-from launcher.checkpoint.tensorfile.safetensors import Written, sliced, write_stream
-from launcher.checkpoint.tensorfile.write_behind import Behind, now
+from launcher.checkpoint.tensorfile.safetensors import FileRecord, sliced, write_stream
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind, now
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
+
+Chunks = Callable[[str, Box], Iterable[memoryview]]
+"""The bytes of a box of the tensor of this name, in order; a chunk may be reused after."""
 
 
 @dataclass(frozen=True)
@@ -50,80 +52,90 @@ def write_rank(
     ``extra`` (random states, say) belongs to no layout and comes back to the same rank only. ``folder`` is
     ``partial(final)``; ``commit`` makes it a checkpoint once every rank has returned. Everything is checked first.
     """
-    check_pieces(rank, strategy, {name: blob.spec for name, blob in tensors.items()})
-    return write_share(folder, rank, strategy, tensors, extra or {}, key)
+    writer = RankWriter(folder, rank, strategy, key)
+    writer.check({name: blob.spec for name, blob in tensors.items()})
+    return writer.write(in_memory(tensors), extra or {})
 
 
-def write_share(
-    folder: Path,
-    rank: int,
-    strategy: Strategy,
-    tensors: Mapping[str, Blob],
-    extra: Mapping[str, Blob],
-    key: str | None = None,
-) -> RankRecord:
-    """As ``write_rank``, of tensors that ``check_pieces`` has seen; those that other ranks write may be missing."""
-    return write_pieces(folder, rank, strategy, lambda name, _: sliced(tensors[name].data), extra, key)
+def in_memory(tensors: Mapping[str, Blob]) -> Chunks:
+    """The chunks of boxes that are in memory already, each as the blob of its name."""
+    return lambda name, _: sliced(tensors[name].data)
 
 
-def write_pieces(
-    folder: Path,
-    rank: int,
-    strategy: Strategy,
-    chunks: Callable[[str, Box], Iterable[memoryview]],
-    extra: Mapping[str, Blob],
-    key: str | None = None,
-    behind: Behind | None = None,
-) -> RankRecord:
-    """As ``write_rank``; ``chunks`` gives the bytes of a box, in order. What it wrote goes when it fails.
+@dataclass(frozen=True)
+class RankWriter:
+    """Writes the files of one ``rank`` of ``strategy`` into ``folder``, which is ``partial(final)``.
 
-    It is on the disk on return, or when ``behind`` is done.
+    ``key`` says where the key is to encrypt them with. They are on the disk when ``write`` returns, or, with
+    ``behind``, when that is done.
     """
-    home = folder / f"rank_{rank}"
-    home.mkdir(parents=True, exist_ok=True)
+
+    folder: Path
+    rank: int
+    strategy: Strategy
+    key: str | None = None
+    behind: WriteBehind | None = None
+
+    @cached_property
+    def boxes(self) -> dict[str, dict[str, Box]]:
+        """What this rank saves, by file."""
+        return saved_boxes(self.strategy, self.rank)
+
+    def check(self, tensors: Mapping[str, TensorSpec]) -> None:
+        """Raises ``ValueError`` unless they are what the rank holds, copies included, by first name."""
+        if not 0 <= self.rank < self.strategy.grid.size:
+            raise ValueError(f"rank {self.rank} is not in the strategy's world of {self.strategy.grid.size}")
+        found = [*_flaws(self.rank, self.strategy, tensors)]
+        if found:
+            raise ValueError(f"rank {self.rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in found))
+
+    def write(self, chunks: Chunks, extra: Mapping[str, Blob] | None = None) -> RankRecord:
+        """Nothing is checked here; what was written goes when it fails. ``extra`` is as in ``write_rank``."""
+        home = self.folder / f"rank_{self.rank}"
+        with _gone_if_it_fails(home):
+            secret = None if self.key is None else load_key(self.key)
+            mark = stamp(self.rank, self.strategy.grid.size, self.strategy.digest)
+            stream = partial(write_stream, metadata=mark, key=secret, behind=self.behind)
+            files: dict[str, FileRecord] = {}
+
+            # what the strategy puts here, one file for each kind
+            every = {name: box for boxes in self.boxes.values() for name, box in boxes.items()}
+            for file, boxes in self.boxes.items():
+                specs = {name: TensorSpec(box.shape, self.strategy.entries[name].dtype) for name, box in boxes.items()}
+                done = stream(home / file, specs, lambda name: chunks(name, every[name]))
+                files[rank_file(self.rank, file)] = done
+
+            # what belongs to this rank alone
+            alone = extra or {}
+            if alone:
+                specs = {name: blob.spec for name, blob in alone.items()}
+                done = stream(home / EXTRA, specs, lambda name: sliced(alone[name].data))
+                files[rank_file(self.rank, EXTRA)] = done
+
+            # the names of these files, after the files
+            (now if self.behind is None else self.behind.do)(partial(sync, home))
+
+            # the strategy, once for all ranks
+            if self.rank == 0:
+                written = strategy_file.dump(self.strategy, self.folder / "strategy")
+                files |= {f"strategy/{path.name}": text_record(path) for path in written}
+        return RankRecord(self.rank, self.strategy.grid.size, self.strategy.digest, files, self.key)
+
+
+@contextmanager
+def _gone_if_it_fails(folder: Path) -> Iterator[None]:
+    """Around what fills ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        return _write_pieces(folder, home, rank, strategy, chunks, extra, key, behind)
+        yield
     except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def _write_pieces(
-    folder: Path,
-    home: Path,
-    rank: int,
-    strategy: Strategy,
-    chunks: Callable[[str, Box], Iterable[memoryview]],
-    extra: Mapping[str, Blob],
-    key: str | None,
-    behind: Behind | None,
-) -> RankRecord:
-    secret = None if key is None else load_key(key)
-    mark = stamp(rank, strategy.grid.size, strategy.digest)
-    files = {}
-    for file, boxes in shares(strategy, rank).items():
-        specs = {n: TensorSpec(box.shape, strategy.entries[n].dtype) for n, box in boxes.items()}
-        done = write_stream(home / file, specs, _of(chunks, boxes), mark, secret, behind=behind)
-        files[rank_file(rank, file)] = _record(done)
-    if extra:
-        specs = {n: blob.spec for n, blob in extra.items()}
-        done = write_stream(home / EXTRA, specs, lambda name: sliced(extra[name].data), mark, secret, behind=behind)
-        files[rank_file(rank, EXTRA)] = _record(done)
-    (now if behind is None else behind.do)(partial(sync, home))
-    if rank == 0:
-        files |= {f"strategy/{p.name}": text_record(p) for p in strategy_file.dump(strategy, folder / "strategy")}
-    return RankRecord(rank, strategy.grid.size, strategy.digest, files, key)
-
-
-def _of(
-    chunks: Callable[[str, Box], Iterable[memoryview]], boxes: Mapping[str, Box]
-) -> Callable[[str], Iterable[memoryview]]:
-    return lambda name: chunks(name, boxes[name])
-
-
-def shares(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:
+def saved_boxes(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:
     """What each file of ``rank`` holds."""
-    return {file: share(strategy, rank, file) for file in rank_files(strategy)}
+    return {file: boxes_in(file, strategy, rank) for file in rank_files(strategy)}
 
 
 def rank_files(strategy: Strategy) -> tuple[str, ...]:
@@ -131,48 +143,33 @@ def rank_files(strategy: Strategy) -> tuple[str, ...]:
     return tuple(dict.fromkeys(FILE_OF[kind] for kind in ("param", *strategy.kinds)))
 
 
-def share(strategy: Strategy, rank: int, file: str) -> dict[str, Box]:
+def boxes_in(file: str, strategy: Strategy, rank: int) -> dict[str, Box]:
     """What one file of ``rank`` holds; nothing if the strategy has no tensor for it."""
-    where, out = strategy.grid.coords(rank), {}
+    where = strategy.grid.coords(rank)
+    out = {}
     for at, names in strategy.homes.items():
         if any(where[axis] != n for axis, n in at):
             continue
         for name in names:
             entry = strategy.entries[name]
-            if FILE_OF[entry.kind] == file and (box := saved_at_home(entry.layout, rank)) is not None:
+            if FILE_OF[entry.kind] != file:
+                continue
+            box = saved_at_home(entry.layout, rank)
+            if box is not None:
                 out[name] = box
     return out
 
 
-def _record(done: Written) -> FileRecord:
-    return FileRecord(done.size, done.digest, done.tensors, done.salt)
-
-
-def text_record(path: Path) -> FileRecord:
-    """Its digest is one that nobody can make another text for: these files have no seal of their own."""
-    return record_of(read_bytes(path))
-
-
-def record_of(data: bytes) -> FileRecord:
-    """That of a file of text with these bytes."""
-    return FileRecord(len(data), hashlib.sha256(data).hexdigest(), {})
-
-
-def check_pieces(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> None:
-    """Raises ``ValueError`` unless they are what ``rank`` holds, copies included, by first name."""
-    if not 0 <= rank < strategy.grid.size:
-        raise ValueError(f"rank {rank} is not in the strategy's world of {strategy.grid.size}")
+def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
+    """Why ``tensors`` are not what ``rank`` holds."""
     held = strategy.held(rank)
-    found = []
     if absent := sorted(held.keys() - tensors.keys()):
-        found.append(f"the strategy has it here, it was not given: {', '.join(absent)}")
+        yield f"the strategy has it here, it was not given: {', '.join(absent)}"
     if unknown := sorted(tensors.keys() - held.keys()):
-        found.append(f"given, but the strategy does not have it here: {', '.join(unknown)}")
+        yield f"given, but the strategy does not have it here: {', '.join(unknown)}"
     for name, entry in held.items():
         box = entry.layout.box(rank)
         assert box is not None
         want = TensorSpec(box.shape, entry.dtype)
         if name in tensors and tensors[name] != want:
-            found.append(f"{name}: {described(tensors[name])} was given, its piece is {described(want)}")
-    if found:
-        raise ValueError(f"rank {rank} cannot be saved:\n" + "\n".join(f"  {f}" for f in found))
+            yield f"{name}: {described(tensors[name])} was given, its piece is {described(want)}"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.checkpoint.layout.canonical import meaning
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy, row
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, read_strategy, to_strategy
-from launcher.checkpoint.mindspore.strategy_input import listed, part, whole_specs
+from launcher.checkpoint.mindspore.strategy_input import listed, only_names, whole_specs
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.operator_file import parsed
@@ -127,7 +127,7 @@ def _fits_mindspores(mine: Strategy, file: StrategyFile, path: str) -> None:
 
 
 def _known(file: StrategyFile, specs: Mapping[str, TensorSpec]) -> StrategyFile:
-    kept = part(file, specs.keys())
+    kept = only_names(file, specs.keys())
     assert isinstance(kept, StrategyFile)
     return kept
 

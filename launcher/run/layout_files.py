@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy, stages
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.mindspore.formats import GroupFile, merged_file, stage_files

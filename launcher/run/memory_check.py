@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from launcher.checkpoint.layout.of_plan import of_plan
-from launcher.checkpoint.write import shares
+from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.write import saved_boxes
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, fit, least, lighter, refused
@@ -63,7 +63,7 @@ def _copied(job: Job, plan: Plan, rank: int) -> int:
     """Bytes of the copy that ``checkpoint.async`` writes from: its share of the weights, with what is kept of each."""
     layout, each = of_plan(plan), copies(job.optim, plan.observed.optimizer)
     trained = {p.name for p in plan.params if p.trainable}
-    boxes = [(name, box) for share in shares(layout, rank).values() for name, box in share.items()]
+    boxes = [(name, box) for boxes in saved_boxes(layout, rank).values() for name, box in boxes.items()]
     return sum(
         prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * (1 + each * (name in trained)) for name, box in boxes
     )

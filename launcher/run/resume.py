@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import match
 from launcher.checkpoint.read import Checkpoint, open_checkpoint
 from launcher.checkpoint.store import encrypted, latest, passed_over

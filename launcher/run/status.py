@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import dump
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import said

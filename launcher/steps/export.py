@@ -11,7 +11,7 @@ from launcher.checkpoint.export import check_file, export
 from launcher.checkpoint.foreign.hf_write import check_beside, check_folder, size_in_bytes, to_theirs, write_hf
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import from_ours
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.manifest_mac import unvouched
 from launcher.checkpoint.read import Reader, open_checkpoint

@@ -12,11 +12,11 @@ from launcher.checkpoint.foreign.mismatches import strange
 from launcher.checkpoint.foreign.read import form_of, outline, read_incoming
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import to_ours
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.full_tensors import FullTensors, RenamedTensors
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy
-from launcher.checkpoint.mindspore.strategy_input import given
+from launcher.checkpoint.mindspore.strategy_input import open_strategy
 from launcher.checkpoint.store import latest, point, step_folder
-from launcher.checkpoint.whole_tensors import Chosen, Whole
 from launcher.data.fallback import with_data_read
 from launcher.errors import Problem, RequestError, said
 from launcher.job.schema.steps import Import
@@ -33,7 +33,7 @@ def check(step: Import, at: FileChecks) -> list[Problem]:
     if at.here(step.src):
         found += at.problems("src", lambda: form_of(Path(step.src)))
     if at.here(step.strategy):
-        found += at.problems("strategy", lambda: given("strategy", step.strategy))
+        found += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
     if not found and at.here(step.src) and not at.later(strategy):
         found = at.problems("src", lambda: outline(Path(step.src), strategy))
     return found
@@ -81,7 +81,7 @@ def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
     tensors, left = found.tensors, [*found.left]
     if not step.strict:
         left += [n for n in tensors.specs if n not in target.named]
-        tensors = Chosen(tensors, {n: n for n in tensors.specs if n in target.named})
+        tensors = RenamedTensors(tensors, {n: n for n in tensors.specs if n in target.named})
 
     # The checkpoint of step 0, which is the newest from now on.
     key, state = run.trust.key, _state(run)
@@ -111,7 +111,7 @@ def _state(run: RunFiles) -> dict[str, object]:
     }
 
 
-def _as_kept(tensors: Whole, target: Strategy, say: Callable[[str], None]) -> Whole:
+def _as_kept(tensors: FullTensors, target: Strategy, say: Callable[[str], None]) -> FullTensors:
     """Weights as wide as the run keeps them, which ``train.precision`` says; what is cast is said."""
     specs = tensors.specs
     into = differing(specs, {name: target.entries[first].spec for name, first in target.named.items()})

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_destination
-from launcher.checkpoint.layout.of_optimizer import followed
-from launcher.checkpoint.layout.of_plan import of_plan
-from launcher.checkpoint.layout.of_target import target_strategy
+from launcher.checkpoint.layout.derived import followed, of_plan, target_strategy
 from launcher.checkpoint.layout.strategy import Strategy, match
 from launcher.checkpoint.manifest_mac import unvouched
-from launcher.checkpoint.mindspore.api import Layouts
-from launcher.checkpoint.mindspore.strategy_input import Given, given, of_whole, whole_specs
+from launcher.checkpoint.mindspore.rank_conversion import Layouts
+from launcher.checkpoint.mindspore.strategy_input import StrategyInput, of_whole, open_strategy, whole_specs
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.transform import Report, check_places, is_checkpoint, transform
 from launcher.checkpoint.transform_foreign import (
@@ -62,9 +60,9 @@ def _file_problems(step: Transform, at: FileChecks) -> list[Problem]:
         src = Path(step.src)
         found += at.problems("src", lambda: check_source(step, src, at.trust))
     if at.here(step.strategy):
-        found += at.problems("strategy", lambda: given("strategy", step.strategy))
+        found += at.problems("strategy", lambda: open_strategy("strategy", step.strategy))
     if at.here(step.src_strategy):
-        found += at.problems("src_strategy", lambda: given("src_strategy", step.src_strategy))
+        found += at.problems("src_strategy", lambda: open_strategy("src_strategy", step.src_strategy))
     return found
 
 
@@ -113,7 +111,7 @@ def target(step: Transform, src: Strategy) -> Strategy:
     """The layout asked for, by a strategy file, which must be of the tensors of ``src``, or in the job's words."""
     if step.strategy is None:
         return _in_words(step, src)
-    found = given("steps.transform.strategy", step.strategy)
+    found = open_strategy("steps.transform.strategy", step.strategy)
     assert found is not None
     try:
         to = followed(of_whole(found, whole_specs(src)), src)
@@ -193,9 +191,9 @@ def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
     return strategy
 
 
-def _to(step: Transform, src: Path) -> Given | Layouts:
+def _to(step: Transform, src: Path) -> StrategyInput | Layouts:
     """MindSpore's file as it is: of one stage or of all is for the source to say. All else is worked out from it."""
-    found = given("strategy", step.strategy)
+    found = open_strategy("strategy", step.strategy)
     if found is None or not is_foreign(src, step.src_strategy):
         return lambda strategy: target(step, strategy)
     return found

@@ -29,7 +29,7 @@ _OPCODES = [
 _DISPATCH: dict[int, Any] = pickle._Unpickler.dispatch
 
 
-class Refused(ValueError):
+class RefusedPickle(ValueError):
     """It asks for something that is not plain data, or for more than its size can need."""
 
 
@@ -99,7 +99,7 @@ class Bounded(pickle._Unpickler):
         items = self.pop_mark()
         into = self.stack[-1]
         if type(into) is not set:
-            raise Refused("items of a set that is none")
+            raise RefusedPickle("items of a set that is none")
         into.update(map(self._key, items))
 
     def load_reduce(self) -> None:
@@ -113,7 +113,7 @@ class Bounded(pickle._Unpickler):
     def load_memoize(self) -> None:
         self._memo_left -= 1
         if self._memo_left < 0:
-            raise Refused("it marks more for later than its length can need")
+            raise RefusedPickle("it marks more for later than its length can need")
         self.memo[len(self.memo)] = self.stack[-1]
 
     for _code, _load in (
@@ -133,28 +133,28 @@ class Bounded(pickle._Unpickler):
     def _count(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise Refused("it makes more than its length can need")
+            raise RefusedPickle("it makes more than its length can need")
 
     def _put(self, items: list[Any]) -> None:
         into = self.stack[-1]
         if type(into) is not dict or len(items) % 2:
-            raise Refused("items of a mapping that is none")
+            raise RefusedPickle("items of a mapping that is none")
         for key, value in zip(items[::2], items[1::2], strict=True):
             into[self._key(key)] = value
 
     def _key(self, key: Any) -> Any:
         if not isinstance(key, self.keys) and not (isinstance(key, int) and abs(key) < SMALL):
-            raise Refused(f"a key that is neither text nor a small number ({type(key).__name__})")
+            raise RefusedPickle(f"a key that is neither text nor a small number ({type(key).__name__})")
         return key
 
 
 def _small(value: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raises ``Refused`` for one that is long when all tuples in it are written out, or deep."""
+    """Raises ``RefusedPickle`` for one that is long when all tuples in it are written out, or deep."""
     left, found = TUPLE, list(value[: TUPLE + 1])
     while found:
         left -= 1
         if left < 0:
-            raise Refused(f"a tuple of more than {TUPLE} values")
+            raise RefusedPickle(f"a tuple of more than {TUPLE} values")
         if type(inner := found.pop()) is tuple:
             found += inner[: TUPLE + 1]
     return value

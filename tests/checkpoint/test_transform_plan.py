@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.checkpoint import Entry, Strategy, plan_transform, single, target_strategy, transform
 from launcher.checkpoint.transform_plan import Source, sources
-from launcher.checkpoint.write import shares
+from launcher.checkpoint.write import saved_boxes
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.refusal import refusal
@@ -149,8 +149,8 @@ def test_4096_ranks_of_a_thousand_tensors_are_planned_without_a_look_at_each_ran
 
 def test_what_4096_ranks_save_takes_a_look_at_their_own_tensors_only() -> None:
     src = large(Grid.of(pp=16, dp_shard=64, tp=4))
-    assert sum(len(shares(src, rank)["model.safetensors"]) for rank in range(0, 4096, 64)) == 4000
-    assert calls(lambda: shares(src, 7)) < 6000  # of 62 tensors; one call for each of a thousand would not pass
+    assert sum(len(saved_boxes(src, rank)["model.safetensors"]) for rank in range(0, 4096, 64)) == 4000
+    assert calls(lambda: saved_boxes(src, 7)) < 6000  # of 62 tensors; one call for each of a thousand would not pass
 
 
 def test_planning_writes_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from launcher.checkpoint import build_searched_strategy
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
 from launcher.errors import RunError
 from launcher.models.loss import cross_entropy

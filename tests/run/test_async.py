@@ -10,7 +10,8 @@ from threading import Event, current_thread, main_thread
 import pytest
 
 from launcher.__main__ import main
-from launcher.runtime.training import loop, save
+from launcher.checkpoint.write import RankWriter
+from launcher.runtime.training import loop
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, status, tensors
 
 EVERY = ("checkpoint.every=2", "checkpoint.keep=null")
@@ -25,14 +26,14 @@ def straight(tmp_path_factory):
 
 def in_step(monkeypatch, step, act):
     """``act(rank)`` right before a rank writes its files of ``step``."""
-    before = save.write_share
+    before = RankWriter.write
 
-    def write_share(folder, rank, *rest):
-        if f"{step:06d}" in folder.name:
-            act(rank)
-        return before(folder, rank, *rest)
+    def write(self, *rest):
+        if f"{step:06d}" in self.folder.name:
+            act(self.rank)
+        return before(self, *rest)
 
-    monkeypatch.setattr(save, "write_share", write_share)
+    monkeypatch.setattr(RankWriter, "write", write)
 
 
 def full(folder):

@@ -11,7 +11,7 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint import merge_pipeline_strategies
 from launcher.checkpoint.layout.canonical import meaning
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.mindspore.formats import group_file, read_strategy, to_strategy
 from launcher.errors import RequestError

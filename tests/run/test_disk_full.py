@@ -19,8 +19,8 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint import latest, verify
 from launcher.checkpoint.tensorfile.disk_space import Unwritten
+from launcher.checkpoint.write import RankWriter
 from launcher.runtime import folder, log
-from launcher.runtime.training import save
 from launcher.runtime.training.metrics import Metrics, read
 from tests.drills.disk_full import disk, leave
 from tests.run.launching import ROOT, TINY, checkpoints, losses, metrics, run, status, steps, tensors
@@ -48,14 +48,14 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def failing(monkeypatch: pytest.MonkeyPatch, *at: int, rank: int = 1) -> None:
     """The disk is full when ``rank`` writes the checkpoints of the steps ``at``."""
-    before = save.write_share
+    before = RankWriter.write
 
-    def write_share(new: Path, here: int, *rest: object) -> object:
-        if here == rank and any(f"{step:06d}" in new.name for step in at):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(new / "x"))
-        return before(new, here, *rest)  # type: ignore[arg-type]
+    def write(self: RankWriter, *rest: object) -> object:
+        if self.rank == rank and any(f"{step:06d}" in self.folder.name for step in at):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder / "x"))
+        return before(self, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(save, "write_share", write_share)
+    monkeypatch.setattr(RankWriter, "write", write)
 
 
 def left(run_dir: Path) -> list[str]:
@@ -132,10 +132,10 @@ def test_a_last_save_that_fails_is_a_failure_all_the_same(
 
 
 def test_only_the_file_system_is_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(new: Path, here: int, *rest: object) -> object:
+    def broken(self: RankWriter, *rest: object) -> object:
         raise ValueError("not one record of each rank")
 
-    monkeypatch.setattr(save, "write_share", broken)
+    monkeypatch.setattr(RankWriter, "write", broken)
     words = [*TINY, f"run_dir={tmp_path}/run", *EVERY, "checkpoint.on_error=continue", "train.steps=3"]
     assert main(words) == 1
 

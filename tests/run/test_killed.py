@@ -12,8 +12,8 @@ import pytest
 from launcher.__main__ import main
 from launcher.checkpoint import store
 from launcher.checkpoint.store import complete
+from launcher.checkpoint.write import RankWriter
 from launcher.parallel.norms.grad_norm import Norm
-from launcher.runtime.training import save
 from launcher.runtime.training.session import Session
 from tests.run.launching import (
     TINY,
@@ -59,15 +59,15 @@ def mid_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mid_write(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 dies when it has written its files of step 4 and told nobody."""
-    before = save.write_share
+    before = RankWriter.write
 
-    def write_share(folder, rank, *rest):
-        record = before(folder, rank, *rest)
-        if rank == 1 and "000004" in folder.name:
+    def write(self, *rest):
+        record = before(self, *rest)
+        if self.rank == 1 and "000004" in self.folder.name:
             die()
         return record
 
-    monkeypatch.setattr(save, "write_share", write_share)
+    monkeypatch.setattr(RankWriter, "write", write)
 
 
 def mid_commit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import RequestError
 from launcher.job.compose import compose

@@ -20,8 +20,8 @@ from launcher.checkpoint.layout import strategy_file as ours
 from launcher.checkpoint.read import read_rank
 from launcher.checkpoint.tensorfile.blob import words
 from launcher.checkpoint.tensorfile.safetensors import write_file
+from tests.checkpoint.mindspore.small_net import net
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
-from tests.checkpoint.rows import net
 from tests.checkpoint.saving import filled, held
 from tests.run.launching import ROOT
 

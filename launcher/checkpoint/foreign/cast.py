@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from launcher.checkpoint.full_tensors import FullTensors
 from launcher.checkpoint.tensorfile.blob import described
-from launcher.checkpoint.whole_tensors import Whole
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
 
@@ -46,7 +46,7 @@ class Cast:
     ``fill`` raises ``ValueError`` for a number that is too large for its new dtype.
     """
 
-    source: Whole
+    source: FullTensors
     into: Mapping[str, str]
 
     @cached_property

@@ -14,7 +14,7 @@ from launcher.checkpoint.layout.shards import whole
 from launcher.checkpoint.read import Reader, open_checkpoint
 from launcher.checkpoint.tensorfile.durable import copy, sync, write_text
 from launcher.checkpoint.tensorfile.safetensors import write_stream
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.trust import ANYONE, Trust
@@ -43,6 +43,7 @@ def write_hf(
     (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config, tokenizer) are copied
     along. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
     """
+    # everything is checked first
     limit = size_in_bytes(max_shard_size)
     check_apart(src, folder)
     check_beside(beside)
@@ -52,6 +53,8 @@ def write_hf(
     table = to_theirs(src, entries, names, strict=strict)
     ours = {theirs: name for name, theirs in table.names.items()}
     reader.check_headers()
+
+    # which tensor goes into which file
     parts = shards({name: entries[ours[name]].spec for name in ours}, limit)
     n = len(parts)
     files = [ONE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
@@ -59,7 +62,7 @@ def write_hf(
     def chunks(name: str) -> Iterator[memoryview]:
         return reader.chunks(ours[name], whole(entries[ours[name]].layout.shape))
 
-    with fresh(folder) as new, Behind() as behind:
+    with fresh(folder) as new, WriteBehind() as behind:
         written = 0
         for file, part in zip(files, parts, strict=True):
             written += write_stream(new / file, part, chunks, METADATA, digested=False, behind=behind).size

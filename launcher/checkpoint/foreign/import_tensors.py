@@ -11,13 +11,13 @@ from typing import Any
 
 from launcher.checkpoint.atomic_folder import check_destination, fresh
 from launcher.checkpoint.chunked import gathered
+from launcher.checkpoint.full_tensors import Blobs, FullTensors, chunks
 from launcher.checkpoint.layout.strategy import Entry, Strategy, match
 from launcher.checkpoint.store import seal
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
-from launcher.checkpoint.whole_tensors import Blobs, Whole, chunks
-from launcher.checkpoint.write import RankRecord, write_pieces
+from launcher.checkpoint.write import RankRecord, RankWriter
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
@@ -43,14 +43,14 @@ def import_full(
 
 
 def import_whole(
-    src: Whole,
+    src: FullTensors,
     dst: Path,
     target: Strategy,
     state: Mapping[str, Any],
     *,
     overwrite: bool = False,
     key: str | None = None,
-    beside: Sequence[Whole] = (),
+    beside: Sequence[FullTensors] = (),
 ) -> Report:
     """As ``import_full``, of tensors wherever they are: each rank's file is cut straight from them.
 
@@ -60,18 +60,18 @@ def import_whole(
     specs = src.specs
     names = _names(src, specs, target)
 
-    def cut(source: Whole, name: str, box: Box) -> Iterator[memoryview]:
+    def cut(source: FullTensors, name: str, box: Box) -> Iterator[memoryview]:
         return gathered(box, specs[names[name]].dtype, partial(source.fill, names[name]))
 
-    free = SimpleQueue[Whole]()
+    free = SimpleQueue[FullTensors]()
     for source in (src, *beside):
         free.put(source)
-    with fresh(dst) as new, Behind() as behind:
+    with fresh(dst) as new, WriteBehind() as behind:
 
         def write(rank: int) -> RankRecord:
             source = free.get()
             try:
-                return write_pieces(new, rank, target, partial(cut, source), {}, key, behind)
+                return RankWriter(new, rank, target, key, behind).write(partial(cut, source))
             finally:
                 free.put(source)
 
@@ -84,7 +84,7 @@ def import_whole(
     return Report(dst, len(files), read, sum(f.size for f in files.values()), PEAK * (1 + len(beside)))
 
 
-def _names(src: Whole, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
+def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
     """For each entry of ``target`` the name in ``src``."""
     given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
     _check_ties(src, specs, given)
@@ -96,7 +96,7 @@ def _names(src: Whole, specs: Mapping[str, TensorSpec], target: Strategy) -> dic
     return match(Strategy(grid, entries), target)
 
 
-def _check_ties(src: Whole, specs: Mapping[str, TensorSpec], given: Mapping[str, list[str]]) -> None:
+def _check_ties(src: FullTensors, specs: Mapping[str, TensorSpec], given: Mapping[str, list[str]]) -> None:
     found = []
     for names in given.values():
         for name in names[1:]:
@@ -106,5 +106,5 @@ def _check_ties(src: Whole, specs: Mapping[str, TensorSpec], given: Mapping[str,
         raise ValueError("\n".join(found))
 
 
-def _same(src: Whole, a: str, b: str) -> bool:
+def _same(src: FullTensors, a: str, b: str) -> bool:
     return all(x == y for x, y in zip(chunks(src, a), chunks(src, b), strict=True))

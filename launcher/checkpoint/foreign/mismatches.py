@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from launcher.checkpoint.foreign.cast import castable
 from launcher.checkpoint.foreign.rename import Renamed, attempted, both, renamed
-from launcher.checkpoint.foreign.rename_tables import FROM_LLAMA, Given, to_ours
+from launcher.checkpoint.foreign.rename_tables import FROM_LLAMA, NameTable, to_ours
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import described
 from launcher.errors import Problem, printable
@@ -16,7 +16,7 @@ SHOWN = 6
 
 
 def strange(
-    key: str, src: object, specs: Mapping[str, TensorSpec], names: Given, target: Strategy, *, strict: bool
+    key: str, src: object, specs: Mapping[str, TensorSpec], names: NameTable, target: Strategy, *, strict: bool
 ) -> list[Problem]:
     """All that is wrong with bringing the tensors ``specs`` of ``src`` into ``target`` under the table ``names``.
 
@@ -35,12 +35,12 @@ def strange(
     return [*found, *(_idle(key, src, new, names) if found and strict else ()), *_unlike(key, src, specs, new, target)]
 
 
-def _row(key: str, names: Given, row: str) -> str:
+def _row(key: str, names: NameTable, row: str) -> str:
     """The key of a row; of a table that the user did not write, of the table."""
     return f"{key}.names.{row}" if isinstance(names, Mapping) else f"{key}.names"
 
 
-def _doubled(key: str, new: Renamed, names: Given) -> Iterator[Problem]:
+def _doubled(key: str, new: Renamed, names: NameTable) -> Iterator[Problem]:
     for name, olds in new.doubled.items():
         yield Problem(_row(key, names, new.rows[olds[-1]]), f"{both(olds, name)}; null leaves one of them out")
 
@@ -51,7 +51,7 @@ def _unmatched(key: str, src: object, new: Renamed, target: Strategy) -> Iterato
         yield Problem(f"{key}.names", text, _another(key, new, target) or f"{key}.strict=false")
 
 
-def _unknown(key: str, src: object, new: Renamed, names: Given, target: Strategy) -> Iterator[Problem]:
+def _unknown(key: str, src: object, new: Renamed, names: NameTable, target: Strategy) -> Iterator[Problem]:
     rows: dict[str, list[str]] = {}
     for old, name in new.names.items():
         if name not in target.named:
@@ -66,7 +66,7 @@ def _unknown(key: str, src: object, new: Renamed, names: Given, target: Strategy
             yield Problem(row, f"{text}; null in a table of names leaves them out", f"{key}.strict=false")
 
 
-def _missing(key: str, src: object, new: Renamed, names: Given, target: Strategy) -> Iterator[Problem]:
+def _missing(key: str, src: object, new: Renamed, names: NameTable, target: Strategy) -> Iterator[Problem]:
     if not (gaps := _gaps(new, target)):
         return
     unknown = [n for n in new.names.values() if n not in target.named]
@@ -107,7 +107,7 @@ def _is_llama(new: Renamed, target: Strategy) -> bool:
     return bool({*made} & {*_gaps(new, target)})
 
 
-def _idle(key: str, src: object, new: Renamed, names: Given) -> Iterator[Problem]:
+def _idle(key: str, src: object, new: Renamed, names: NameTable) -> Iterator[Problem]:
     """Rows that should have done something. Alone they do no harm: a table may be made for several models."""
     used = {*new.rows.values()}
     for row, name in names.items() if isinstance(names, Mapping) else ():

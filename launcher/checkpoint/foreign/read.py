@@ -13,20 +13,20 @@ from launcher.checkpoint.foreign.dcp import read_dcp
 from launcher.checkpoint.foreign.dcp.metadata import NAME as METADATA
 from launcher.checkpoint.foreign.hf_read import INDEX, ONE, read_hf
 from launcher.checkpoint.foreign.rename import Table, renamed
+from launcher.checkpoint.full_tensors import Blobs, FullTensors, RenamedTensors
 from launcher.checkpoint.layout.strategy import Entry, Strategy
-from launcher.checkpoint.mindspore.api import whole_tensors
 from launcher.checkpoint.mindspore.formats.to_ours import kind_of
+from launcher.checkpoint.mindspore.rank_conversion import whole_tensors
 from launcher.checkpoint.mindspore.rank_folders import rank_paths
 from launcher.checkpoint.mindspore.rank_source import RankSource, open_source
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.transform import is_checkpoint
-from launcher.checkpoint.whole_tensors import Blobs, Chosen, Whole
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 from launcher.untrusted.files import irregular, stands
 
-Form = Literal["hf", "mindspore", "dcp"]
+ForeignForm = Literal["hf", "mindspore", "dcp"]
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Incoming:
     ``left`` are the old names that no row is about, ``others`` are entries that are no tensors.
     """
 
-    tensors: Whole
+    tensors: FullTensors
     left: tuple[str, ...]
     others: tuple[str, ...] = ()
 
 
-def form_of(path: Path) -> Form:
+def form_of(path: Path) -> ForeignForm:
     """Told by what is there. Raises ``ValueError`` naming ``path`` when it is nothing that can be imported."""
     if kind := irregular(path):
         raise ValueError(f"{path}: {kind}")
@@ -79,7 +79,7 @@ def read_incoming(
     found = foreign(path, strategy)
     source = found.whole()
     new = renamed(source.specs, names, strict=strict)
-    return Incoming(Chosen(source, {name: old for old, name in new.names.items()}), new.unmatched, found.others)
+    return Incoming(RenamedTensors(source, {name: old for old, name in new.names.items()}), new.unmatched, found.others)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Foreign:
     ``loose`` are those that it does not list, of one element each; ``others`` entries that are no tensors.
     """
 
-    whole: Callable[[], Whole]
+    whole: Callable[[], FullTensors]
     strategy: Strategy
     loose: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
     return _of_whole(lambda: _File(file), tuple(file.texts))
 
 
-def _of_whole(whole: Callable[[], Whole], others: tuple[str, ...] = ()) -> Foreign:
+def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
     grid, specs = Grid(()), whole().specs
     entries = {
         n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs)) for n, s in specs.items()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from launcher.checkpoint.foreign.rename import Table
 
-Given = Literal["llama"] | Mapping[str, str | None] | None
+NameTable = Literal["llama"] | Mapping[str, str | None] | None
 
 FROM_LLAMA: Table = {
     "model.embed_tokens": "embed",
@@ -30,10 +30,10 @@ TO_LLAMA: Table = {
 }
 
 
-def to_ours(names: Given) -> Table | None:
+def to_ours(names: NameTable) -> Table | None:
     """The table that ``names`` asks for, from another program's names to ours."""
     return FROM_LLAMA if names == "llama" else names
 
 
-def from_ours(names: Given) -> Table | None:
+def from_ours(names: NameTable) -> Table | None:
     return TO_LLAMA if names == "llama" else names

@@ -17,8 +17,8 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Cuts:
-    """The pieces of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
+class DimBounds:
+    """The parts of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
 
     lo: Ints
     hi: Ints
@@ -30,7 +30,7 @@ class Cuts:
         return self.lo.tolist(), self.hi.tolist(), self.rank.tolist()
 
     def overlapping(self, lo: int, hi: int) -> list[tuple[int, int, int]]:
-        """(lo, hi, rank) of the pieces that have elements from ``lo`` to ``hi``."""
+        """(lo, hi, rank) of the parts that have elements from ``lo`` to ``hi``."""
         starts, stops, ranks = self.listed
         first = max(bisect_right(starts, lo) - 1, 0)
         last = bisect_right(starts, hi - 1)
@@ -39,10 +39,10 @@ class Cuts:
 
 @dataclass(frozen=True, eq=False)
 class Geometry:
-    """The saved piece at cuts ``i, j, ..`` of the dims is that of rank ``base`` plus what each cut adds."""
+    """The shard at parts ``i, j, ..`` of the dims is saved by rank ``base`` plus what each part adds."""
 
     base: int
-    dims: tuple[Cuts, ...]
+    dims: tuple[DimBounds, ...]
 
 
 @lru_cache(maxsize=8192)
@@ -68,7 +68,7 @@ def _strides(grid: Grid) -> dict[str, int]:
 
 
 @lru_cache(maxsize=8192)
-def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> Cuts:
+def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
     """``axes`` are (size, stride in ranks), outermost first; cut as ``Layout.box`` cuts."""
     lo, hi, rank = np.array([0]), np.array([n]), np.array([0])
     for size, stride in axes:
@@ -81,4 +81,4 @@ def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> Cuts:
         )
         rank = (rank[:, None] + stride * at).ravel()
     some = lo < hi
-    return Cuts(lo[some], hi[some], rank[some])
+    return DimBounds(lo[some], hi[some], rank[some])

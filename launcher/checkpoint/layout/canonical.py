@@ -6,7 +6,7 @@ from math import prod
 
 from launcher.plan.values.layout import Layout
 
-Span = tuple[int, int]
+RankStride = tuple[int, int]
 """How far apart in rank two neighbours are, and how many there are."""
 
 
@@ -36,10 +36,10 @@ def meaning(layout: Layout) -> list[object]:
     return [dims, sorted(pinned)]
 
 
-def _joined(spans: list[Span], n: int) -> list[Span]:
+def _joined(spans: list[RankStride], n: int) -> list[RankStride]:
     if n % prod(size for _, size in spans):
         return spans
-    out: list[Span] = []
+    out: list[RankStride] = []
     for stride, size in spans:
         if out and out[-1][0] == stride * size:
             out[-1] = (stride, out[-1][1] * size)

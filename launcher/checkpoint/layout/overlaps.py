@@ -1,4 +1,4 @@
-"""Which ranks' saved pieces of two layouts have elements in common, for all ranks at once."""
+"""Which ranks' saved shards of two layouts have elements in common, for all ranks at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from launcher.checkpoint.layout.bounds import Cuts, Ints, first, geometry
+from launcher.checkpoint.layout.bounds import DimBounds, Ints, first, geometry
 from launcher.plan.values.layout import Layout
 
 
@@ -34,14 +34,14 @@ def overlaps(src: Layout, dst: Layout) -> Overlaps:
     return out
 
 
-def _along(src: Cuts, dst: Cuts) -> Overlaps:
+def _along(src: DimBounds, dst: DimBounds) -> Overlaps:
     """Of one dim: every stretch that no cut of either side divides."""
     starts = np.union1d(src.lo, dst.lo)
     stops = np.append(starts[1:], src.hi[-1])
     return Overlaps(_holder(src, starts), _holder(dst, starts), stops - starts)
 
 
-def _holder(cuts: Cuts, starts: Ints) -> Ints:
+def _holder(cuts: DimBounds, starts: Ints) -> Ints:
     return cuts.rank[np.searchsorted(cuts.lo, starts, "right") - 1]
 
 

@@ -1,4 +1,4 @@
-"""Which piece of a tensor is saved by which rank, and which pieces a box is made of."""
+"""Which shard of a tensor is saved by which rank, and which shards a box is made of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)
-class Piece:
+class SavedShard:
     """A box as ``rank`` saved it: the lowest of the ranks that hold it. Readers look nowhere else."""
 
     rank: int
@@ -24,7 +24,7 @@ def whole(shape: tuple[int, ...]) -> Box:
 
 
 def home(layout: Layout) -> tuple[tuple[str, int], ...]:
-    """Where a rank must be, on these axes, to save a piece: at the lowest coordinates, off the axes that cut.
+    """Where a rank must be, on these axes, to save a shard: at the lowest coordinates, off the axes that cut.
 
     A tensor without elements is saved once, by the lowest of all holders.
     """
@@ -33,7 +33,7 @@ def home(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 
 def saved(layout: Layout, rank: int) -> Box | None:
-    """What ``rank`` must save: ``None`` when it holds nothing, an empty piece, or a copy of a lower rank's."""
+    """What ``rank`` must save: ``None`` when it holds nothing, an empty shard, or a copy of a lower rank's."""
     where = layout.grid.coords(rank)
     return saved_at_home(layout, rank) if all(where[axis] == at for axis, at in home(layout)) else None
 
@@ -44,18 +44,18 @@ def saved_at_home(layout: Layout, rank: int) -> Box | None:
     return box if box is not None and (0 in layout.shape or not box.empty) else None
 
 
-def pieces(layout: Layout) -> tuple[Piece, ...]:
-    """Every saved piece, by rank. They tile the tensor."""
+def saved_shards(layout: Layout) -> tuple[SavedShard, ...]:
+    """Every saved shard, by rank. They tile the tensor."""
     if 0 not in layout.shape:
-        return tuple(piece for piece, _ in parts(layout, whole(layout.shape)))
+        return tuple(piece for piece, _ in overlapping_shards(layout, whole(layout.shape)))
     lowest = layout.grid.rank(**first(layout))
     box = layout.box(lowest)
     assert box is not None
-    return (Piece(lowest, box),)
+    return (SavedShard(lowest, box),)
 
 
-def parts(layout: Layout, want: Box) -> tuple[tuple[Piece, Box], ...]:
-    """The saved pieces that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
+def overlapping_shards(layout: Layout, want: Box) -> tuple[tuple[SavedShard, Box], ...]:
+    """The saved shards that overlap ``want``, each with the overlap, by rank; none when ``want`` is empty."""
     at = geometry(layout)
     dims = (cuts.overlapping(a, b) for cuts, a, b in zip(at.dims, want.lo, want.hi, strict=True))
     out = []
@@ -63,7 +63,7 @@ def parts(layout: Layout, want: Box) -> tuple[tuple[Piece, Box], ...]:
         box = Box(tuple(lo for lo, _, _ in chosen), tuple(hi for _, hi, _ in chosen))
         both = box & want
         assert both is not None, (layout, want)
-        out.append((Piece(at.base + sum(rank for _, _, rank in chosen), box), both))
+        out.append((SavedShard(at.base + sum(rank for _, _, rank in chosen), box), both))
     return tuple(sorted(out, key=lambda part: part[0].rank))
 
 

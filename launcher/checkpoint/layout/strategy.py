@@ -44,7 +44,8 @@ class Strategy:
     entries: Mapping[str, Entry]
 
     def __post_init__(self) -> None:
-        if found := [*_flaws(self)]:
+        found = [*_flaws(self)]
+        if found:
             raise ValueError("\n".join(found))
 
     @cached_property
@@ -132,7 +133,8 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
 
     Raises ``ValueError`` with every name that only one side has, and every dtype or shape that differs.
     """
-    out, found = {}, []
+    out = {}
+    found = []
     for name, entry in dst.entries.items():
         firsts = sorted({src.named[n] for n in (name, *entry.aliases) if n in src.named})
         if len(firsts) > 1:
@@ -142,10 +144,15 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
         elif firsts:
             out[name] = firsts[0]
             found += _differences(name, src.entries[firsts[0]].spec, entry.spec)
-    if lost := sorted(src.entries.keys() - {src.named[n] for n in dst.named if n in src.named}):
+
+    # what only one side has
+    lost = sorted(src.entries.keys() - {src.named[n] for n in dst.named if n in src.named})
+    if lost:
         found.append(f"only in the source: {', '.join(lost)}")
-    if absent := sorted(n for n, e in dst.entries.items() if not src.named.keys() & {n, *e.aliases}):
+    absent = sorted(n for n, e in dst.entries.items() if not src.named.keys() & {n, *e.aliases})
+    if absent:
         found.append(f"only in the destination: {', '.join(absent)}")
+
     if found:
         raise ValueError("the strategies do not fit:\n" + "\n".join(f"  {f}" for f in found))
     return out
@@ -168,6 +175,7 @@ def _flaws(strategy: Strategy) -> Iterable[str]:
     if strategy.grid.size > RANKS:
         yield f"grid {dict(strategy.grid.axes)}: {strategy.grid.size} ranks; at most {RANKS} are laid out"
         return
+
     seen: set[str] = set()
     for name, entry in strategy.entries.items():
         for n in (name, *entry.aliases):
@@ -178,16 +186,22 @@ def _flaws(strategy: Strategy) -> Iterable[str]:
 
 
 def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
-    layout, sizes, pinned = entry.layout, grid.sizes, dict(entry.layout.at)
+    layout = entry.layout
+    sizes = grid.sizes
+    pinned = dict(layout.at)
     if layout.grid != grid:
         yield f"laid out over {dict(layout.grid.axes)}, the strategy over {dict(grid.axes)}"
         return
+
+    # what it is
     if entry.dtype not in ITEMSIZE:
         yield f"dtype {entry.dtype} is not known; known are {', '.join(ITEMSIZE)}"
     if entry.kind not in KINDS:
         yield f"kind {entry.kind} is none of {', '.join(KINDS)}"
     if len(layout.split) != len(layout.shape):
         yield f"split has {len(layout.split)} dims, shape {list(layout.shape)} has {len(layout.shape)}"
+
+    # where it is
     for axis in sorted({*layout.axes, *pinned} - sizes.keys()):
         yield f"axis {axis} is not in the grid {dict(grid.axes)}"
     for axis in sorted({a for a in layout.axes if layout.axes.count(a) > 1 or a in pinned}):

@@ -21,7 +21,7 @@ TOLD = 20  # missing stages that a message lists
 
 
 @dataclass(frozen=True)
-class Part:
+class StageStrategy:
     """What one file says: the tensors that ``stages`` hold. ``origin`` is the file, for messages."""
 
     origin: str
@@ -54,12 +54,14 @@ def load(path: Path) -> Strategy:
     return merge([read(file) for file in files])
 
 
-def merge(parts: Sequence[Part]) -> Strategy:
+def merge(parts: Sequence[StageStrategy]) -> Strategy:
     """One strategy out of the parts. Raises ``ValueError`` where two disagree, or a stage or a tied copy is missing."""
     assert parts
     first = parts[0]
     entries: dict[str, Entry] = {}
     origin: dict[str, str] = {}
+
+    # each tensor as the first file has it, with which all others must agree
     for part in parts:
         if part.strategy.grid != first.strategy.grid:
             axes = [dict(p.strategy.grid.axes) for p in (first, part)]
@@ -69,6 +71,8 @@ def merge(parts: Sequence[Part]) -> Strategy:
                 rows = [json.dumps(row(e)) for e in (entries[name], entry)]
                 raise ValueError(f"{origin[name]} and {part.origin} disagree on {name}: {rows[0]} and {rows[1]}")
             origin.setdefault(name, part.origin)
+
+    # and every stage with all that it holds
     _check_stages(parts, first.strategy.stages)
     strategy = Strategy(first.strategy.grid, entries)
     for part in parts:
@@ -86,12 +90,12 @@ def text(strategy: Strategy, of: tuple[int, ...]) -> str:
     return "{\n" + "".join(lines) + '  "tensors": {' + (f"\n{rows}\n  " if rows else "") + "}\n}\n"
 
 
-def read(path: Path) -> Part:
+def read(path: Path) -> StageStrategy:
     """Raises ``ValueError`` naming the file when it is not one of ours."""
     return _parse(str(path), parsed(path, read_bytes(path), "not a strategy file: "))
 
 
-def _parse(origin: str, data: Any) -> Part:
+def _parse(origin: str, data: Any) -> StageStrategy:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
     if data.get("version") != VERSION:
@@ -99,7 +103,7 @@ def _parse(origin: str, data: Any) -> Part:
     try:
         grid = Grid(tuple((str(a), _whole(n)) for a, n in data["grid"].items()))
         entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
-        return Part(origin, _wholes(data["stages"]), Strategy(grid, entries))
+        return StageStrategy(origin, _wholes(data["stages"]), Strategy(grid, entries))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{origin}: a field is missing or of the wrong type: {error}") from error
     except ValueError as error:
@@ -129,16 +133,18 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _check_stages(parts: Sequence[Part], count: int) -> None:
+def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
     """First of all: from here on there are no more stages than the files list, whatever number they claim."""
-    given = {s for part in parts for s in part.stages}
-    if missing := [*islice((s for s in range(count) if s not in given), TOLD + 1)]:
-        where, more = ", ".join(p.origin for p in parts), " and more" if len(missing) > TOLD else ""
+    given = {stage for part in parts for stage in part.stages}
+    missing = list(islice((stage for stage in range(count) if stage not in given), TOLD + 1))
+    if missing:
+        where = ", ".join(part.origin for part in parts)
+        more = " and more" if len(missing) > TOLD else ""
         text = f"{where}: stage {', '.join(map(str, missing[:TOLD]))}{more} of {count} is missing"
         raise ValueError(f"{text}; put the strategy file of every stage into one folder")
 
 
-def _check_home(part: Part) -> None:
+def _check_home(part: StageStrategy) -> None:
     for name, entry in part.strategy.entries.items():
         if not {*part.stages} & {*stages(entry.layout)}:
             raise ValueError(
@@ -146,7 +152,7 @@ def _check_home(part: Part) -> None:
             )
 
 
-def _check_listed(part: Part, strategy: Strategy, origin: dict[str, str]) -> None:
+def _check_listed(part: StageStrategy, strategy: Strategy, origin: dict[str, str]) -> None:
     """A tensor at several stages must be in the file of each: otherwise one of them would come out without it."""
     for name, entry in strategy.entries.items():
         here = sorted({*part.stages} & {*stages(entry.layout)})

@@ -3,65 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.atomic_folder import check_apart, check_empty, fresh
-from launcher.checkpoint.layout.strategy import Strategy, match, single
-from launcher.checkpoint.mindspore.formats import StrategyFile
-from launcher.checkpoint.mindspore.rank_files import Held, RankFiles, held_boxes, whole_strategy, write_held
-from launcher.checkpoint.mindspore.rank_folders import rank_paths
-from launcher.checkpoint.mindspore.rank_source import SUFFIXES, RankSource, open_source
+from launcher.checkpoint.atomic_folder import check_apart, check_empty
+from launcher.checkpoint.layout.strategy import match, single
+from launcher.checkpoint.mindspore.rank_conversion import (
+    check_rank,
+    file_transform,
+    of_checkpoint,
+    of_rank_folders,
+    write_ranks,
+)
+from launcher.checkpoint.mindspore.rank_source import SUFFIXES
 from launcher.checkpoint.mindspore.source_ranks import takes
 from launcher.checkpoint.mindspore.strategy_input import (
-    Given,
-    by_stage,
-    given,
-    listed,
-    of_slices,
-    of_whole,
     on_paper,
-    part,
-    whole_specs,
+    open_strategy,
 )
-from launcher.checkpoint.read import Reader, open_checkpoint
-from launcher.checkpoint.tensorfile.durable import sync, write_text
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.tensorfile.durable import sync
 from launcher.checkpoint.transform import is_checkpoint
-from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout
-from launcher.plan.values.trust import ANYONE, Trust
 
 PathLike = str | os.PathLike[str] | None
-Layouts = Callable[[Strategy], Strategy]
-"""A layout that is worked out from that of the source."""
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The source, the destination's strategy, the names that match; ``stage`` is the one that the source is of."""
-
-    files: RankFiles
-    after: Strategy
-    names: Mapping[str, str]
-    stage: int | None
-
-
-@dataclass(frozen=True)
-class RankWriter:
-    """``write(rank, path, behind=...)`` makes the file of a rank of ``after``.
-
-    ``suffix`` is the source's; ``stage`` the one that the source is of, where it is one of several.
-    """
-
-    after: Strategy
-    write: Callable[..., None]
-    suffix: str
-    stage: int | None = None
 
 
 def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
@@ -70,10 +35,11 @@ def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
     MindSpore's protobuf form leaves shapes out: theirs are then the smallest that can be cut so. Raises ``TypeError``
     for something that is no path, ``ValueError`` for what is no strategy file.
     """
-    found = given("strategy_filename", strategy_filename)
+    found = open_strategy("strategy_filename", strategy_filename)
     if found is None:
         raise TypeError("strategy_filename: expected a path, got NoneType")
-    return {name: entry.layout for name, entry in on_paper(found, None)[0].entries.items()}
+    strategy, _ = on_paper(found, None)
+    return {name: entry.layout for name, entry in strategy.entries.items()}
 
 
 def rank_list_for_transform(
@@ -85,14 +51,19 @@ def rank_list_for_transform(
     ``ValueError`` for a strategy that cannot be read, a rank outside the destination, or strategies that do not fit.
     """
     _check_type("rank_id", rank_id, int)
-    before, after = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
+    before = open_strategy("src_strategy_file", src_strategy_file)
+    after = open_strategy("dst_strategy_file", dst_strategy_file)
+
+    # one full checkpoint is one file
     if before is None:
-        _check_rank(rank_id, None if after is None else on_paper(after, None)[0])
+        check_rank(rank_id, None if after is None else on_paper(after, None)[0])
         return [0]
+
     src, dst = on_paper(before, after)
-    _check_rank(rank_id, dst)
-    after = single(src) if dst is None else dst
-    return sorted({take.rank for take in takes(src, after, match(src, after), rank_id)}, reverse=True)
+    check_rank(rank_id, dst)
+    target = single(src) if dst is None else dst
+    found = takes(src, target, match(src, target), rank_id)
+    return sorted({take.rank for take in found}, reverse=True)
 
 
 def transform_checkpoint_by_rank(
@@ -106,6 +77,7 @@ def transform_checkpoint_by_rank(
 
     Raises as ``rank_list_for_transform``; ``ValueError`` also for a source file that is missing or does not fit.
     """
+    # the arguments, as MindSpore looks at them
     _check_type("rank_id", rank_id, int)
     if not isinstance(checkpoint_files_map, dict):
         raise TypeError(f"checkpoint_files_map: expected a dict, got {type(checkpoint_files_map).__name__}")
@@ -113,12 +85,15 @@ def transform_checkpoint_by_rank(
     _check_type("save_checkpoint_file_name", save_checkpoint_file_name, str)
     path = Path(save_checkpoint_file_name)
     _check_suffix("save_checkpoint_file_name", path)
-    src, dst = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
-    sides = _sides(paths, src, dst, rank_id)
+    src = open_strategy("src_strategy_file", src_strategy_file)
+    dst = open_strategy("dst_strategy_file", dst_strategy_file)
+
+    # the file, under its name when it is whole
+    transform = file_transform(paths, src, dst, rank_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.stem}.partial{path.suffix}")
     try:
-        sides.files.write(sides.after, sides.names, rank_id, new)
+        transform.write(rank_id, new)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
@@ -144,10 +119,9 @@ def transform_checkpoints(
     more syncs them. Everything is checked first. Raises ``TypeError`` and ``ValueError`` as the functions above,
     ``NotADirectoryError`` for a source or destination that is no folder, ``FileExistsError`` for one not empty.
     """
-    source, target = (
-        _folder("src_checkpoints_dir", src_checkpoints_dir),
-        _folder("dst_checkpoints_dir", dst_checkpoints_dir),
-    )
+    # the arguments, as MindSpore looks at them
+    source = _folder("src_checkpoints_dir", src_checkpoints_dir)
+    target = _folder("dst_checkpoints_dir", dst_checkpoints_dir)
     _check_type("ckpt_prefix", ckpt_prefix, str)
     if Path(f"{ckpt_prefix}0").name != f"{ckpt_prefix}0" or "\0" in ckpt_prefix:
         raise ValueError(f"ckpt_prefix: {ckpt_prefix!r} leaves the rank's folder; give the start of a file name")
@@ -155,136 +129,17 @@ def transform_checkpoints(
     if process_num < 1:
         raise ValueError(f"process_num: {process_num} is not at least 1")
     _check_format(output_format)
-    src, dst = given("src_strategy_file", src_strategy_file), given("dst_strategy_file", dst_strategy_file)
+    src = open_strategy("src_strategy_file", src_strategy_file)
+    dst = open_strategy("dst_strategy_file", dst_strategy_file)
+
+    # the source, then where it goes
     made = of_checkpoint(source, src, dst) if is_checkpoint(source) else of_rank_folders(source, src, dst)
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"dst_checkpoints_dir: {target} is not a folder")
     check_apart(source, target)
     check_empty(target)
-    write_ranks(made, target, ckpt_prefix, made.suffix if output_format is None else f".{output_format}", process_num)
-
-
-def write_ranks(
-    made: RankWriter, target: Path, prefix: str, suffix: str, workers: int, texts: Mapping[str, str] | None = None
-) -> int:
-    """The folder ``target``, there when complete, with ``texts`` by file name; returns the bytes of the rank files."""
-    suffix = suffix if made.stage is None else f"_part{made.stage}{suffix}"
-    with fresh(target) as new, Behind() as behind, ThreadPoolExecutor(workers) as pool:
-        ranks = range(made.after.grid.size)
-        homes = [new / f"rank_{rank}" for rank in ranks]
-        for home in homes:
-            home.mkdir()
-        outputs = [home / f"{prefix}{r}{suffix}" for r, home in enumerate(homes)]
-        list(pool.map(partial(made.write, behind=behind), ranks, outputs))
-        behind.wait()
-        for name, content in (texts or {}).items():
-            write_text(new / name, content)
-        for folder in (*homes, new):
-            sync(folder)
-        return sum(path.stat().st_size for path in outputs)
-
-
-def whole_tensors(
-    src_checkpoints_dir: Path, src_strategy_file: Path, *, verify: bool = True
-) -> tuple[RankFiles, Callable[[], Held]]:
-    """What ``transform_checkpoints`` makes of these, without a strategy to go to; raises as it does.
-
-    The second makes it, each time for one thread. ``verify``: False where heads alone shall be read.
-    """
-    sides = _sides(rank_paths(src_checkpoints_dir), given("src_strategy_file", src_strategy_file), None, verify=verify)
-    return sides.files, lambda: sides.files.held(sides.after, sides.names, 0)
-
-
-def of_rank_folders(folder: Path, src: Given | None, dst: Given | Layouts | None, *, verify: bool = True) -> RankWriter:
-    paths = rank_paths(folder)
-    sides = _sides(paths, src, dst, verify=verify)
-    write = partial(sides.files.write, sides.after, sides.names)
-    return RankWriter(sides.after, write, next(iter(paths.values())).suffix, sides.stage)
-
-
-def of_checkpoint(folder: Path, src: Given | None, dst: Given | Layouts | None, trust: Trust = ANYONE) -> RankWriter:
-    checkpoint = open_checkpoint(folder, trust)
-    if src is not None and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning:
-        raise ValueError(
-            f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
-        )
-    after = _after(dst, checkpoint.strategy)
-    names = match(checkpoint.strategy, after)
-    Reader(checkpoint).check_headers()
-
-    def write(rank: int, path: Path, behind: Behind) -> None:
-        reader, boxes = Reader(checkpoint), held_boxes(after, rank)
-        write_held(path, after, rank, {}, lambda name: reader.chunks(names[name], boxes[name]), {}, behind)
-
-    return RankWriter(after, write, ".safetensors")
-
-
-def _after(dst: Given | Layouts | None, before: Strategy) -> Strategy:
-    if dst is None:
-        return single(before)
-    return of_whole(dst, whole_specs(before)) if isinstance(dst, Strategy | StrategyFile) else dst(before)
-
-
-def _sides(
-    paths: Mapping[int, Path],
-    src: Given | None,
-    to: Given | Layouts | None,
-    rank: int | None = None,
-    *,
-    verify: bool = True,
-) -> Sides:
-    """Everything checked, without ``verify`` no checksums; for one ``rank`` the files that it needs are enough."""
-    dst = to if isinstance(to, Strategy | StrategyFile) else None
-    if src is None and to is None:
-        raise ValueError("src_strategy_file and dst_strategy_file are both None: there is no other layout to write")
-    files = {at: open_source(path, verify=verify) for at, path in paths.items()}
-    slices = _slices(files)
-    if rank is not None:
-        _check_enough(src, dst, rank, files)
-        src, dst = (part(side, slices.keys()) for side in (src, dst))
-    before = _whole(files, dst) if src is None else of_slices(src, slices, _stages(src, dst, paths))
-    world = before.grid.size
-    if strange := [at for at in paths if not 0 <= at < world]:
-        raise ValueError(f"{paths[strange[0]]}: rank {strange[0]} is not in the source strategy's world of {world}")
-    if rank is None and (lost := [at for at in range(world) if at not in paths and before.held(at)]):
-        raise ValueError(f"the source strategy has {world} ranks; no folder for {_told(lost)}")
-    if (stage := by_stage(src, dst)) is not None and dst is not None:
-        files = {at: file for at, file in files.items() if before.held(at)}
-        dst = part(dst, listed(src))
-    after = _after(to if dst is None else dst, before)
-    names = match(before, after)
-    return Sides(RankFiles(files, before, listed(dst), own=src is not None), after, names, stage)
-
-
-def _check_enough(src: Given | None, dst: Given | None, rank: int, files: Mapping[int, RankSource]) -> None:
-    """Whether the ``files`` have all that ``rank`` of the destination is made from."""
-    if src is None:
-        _check_rank(rank, None if dst is None else on_paper(dst, None)[0])
-        return
-    before, after = on_paper(src, dst)
-    _check_rank(rank, after)
-    target = single(before) if after is None else after
-    takes(before, target, match(before, target), rank, files)
-
-
-def _whole(files: Mapping[int, RankSource], dst: Given | None) -> Strategy:
-    if [*files] != [0]:
-        raise ValueError(f"src_strategy_file is None: a full checkpoint is on rank 0 alone, not on {_told(files)}")
-    return whole_strategy(files[0], listed(dst))
-
-
-def _slices(files: Mapping[int, RankSource]) -> dict[str, TensorSpec]:
-    """By name, as the first rank that has it has it; that others agree is checked against the strategy."""
-    return {name: spec for file in [*files.values()][::-1] for name, spec in file.specs.items()}
-
-
-def _stages(src: Given, dst: Given | None, paths: Collection[int]) -> int | None:
-    """Of the pipeline that the source's one stage is a part of, as far as the ranks' folders tell."""
-    stage = by_stage(src, dst)
-    if stage is None or not isinstance(src, StrategyFile) or not src.layouts:
-        return None
-    each = next(iter(src.layouts.values())).ranks
-    return max(stage + 1, -(-(max(paths, default=0) + 1) // each))
+    suffix = made.suffix if output_format is None else f".{output_format}"
+    write_ranks(made, target, ckpt_prefix, suffix, workers=process_num)
 
 
 def _source(rank: Any, value: Any) -> Path:
@@ -312,12 +167,6 @@ def _check_type(key: str, value: Any, kind: type) -> None:
         raise TypeError(f"{key}: expected {kind.__name__}, got {type(value).__name__}")
 
 
-def _check_rank(rank: int, dst: Strategy | None) -> None:
-    world = 1 if dst is None else dst.grid.size
-    if not 0 <= rank < world:
-        raise ValueError(f"rank_id: {rank} is not in the destination's world of {world}")
-
-
 def _check_suffix(key: str, path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{key}: {path} does not end in {' or '.join(SUFFIXES)}")
@@ -326,7 +175,3 @@ def _check_suffix(key: str, path: Path) -> None:
 def _check_format(name: str | None) -> None:
     if name is not None and f".{name}" not in SUFFIXES:
         raise ValueError(f"output_format: {name!r} is not known; give safetensors or ckpt")
-
-
-def _told(ranks: Mapping[int, Any] | list[int]) -> str:
-    return f"rank {', '.join(map(str, ranks))}"

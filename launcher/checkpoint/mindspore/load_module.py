@@ -31,19 +31,26 @@ def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
     Everything is checked first: raises ``ValueError`` with all that does not fit.
     """
     state = net.state_dict()
-    wrong = [f"only in the files: {n}" for n in found if strict and n not in state]
-    wrong += [f"only in the net: {n}" for n in state if strict and n not in found]
-    names = {n: n for n in state if n in found}
+    wrong = []
+    if strict:
+        wrong += [f"only in the files: {name}" for name in found if name not in state]
+        wrong += [f"only in the net: {name}" for name in state if name not in found]
+
+    # the names of the net with those of the files
+    names = {name: name for name in state if name in found}
     if not strict:
-        taken, doubtful = _by_suffix([n for n in state if n not in names], [n for n in found if n not in names])
+        missing = [name for name in state if name not in names]
+        taken, doubtful = _by_suffix(missing, [name for name in found if name not in names])
         names |= taken
         wrong += doubtful
     if not names and not wrong:
         wrong.append("no tensor of the files is in the net")
-    wrong += [text for n, theirs in names.items() if (text := _misfit(theirs, found[theirs], state[n], strict))]
+
+    misfits = (_misfit(theirs, found[theirs], state[name], strict) for name, theirs in names.items())
+    wrong += [text for text in misfits if text]
     if wrong:
         raise ValueError("the checkpoint does not fit the net:\n" + "\n".join(f"  {text}" for text in wrong))
-    net.load_state_dict({n: found[theirs].detach() for n, theirs in names.items()}, strict=False)
+    net.load_state_dict({name: found[theirs].detach() for name, theirs in names.items()}, strict=False)
 
 
 def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.checkpoint.mindspore.formats.encryption import MODES, Mode, check_key
+from launcher.checkpoint.mindspore.formats.encryption import MODES, CipherMode, check_key
 from launcher.checkpoint.mindspore.load_module import load_into, parameter
 from launcher.checkpoint.mindspore.rank_source import SUFFIXES, RankSource, open_source
 
@@ -38,7 +38,10 @@ def load_segmented_checkpoints(
     if net is not None and not (hasattr(net, "state_dict") and hasattr(net, "load_state_dict")):
         raise TypeError(f"net: expected a torch.nn.Module, got {type(net).__name__}")
     mode = _mode(dec_key, dec_mode)
-    drop, keep = _prefixes("filter_prefix", filter_prefix), _prefixes("specify_prefix", specify_prefix)
+    drop = _prefixes("filter_prefix", filter_prefix)
+    keep = _prefixes("specify_prefix", specify_prefix)
+
+    # every file, of which each tensor may count once
     where: dict[str, RankSource] = {}
     texts: dict[str, str] = {}
     for source in (open_source(path, dec_key, mode) for path in _files(Path(ckpt_file_dir), dec_key)):
@@ -49,15 +52,20 @@ def load_segmented_checkpoints(
         for name, text in source.texts.items():
             if texts.setdefault(name, text) != text:
                 raise ValueError(f"{source.path}: the string {name} differs from that of another file")
-    chosen = {n: s for n, s in where.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
-    texts = {n: text for n, text in texts.items() if not n.startswith(drop) and (keep == () or n.startswith(keep))}
-    if choice_func is not None and not drop and not keep:
-        chosen = {n: s for n, s in chosen.items() if _choice(choice_func, n)}
-        texts = {n: text for n, text in texts.items() if _choice(choice_func, n)}
+
+    # those that are asked for; what the caller's function says counts where no prefix is given
+    def wanted(name: str) -> bool:
+        if choice_func is not None and not drop and not keep:
+            return _choice(choice_func, name)
+        return not name.startswith(drop) and (not keep or name.startswith(keep))
+
+    chosen = {name: source for name, source in where.items() if wanted(name)}
+    texts = {name: text for name, text in texts.items() if wanted(name)}
     if not chosen:
         raise ValueError(
             f"{ckpt_file_dir}: no tensor of {len(where)} is left by filter_prefix, specify_prefix and choice_func"
         )
+
     found = {name: parameter(source.specs[name], source.chunks(name)) for name, source in chosen.items()}
     if net is not None:
         load_into(net, found, strict=strict_load)
@@ -84,7 +92,7 @@ def _files(folder: Path, key: bytes | None) -> list[Path]:
     return files
 
 
-def _mode(key: bytes | None, mode: str) -> Mode:
+def _mode(key: bytes | None, mode: str) -> CipherMode:
     if mode not in MODES:
         raise ValueError(f"dec_mode: {mode!r} is not known; give {', '.join(MODES)}")
     if key is not None and not isinstance(key, bytes):

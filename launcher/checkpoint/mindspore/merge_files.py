@@ -20,7 +20,7 @@ def merge_pipeline_strategies(
 ) -> None:
     """Join the strategy files in the folder ``src_strategy_dirs``, told apart by content; the form stays.
 
-    Raises ``NotADirectoryError`` when it is no folder, ``ValueError`` when it holds no strategy file, two forms, or
+    Raises ``NotADirectoryError`` unless it is a folder, ``ValueError`` when it holds no strategy file, two forms, or
     files that do not belong together.
     """
     merging(src_strategy_dirs, dst_strategy_file)()

@@ -22,14 +22,14 @@ from launcher.checkpoint.mindspore.source_ranks import Take, takes
 from launcher.checkpoint.tensorfile.blob import described
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import write_stream
-from launcher.checkpoint.tensorfile.write_behind import Behind
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensors:
     """Tensors of one rank, put together from the files of several. Regions count in indices of the full tensors."""
 
     specs: Mapping[str, TensorSpec]
@@ -55,58 +55,78 @@ class RankFiles:
         self.files, self.strategy, self._own = files, strategy, own
         self.loose = loose({rank: file.specs for rank, file in files.items()}, {*strategy.named, *known})
         self.texts = {name: text for file in files.values() for name, text in file.texts.items()}
-        if found := [f"{files[r].path}: {flaw}" for r in files for flaw in self._flaws(r)] or [*self._changing()]:
+        found = [f"{files[rank].path}: {flaw}" for rank in files for flaw in self._flaws(rank)]
+        found = found or [*self._changing()]
+        if found:
             raise ValueError("\n".join(found))
 
-    def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> Held:
+    def held(self, dst: Strategy, names: Mapping[str, str], rank: int) -> HeldTensors:
         """What ``write`` writes, a region at a time."""
+        # from which file each region comes
         chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
         for take in takes(self.strategy, dst, names, rank, self.files):
             chosen[take.name].append(take)
+
         specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
         specs |= {name: self.files[source].specs[name] for name, source in self.loose.items()}
+
+        # what is loose is the same in every file that has it
         window = Window()
         fills = {name: self._fill(window, names[name], found) for name, found in chosen.items()}
         fills |= {name: partial(self.files[source].fill, window, name) for name, source in self.loose.items()}
-        return Held(specs, fills)
+        return HeldTensors(specs, fills)
 
     def write(
-        self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: Behind | None = None
+        self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: WriteBehind | None = None
     ) -> None:
         """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
-        held, boxes = self.held(dst, names, rank), held_boxes(dst, rank)
+        held = self.held(dst, names, rank)
+        boxes = held_boxes(dst, rank)
 
         def chunks(name: str) -> Iterator[memoryview]:
             spec = held.specs[name]
             return gathered(boxes.get(name, whole(spec.shape)), spec.dtype, partial(held.fill, name))
 
         specs = {name: held.specs[name] for name in self.loose}
-        write_held(path, dst, rank, specs, chunks, self.texts, behind)
+        write_held(path, dst, rank, chunks, more=specs, texts=self.texts, behind=behind)
 
     def _fill(self, window: Window, name: str, chosen: list[Take]) -> Fill:
         def fill(part: Box, out: npt.NDArray[Any]) -> None:
             for take in chosen:
-                if (both := take.box & part) is not None:
-                    at = out[slices(both.within(part))]
-                    self.files[take.rank].fill(window, name, both.within(take.piece), at)
+                both = take.box & part
+                if both is None:
+                    continue
+                here = out[slices(both.within(part))]
+                self.files[take.rank].fill(window, name, both.within(take.piece), here)
 
         return fill
 
     def _flaws(self, rank: int) -> Iterator[str]:
-        file, boxes = self.files[rank], held_boxes(self.strategy, rank)
+        file = self.files[rank]
+        boxes = held_boxes(self.strategy, rank)
+
+        # whose file it is, if it says so; a strategy that was made of the files has no digest of before
         mark = stamp(rank, self.strategy.grid.size, self.strategy.meaning)
         for key in ("rank", "world", "strategy") if self._own else ("rank", "world"):
-            found, want = file.metadata.get(f"launcher.{key}"), mark[f"launcher.{key}"]
-            if found not in (None, want, self.strategy.digest if key == "strategy" else want):
-                yield f"a file from another place: it says {key} {found}, not {want}"
-        if absent := [name for name in boxes if name not in file.specs]:
+            found = file.metadata.get(f"launcher.{key}")
+            good = [None, mark[f"launcher.{key}"]]
+            if key == "strategy":
+                good.append(self.strategy.digest)
+            if found not in good:
+                yield f"a file from another place: it says {key} {found}, not {mark[f'launcher.{key}']}"
+
+        # what is in it
+        absent = [name for name in boxes if name not in file.specs]
+        if absent:
             yield f"the strategy has it on rank {rank}, the file does not: {', '.join(absent)}"
-        if unknown := [name for name in file.specs if name not in boxes and name not in self.loose]:
+        unknown = [name for name in file.specs if name not in boxes and name not in self.loose]
+        if unknown:
             yield f"in the file, but the strategy does not have it on rank {rank}: {', '.join(unknown)}"
         for name, box in boxes.items():
-            spec = TensorSpec(box.shape, self.strategy.entries[name].dtype)
-            if name in file.specs and (given := file.specs[name]) != spec:
-                yield f"tensor {name} is {described(given)}, the strategy says {described(spec)}"
+            want = TensorSpec(box.shape, self.strategy.entries[name].dtype)
+            has = file.specs.get(name, want)
+            if has != want:
+                yield f"tensor {name} is {described(has)}, the strategy says {described(want)}"
 
     def _changing(self) -> Iterator[str]:
         for name, source in self.loose.items():
@@ -124,27 +144,28 @@ def write_held(
     path: Path,
     dst: Strategy,
     rank: int,
-    more: Mapping[str, TensorSpec],
     chunks: Callable[[str], Iterable[bytes | memoryview]],
-    texts: Mapping[str, str],
-    behind: Behind | None = None,
+    *,
+    more: Mapping[str, TensorSpec] | None = None,
+    texts: Mapping[str, str] | None = None,
+    behind: WriteBehind | None = None,
 ) -> None:
     """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its suffix says which format.
 
     Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return, a
     safetensors file when ``behind`` is done.
     """
+    strings = texts or {}
     specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
+    specs |= more or {}
     if path.suffix == ".ckpt":
-        strings = {name: TensorSpec((len(text),), TEXT) for name, text in texts.items()}
-        write_ckpt(
-            path,
-            {**specs, **more, **strings},
-            lambda name: [text_bytes(texts[name])] if name in texts else chunks(name),
-        )
-    else:
-        mark = stamp(rank, dst.grid.size, dst.meaning)  # in whatever form the strategy is given next time
-        write_stream(path, {**specs, **more}, _views(chunks), {**texts, **mark}, digested=False, behind=behind)
+        specs |= {name: TensorSpec((len(text),), TEXT) for name, text in strings.items()}
+        write_ckpt(path, specs, lambda name: [text_bytes(strings[name])] if name in strings else chunks(name))
+        return
+
+    # the strategy in whatever form it is given next time
+    mark = stamp(rank, dst.grid.size, dst.meaning)
+    write_stream(path, specs, _views(chunks), {**strings, **mark}, digested=False, behind=behind)
 
 
 def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[str], Iterable[memoryview]]:
@@ -153,7 +174,8 @@ def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[s
 
 def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
     """Of one full checkpoint: every tensor whole, those that are loose beside a strategy with ``listed`` left out."""
-    grid, apart = Grid(()), loose({0: file.specs}, listed)
+    grid = Grid(())
+    apart = loose({0: file.specs}, listed)
     entries = {
         name: Entry(Layout(grid, spec.shape, ((),) * len(spec.shape)), spec.dtype)
         for name, spec in file.specs.items()

@@ -24,22 +24,24 @@ def rank_paths(folder: Path) -> dict[int, Path]:
         raise ValueError(f"{folder}: no rank_<k> folders in it")
     found = {rank: newest(homes[rank]) for rank in sorted(homes)}
     first = next(iter(found.values()))
-    if other := [path for path in found.values() if path.suffix != first.suffix]:
+    other = [path for path in found.values() if path.suffix != first.suffix]
+    if other:
         raise ValueError(f"{first} and {other[0]}: two formats in one source; give files of one")
     return found
 
 
 def newest(home: Path) -> Path:
     """``net-10_5`` before ``net-9_7``: the numbers that the name ends in are epoch and step, or the step alone."""
-    files = sorted(
-        path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file()
-    )  # no pipe, which waits
+    files = sorted(path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file())  # a pipe would block
     if not files:
         raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
-    if other := [path for path in files if path.suffix != files[0].suffix]:
+    other = [path for path in files if path.suffix != files[0].suffix]
+    if other:
         raise ValueError(f"{files[0]} and {other[0].name}: two formats in one folder; leave files of one")
     if len(files) == 1:
         return files[0]
+
+    # the highest step, if all say theirs in the same way
     steps = {path: _step(path) for path in files}
     best = max(steps.values(), default=())
     found = [path for path, step in steps.items() if step == best]

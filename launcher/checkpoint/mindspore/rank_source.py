@@ -12,7 +12,7 @@ import numpy.typing as npt
 from launcher.checkpoint.chunked import slices
 from launcher.checkpoint.mindspore.formats.ckpt_read import Ckpt, open_ckpt
 from launcher.checkpoint.mindspore.formats.dtypes import TEXT
-from launcher.checkpoint.mindspore.formats.encryption import Mode
+from launcher.checkpoint.mindspore.formats.encryption import CipherMode
 from launcher.checkpoint.tensorfile.header import read_header
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import CHUNK, blob_at, mapped, sliced
@@ -41,7 +41,9 @@ class RankSource(Protocol):
         """All bytes of the tensor, in order."""
 
 
-def open_source(path: Path, key: bytes | None = None, mode: Mode = "AES-GCM", *, verify: bool = True) -> RankSource:
+def open_source(
+    path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
+) -> RankSource:
     """Heads are read, and with ``verify`` of a ``.ckpt`` with a checksum everything. Raises ``ValueError``."""
     return _Ckpt(open_ckpt(path, key, mode, verify=verify)) if path.suffix == ".ckpt" else _Safetensors(path)
 

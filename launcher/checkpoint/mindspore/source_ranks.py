@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from launcher.checkpoint.layout.shards import Piece, parts
+from launcher.checkpoint.layout.shards import SavedShard, overlapping_shards
 from launcher.checkpoint.layout.strategy import Strategy
 from launcher.plan.values.layout import Box, Layout
 
@@ -44,12 +44,12 @@ def takes(
     return tuple(out[i] for i in sorted(out))
 
 
-def _wanted(src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int) -> list[tuple[str, Piece, Box]]:
+def _wanted(src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int) -> list[tuple[str, SavedShard, Box]]:
     out = []
     for name, entry in dst.held(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
-        out += [(name, piece, both) for piece, both in parts(src.entries[names[name]].layout, box)]
+        out += [(name, piece, both) for piece, both in overlapping_shards(src.entries[names[name]].layout, box)]
     return out
 
 

@@ -16,10 +16,10 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import parsed, read_bytes
 
 Path_ = str | os.PathLike[str] | None
-Given = Strategy | StrategyFile
+StrategyInput = Strategy | StrategyFile
 
 
-def given(key: str, value: Path_) -> Given | None:
+def open_strategy(key: str, value: Path_) -> StrategyInput | None:
     """Told apart by content. Raises ``TypeError`` and ``ValueError`` naming ``key`` or the file."""
     if value is None:
         return None
@@ -45,7 +45,7 @@ def is_ours(path: Path) -> bool:
     return isinstance(found, dict) and "format" in found
 
 
-def listed(strategy: Given | None) -> set[str]:
+def listed(strategy: StrategyInput | None) -> set[str]:
     """Every name in it."""
     if strategy is None:
         return set()
@@ -54,21 +54,21 @@ def listed(strategy: Given | None) -> set[str]:
     return {name for layouts in strategy.stages().values() for name in layouts}
 
 
-def by_stage(src: Given | None, dst: Given | None) -> int | None:
+def by_stage(src: StrategyInput | None, dst: StrategyInput | None) -> int | None:
     """The stage, when the source is MindSpore's file of one and the destination lists more than it."""
     if not isinstance(src, StrategyFile) or not isinstance(dst, StrategyFile) or src.merged:
         return None
     return src.stage if listed(src) < listed(dst) else None
 
 
-def of_slices(strategy: Given, slices: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
+def of_slices(strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
     """With the shapes that the ranks' ``slices`` make; ``stages`` is that of the whole pipeline, where known."""
     if isinstance(strategy, Strategy):
         return strategy
     return to_strategy(strategy, full_specs(strategy, slices), stages)
 
 
-def of_whole(strategy: Given, full: Mapping[str, TensorSpec]) -> Strategy:
+def of_whole(strategy: StrategyInput, full: Mapping[str, TensorSpec]) -> Strategy:
     """With the shapes of whole tensors, by every name they go by."""
     return strategy if isinstance(strategy, Strategy) else to_strategy(strategy, full)
 
@@ -76,12 +76,16 @@ def of_whole(strategy: Given, full: Mapping[str, TensorSpec]) -> Strategy:
 Some = TypeVar("Some", Strategy | StrategyFile, Strategy | StrategyFile | None)
 
 
-def part(strategy: Some, names: Collection[str]) -> Some:
+def only_names(strategy: Some, names: Collection[str]) -> Some:
     """MindSpore's with these names alone; ours has shapes of its own and stays."""
     if not isinstance(strategy, StrategyFile):
         return strategy
-    prefix = len(strategy.stages()) > 1 or strategy.merged
-    kept = {n: s for n, s in strategy.layouts.items() if (n.partition("-")[2] if prefix else n) in names}
+    numbered = len(strategy.stages()) > 1 or strategy.merged  # ``1-embed.w`` is that of stage 1
+
+    def plain(name: str) -> str:
+        return name.partition("-")[2] if numbered else name
+
+    kept = {name: slicing for name, slicing in strategy.layouts.items() if plain(name) in names}
     return StrategyFile(strategy.counter, strategy.operators, kept)
 
 
@@ -89,7 +93,7 @@ def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
     return {name: strategy.entries[first].spec for name, first in strategy.named.items()}
 
 
-def on_paper(src: Given, dst: Given | None) -> tuple[Strategy, Strategy | None]:
+def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy | None]:
     """Both, without a checkpoint: where no file says it, the shapes are the smallest that both sides can cut."""
     specs: dict[str, TensorSpec] = {}
     for side in (src, dst):
@@ -107,7 +111,7 @@ def _paper(file: StrategyFile, known: Mapping[str, TensorSpec]) -> dict[str, Ten
     return {n: TensorSpec(s.shape or tuple(s.count(d) for d in range(len(s.dims))), "float32") for n, s in rows}
 
 
-def _unsized(src: Given, dst: Given | None, name: str) -> bool:
+def _unsized(src: StrategyInput, dst: StrategyInput | None, name: str) -> bool:
     """No side has a shape for it."""
     return all(
         side is None or (isinstance(side, StrategyFile) and all(s.shape is None for s in _slicings(side, name)))
@@ -119,7 +123,7 @@ def _slicings(file: StrategyFile, name: str) -> list[Slicing]:
     return [layouts[name] for layouts in file.stages().values() if name in layouts]
 
 
-def _both(src: Given, dst: Given | None, name: str) -> TensorSpec:
+def _both(src: StrategyInput, dst: StrategyInput | None, name: str) -> TensorSpec:
     found = [s for side in (src, dst) if isinstance(side, StrategyFile) for s in _slicings(side, name)]
     dims = len(found[0].dims)
     if any(len(s.dims) != dims for s in found):

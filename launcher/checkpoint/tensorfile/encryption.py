@@ -25,18 +25,21 @@ HEAD = len(MAGIC) + ID + SALT + WORD
 _HEAD_NONCE = b"\xff" * 12  # no block has this number
 
 
-class Sealer:
+class Encryptor:
     """An encrypted file, written in order; synced to disk by ``close``."""
 
     def __init__(self, path: Path, fd: int, size: int, key: bytes) -> None:
         """``size`` is that of the plain text; ``fd`` stays the caller's."""
-        self._path, self._fd, self._size = path, fd, size
+        self._path = path
+        self._fd = fd
+        self._size = size
         salt = os.urandom(SALT)
         self.salt = salt.hex()
         self._head = MAGIC + key_id(key) + salt + size.to_bytes(WORD, "little")
         self._aead = _aead(key, salt)
-        self._plain, self._number = bytearray(), 0
-        self._at = 0
+        self._plain = bytearray()  # of a block that is not full yet
+        self._number = 0  # of that block
+        self._at = 0  # in the file
         self._put(self._head + self._aead.encrypt(_HEAD_NONCE, b"", self._head))
 
     def write(self, at: int, data: memoryview) -> None:
@@ -73,23 +76,29 @@ class Sealer:
                 self._at, view = self._at + done, view[done:]
 
 
-class Sealed:
+class EncryptedFile:
     """An encrypted file as its plain text; a few blocks are kept. Raises ``ValueError`` that names the file."""
 
     def __init__(self, path: Path, key: bytes) -> None:
         self.path = path
         with opened(path) as file:
-            head, size = file.read(HEAD + TAG), os.fstat(file.fileno()).st_size
+            head = file.read(HEAD + TAG)
+            size = os.fstat(file.fileno()).st_size
+
+        # whether it can be one of these, with this key
         if not is_sealed(head):
             raise ValueError(f"{path}: it is not encrypted, and the manifest says that it is")
         if len(head) < HEAD + TAG:
             raise ValueError(f"{path}: truncated: an encrypted file has at least {HEAD + TAG} bytes, this one {size}")
         _check_key(path, head, key)
+
+        # whether the head is as it was written, and the file as long as it says
         self._head, tag = head[:HEAD], head[HEAD:]
         self._aead = _aead(key, self._head[len(MAGIC) + ID : -WORD])
         self._open(_HEAD_NONCE, tag, "its head")
         self.size = int.from_bytes(self._head[-WORD:], "little")
-        if (wanted := sealed_size(self.size)) != size:
+        wanted = sealed_size(self.size)
+        if wanted != size:
             cut = "truncated" if size < wanted else "bytes were added"
             raise ValueError(f"{path}: {cut}: it is {wanted} bytes by its head, it has {size}")
         self._block = lru_cache(maxsize=4)(self._read)

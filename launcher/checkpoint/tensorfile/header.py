@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import xxhash
 
 from launcher.checkpoint.tensorfile.blob import CODES, DTYPES, described
-from launcher.checkpoint.tensorfile.encryption import Sealed, is_sealed
+from launcher.checkpoint.tensorfile.encryption import EncryptedFile, is_sealed
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.untrusted.files import DIMS, TEXT, brief, opened, parsed
 
@@ -44,13 +44,18 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
     """The first bytes of a file with these tensors: widest dtype first, then by name, so that each is aligned."""
     if METADATA in specs:
         raise ValueError(f"{METADATA} cannot be the name of a tensor in a safetensors file")
-    order = sorted(specs, key=lambda name: (-ITEMSIZE[specs[name].dtype], name))
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
-    spans, at = {}, 0
-    for name in order:
-        spec, spans[name] = specs[name], (at, at + specs[name].nbytes)
-        rows[name] = {"dtype": CODES[spec.dtype], "shape": spec.shape, "data_offsets": spans[name]}
-        at += spec.nbytes
+
+    # where each tensor is, counted from the end of the header
+    offsets: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name in sorted(specs, key=lambda name: (-ITEMSIZE[specs[name].dtype], name)):
+        spec = specs[name]
+        offsets[name] = (end, end + spec.nbytes)
+        rows[name] = {"dtype": CODES[spec.dtype], "shape": spec.shape, "data_offsets": offsets[name]}
+        end += spec.nbytes
+
+    # the header itself, filled up so that the tensors are aligned
     text = json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST:
@@ -58,8 +63,8 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
             f"{len(text)} bytes of header for {len(specs)} tensors in one file; at most {LONGEST} are read"
         )
     head = len(text).to_bytes(8, "little") + text
-    entries = {name: Slot(specs[name], len(head) + a, len(head) + b) for name, (a, b) in spans.items()}
-    return head, Header(entries, dict(metadata), len(head) + at, xxhash.xxh3_128_hexdigest(head))
+    entries = {name: Slot(specs[name], len(head) + a, len(head) + b) for name, (a, b) in offsets.items()}
+    return head, Header(entries, dict(metadata), len(head) + end, xxhash.xxh3_128_hexdigest(head))
 
 
 def read_header(path: Path, key: bytes | None = None) -> Header:
@@ -67,13 +72,13 @@ def read_header(path: Path, key: bytes | None = None) -> Header:
 
     Raises ``ValueError`` naming the file unless the tensors fill it exactly: no gap, no overlap, not cut short."""
     if key is not None:
-        sealed = Sealed(path, key)
+        sealed = EncryptedFile(path, key)
         return _read(path, BytesIO(sealed.read(0, min(8, sealed.size))), sealed.size, sealed)
     with opened(path) as file:
         return _read(path, file, os.fstat(file.fileno()).st_size, None)
 
 
-def _read(path: Path, file: BinaryIO, size: int, sealed: Sealed | None) -> Header:
+def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -> Header:
     head = file.read(8)
     if is_sealed(head):
         raise ValueError(f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is")
@@ -98,6 +103,8 @@ def _parse(text: bytes, head: bytes, size: int) -> Header:
     metadata = rows.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError(f"{METADATA} is not a mapping of text to text")
+
+    # the tensors, which follow each other without a gap up to the end of the file
     base = len(head) + len(text)
     slots = {name: _slot(name, row, base) for name, row in rows.items()}
     entries = dict(sorted(slots.items(), key=lambda item: (item[1].start, item[1].stop)))

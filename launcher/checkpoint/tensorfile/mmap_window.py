@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from launcher.checkpoint.tensorfile.blob import Blob, words
-from launcher.checkpoint.tensorfile.encryption import Sealed
+from launcher.checkpoint.tensorfile.encryption import EncryptedFile
 from launcher.checkpoint.tensorfile.header import Slot
 from launcher.checkpoint.tensorfile.safetensors import CHUNK, mapped
 
@@ -85,11 +85,11 @@ class Window:
             self._resident = 0
 
 
-def _sealed(key: bytes, path: Path) -> Sealed:
-    return Sealed(path, key)
+def _sealed(key: bytes, path: Path) -> EncryptedFile:
+    return EncryptedFile(path, key)
 
 
-def _opened(file: Sealed, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+def _opened(file: EncryptedFile, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
     """As ``Window.copy``: the stretch of plain text around the part, in halves while it is long."""
     strides = np.cumprod([out.itemsize, *reversed(slot.spec.shape[1:])])[::-1] if slot.spec.shape else np.array([], int)
     steps = tuple(int(stride) for stride in strides)
@@ -98,7 +98,7 @@ def _opened(file: Sealed, slot: Slot, where: tuple[slice | EllipsisType, ...], o
     _stretch(file, slot.start + first, steps, out)
 
 
-def _stretch(file: Sealed, at: int, steps: tuple[int, ...], out: npt.NDArray[Any]) -> None:
+def _stretch(file: EncryptedFile, at: int, steps: tuple[int, ...], out: npt.NDArray[Any]) -> None:
     if not out.size:
         return
     span = sum((n - 1) * step for n, step in zip(out.shape, steps, strict=True)) + out.itemsize

@@ -14,9 +14,9 @@ import xxhash
 
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.tensorfile.disk_space import reserve, told
-from launcher.checkpoint.tensorfile.encryption import Sealer, sealed_size
+from launcher.checkpoint.tensorfile.encryption import Encryptor, sealed_size
 from launcher.checkpoint.tensorfile.header import Header, arrange
-from launcher.checkpoint.tensorfile.write_behind import Behind, now, start
+from launcher.checkpoint.tensorfile.write_behind import WriteBehind, now, start
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import opened
 
@@ -25,10 +25,12 @@ STRETCH = 32 << 20  # bytes of a file that the disk is given at once
 
 
 @dataclass(frozen=True)
-class Written:
-    """``size`` is that of the file, ``digest`` that of the header, ``tensors`` those of the tensors.
+class FileRecord:
+    """What is known of a file that was written; digests are hexadecimal.
 
-    Digests are xxh3, 128 bits, hexadecimal. ``salt``: as ``salt_of`` says it of an encrypted file.
+    Of a tensor file ``digest`` is that of the header and ``tensors`` has one for each tensor (xxh3, 128 bits), both of
+    the plain text. Any other has a ``digest`` of all its bytes (SHA-256). ``salt`` is that of an encrypted file, which
+    no other file has: as ``salt_of`` says it.
     """
 
     size: int
@@ -38,7 +40,7 @@ class Written:
 
 
 class FileWriter:
-    """A file at its full size whose tensors are filled in any order.
+    """A file at its full size whose bytes are written in any order.
 
     It is synced to disk when the block ends well, or ``behind`` it.
     """
@@ -49,23 +51,25 @@ class FileWriter:
         specs: Mapping[str, TensorSpec],
         metadata: Mapping[str, str],
         key: bytes | None = None,
-        behind: Behind | None = None,
+        behind: WriteBehind | None = None,
     ) -> None:
-        """With a ``key`` the file is encrypted, and its tensors must come in order."""
-        self._do = now if behind is None else behind.do
-        self._given = 0  # bytes up to here the disk has been given
+        """With a ``key`` the file is encrypted, and its bytes must come in order."""
         self.path = path
         head, self.header = arrange(specs, metadata)
         self.size = self.header.size if key is None else sealed_size(self.header.size)
-        self._sealer: Sealer | None = None
+        self._do = now if behind is None else behind.do
+        self._handed_over = 0  # bytes up to here the kernel is putting on the disk
+        self._sealer: Encryptor | None = None
+
         with told(path, self.size):
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
+            # room for all of it, before the first byte
             with told(path, self.size):
                 reserve(self._fd, self.size)
             if key is not None:
-                self._sealer = Sealer(path, self._fd, self.header.size, key)
-            self._write(0, memoryview(head))
+                self._sealer = Encryptor(path, self._fd, self.header.size, key)
+            self.write(0, memoryview(head))
         except BaseException:
             os.close(self._fd)
             raise
@@ -74,11 +78,22 @@ class FileWriter:
     def salt(self) -> str | None:
         return None if self._sealer is None else self._sealer.salt
 
-    def write(self, name: str, offset: int, data: memoryview) -> None:
-        """Put ``data`` at byte ``offset`` of tensor ``name``."""
-        slot = self.header.entries[name]
-        assert slot.start + offset + data.nbytes <= slot.stop, (name, offset, data.nbytes)
-        self._write(slot.start + offset, data)
+    def write(self, at: int, data: memoryview) -> None:
+        """Put ``data`` at byte ``at`` of the file, or of its plain text."""
+        end = at + data.nbytes
+        assert end <= self.header.size, (at, data.nbytes)
+        if self._sealer is not None:
+            self._sealer.write(at, data)
+        else:
+            with told(self.path, self.size):
+                while data:
+                    done = os.pwrite(self._fd, data, at)
+                    at, data = at + done, data[done:]
+
+        # the disk is kept busy while more is written
+        if end - self._handed_over >= STRETCH:
+            self._do(partial(start, self._fd, self._handed_over, end - self._handed_over))
+            self._handed_over = end
 
     def __enter__(self) -> FileWriter:
         return self
@@ -99,19 +114,6 @@ class FileWriter:
         finally:
             os.close(self._fd)
 
-    def _write(self, at: int, data: memoryview) -> None:
-        end = at + data.nbytes
-        if self._sealer is not None:
-            self._sealer.write(at, data)
-        else:
-            with told(self.path, self.size):
-                while data:
-                    done = os.pwrite(self._fd, data, at)
-                    at, data = at + done, data[done:]
-        if end - self._given >= STRETCH:
-            self._do(partial(start, self._fd, self._given, end - self._given))
-            self._given = end
-
 
 def write_stream(
     path: Path,
@@ -121,9 +123,9 @@ def write_stream(
     key: bytes | None = None,
     *,
     digested: bool = True,
-    behind: Behind | None = None,
-) -> Written:
-    """A file whose tensors come piece by piece, each in order, digested on the way. A chunk may be reused after.
+    behind: WriteBehind | None = None,
+) -> FileRecord:
+    """A file whose tensors come chunk by chunk, each in order, digested on the way. A chunk may be reused after.
 
     With a ``key`` the file is encrypted; the digests are those of the plain text. ``digested``: False where nothing
     keeps them. The file is on the disk on return, or when ``behind`` is done.
@@ -131,16 +133,18 @@ def write_stream(
     digests = {}
     with FileWriter(path, specs, metadata, key, behind) as file:
         for name, slot in file.header.entries.items():
-            at, digest = 0, xxhash.xxh3_128()
+            at = slot.start
+            digest = xxhash.xxh3_128()
             for chunk in chunks(name):
-                file.write(name, at, chunk)
+                assert at + chunk.nbytes <= slot.stop, (name, at - slot.start, chunk.nbytes)
+                file.write(at, chunk)
                 if digested:
                     digest.update(chunk)
                 at += chunk.nbytes
-            assert at == slot.spec.nbytes, (name, at)
+            assert at == slot.stop, (name, at - slot.start)
             if digested:
                 digests[name] = digest.hexdigest()
-    return Written(file.size, file.header.digest, digests, file.salt)
+    return FileRecord(file.size, file.header.digest, digests, file.salt)
 
 
 def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ AT_ONCE = 64  # files that are open and not on the disk yet
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of linux/fs.h
 
 
-class Behind:
+class WriteBehind:
     """Does what it is told in that order. The block ends when everything is done."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Behind:
         while self._told:
             self._told.popleft().result()
 
-    def __enter__(self) -> Behind:
+    def __enter__(self) -> WriteBehind:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

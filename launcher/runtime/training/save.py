@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from launcher.checkpoint import store
-from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.write import check_pieces, shares, write_share
+from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, said
 from launcher.parallel.trace.model_facts import spec
 from launcher.runtime.cluster.world import World
@@ -31,21 +30,65 @@ class Unsaved(RunError):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's share of a checkpoint, and what rank 0 says of the whole."""
+    """One rank's share of a checkpoint, and what rank 0 does with the whole."""
 
     final: Path
-    layout: Strategy
+    writer: RankWriter
     tensors: Mapping[str, Blob]
     extra: Mapping[str, Blob]
     state: Mapping[str, Any]
-    key: str | None
+    keep: int | None
+
+    def commit(self, records: Sequence[RankRecord]) -> None:
+        """Name it and delete those beyond the newest ``keep``, once every rank has written its files."""
+        store.commit(self.writer.folder, self.final, records, self.state)
+        if self.keep is not None:
+            store.prune(self.final.parent, self.keep)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.writer.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks as they write the checkpoint ``name`` together; ``group`` is that of their threads, if it is these."""
+
+    world: World
+    group: dist.ProcessGroup | None
+    name: str
+
+    def first(self, act: Callable[[], None]) -> None:
+        """Rank 0 does it; all return after it, or raise as ``all`` does."""
+        self.all(act if self.world.rank == 0 else lambda: None)
+
+    def all(self, act: Callable[[], T]) -> list[T]:
+        """What ``act`` returned on every rank. If it failed on any, all raise ``RunError``: none waits for the dead."""
+        error: Exception | None = None
+        mine: tuple[T | None, str | None]
+        try:
+            mine = act(), None
+        except Exception as raised:
+            kind = "" if isinstance(raised, OSError | ValueError) else f"{type(raised).__name__}: "
+            mine = None, f"{kind}{said(raised)}"
+            error = raised
+
+        # whoever failed says so here, instead of not coming
+        every: list[Any] = [None] * self.world.size
+        dist.all_gather_object(every, (*mine, isinstance(error, OSError)), group=self.group)
+
+        failed = [(f"rank {rank}: {text}", system) for rank, (_, text, system) in enumerate(every) if text is not None]
+        if failed:
+            only_the_file_system = all(system for _, system in failed)
+            text = f"checkpoint {self.name} was not written: {'; '.join(text for text, _ in failed)}"
+            raise (Unsaved if only_the_file_system else RunError)(text) from error
+        return [value for value, _, _ in every]
 
 
 def save(s: Session, keep: int | None) -> Path:
     """Write a complete checkpoint or none, once the one before is written. All ranks call it."""
     finish(s)
-    shot = _snapshot(s, lambda _, t: t)
-    _write(shot, s.world, None, keep)
+    shot = _snapshot(s, keep, lambda _, t: t)
+    _complete(shot, Ranks(s.world, None, shot.final.name))
     return shot.final
 
 
@@ -53,8 +96,9 @@ def begin(s: Session, keep: int | None) -> None:
     """As ``save``, of a copy in host memory: returns when that is made; ``s.saver`` tells when the write has failed."""
     assert s.saver is not None
     finish(s)
-    shot, group = _snapshot(s, s.saver.host), s.saver.group
-    s.saver.start(lambda: _write(shot, s.world, group, keep))
+    shot = _snapshot(s, keep, s.saver.host)
+    ranks = Ranks(s.world, s.saver.group, shot.final.name)
+    s.saver.start(lambda: _complete(shot, ranks))
 
 
 def attempt(s: Session, keep: int | None) -> None:
@@ -85,74 +129,50 @@ def _spared(s: Session) -> Iterator[None]:
         if not s.spare:
             raise
         s.unsaved += 1
+
+        # what the run can go back to is the checkpoint before
         last = store.latest(s.folder / "checkpoints")
         s.results.pop("saved_step", None)
-        if last is not None and (step := store.step_of(last)) is not None:
+        step = None if last is None else store.step_of(last)
+        if step is not None:
             s.results["saved_step"] = step
+
         if s.world.rank == 0:
             s.emit({"text": f"{error}; training goes on without it (checkpoint.on_error=continue)"})
 
 
-def _snapshot(s: Session, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
+def _snapshot(s: Session, keep: int | None, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
     """``place`` says where a tensor stays while it is written; what other ranks write is left out."""
     s.results["saved_step"] = s.step
-    layout = strategy(s)
+    final = store.step_folder(s.folder / "checkpoints", s.step)
+    writer = RankWriter(store.partial(final), s.world.rank, strategy(s), s.trust.key)
+
+    # every rank has all that the strategy says it has
     held = tensors(s)
-    check_pieces(s.world.rank, layout, {n: spec(t) for n, t in held.items()})
-    mine = [n for share in shares(layout, s.world.rank).values() for n in share]
-    blobs = {n: blob(place(n, held[n])) for n in mine}
-    state = {"step": s.step, "seed": s.plan.seed, "name": s.plan.name, "batch_size": s.plan.sizes.global_batch,
-             "settings": dict(s.settings), "results": dict(s.results),
-             "loss_scale": [s.scaling.factor, s.scaling.good]}  # fmt: skip
-    return Snapshot(store.step_folder(s.folder / "checkpoints", s.step), layout, blobs, extra(s), state, s.trust.key)
+    writer.check({name: spec(t) for name, t in held.items()})
+
+    # and writes the part of it that no lower rank writes
+    blobs = {name: blob(place(name, held[name])) for boxes in writer.boxes.values() for name in boxes}
+    state = {
+        "step": s.step,
+        "seed": s.plan.seed,
+        "name": s.plan.name,
+        "batch_size": s.plan.sizes.global_batch,
+        "settings": dict(s.settings),
+        "results": dict(s.results),
+        "loss_scale": [s.scaling.factor, s.scaling.good],
+    }
+    return Snapshot(final, writer, blobs, extra(s), state, keep)
 
 
-def _write(shot: Snapshot, world: World, group: dist.ProcessGroup | None, keep: int | None) -> None:
+def _complete(shot: Snapshot, ranks: Ranks) -> None:
     """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all return.
 
     When one of them fails nothing is left of it: the disk may be full.
     """
-    new = store.partial(shot.final)
-
-    def discard() -> None:
-        if world.rank == 0:
-            shutil.rmtree(new, ignore_errors=True)
-
     try:
-        _write_all(shot, new, world, group, keep)
+        records = ranks.all(lambda: shot.writer.write(in_memory(shot.tensors), shot.extra))
+        ranks.first(lambda: shot.commit(records))
     except RunError:  # on every rank, so nobody is writing any more
-        _all(world, group, shot, discard)
+        ranks.first(shot.discard)
         raise
-
-
-def _write_all(shot: Snapshot, new: Path, world: World, group: dist.ProcessGroup | None, keep: int | None) -> None:
-    records = _all(
-        world, group, shot, lambda: write_share(new, world.rank, shot.layout, shot.tensors, shot.extra, shot.key)
-    )
-
-    def commit() -> None:
-        if world.rank == 0:
-            store.commit(new, shot.final, records, shot.state)
-            if keep is not None:
-                store.prune(shot.final.parent, keep)
-
-    _all(world, group, shot, commit)
-
-
-def _all(world: World, group: dist.ProcessGroup | None, shot: Snapshot, act: Callable[[], T]) -> list[T]:
-    """What ``act`` returned on every rank. If it failed on any, all raise ``RunError``: none waits for the dead."""
-    error: Exception | None = None
-    mine: tuple[T | None, str | None]
-    try:
-        mine = act(), None
-    except Exception as raised:
-        name = "" if isinstance(raised, OSError | ValueError) else f"{type(raised).__name__}: "
-        mine, error = (None, f"{name}{said(raised)}"), raised
-    every: list[Any] = [None] * world.size
-    dist.all_gather_object(every, (*mine, isinstance(error, OSError)), group=group)
-    failed = [(f"rank {rank}: {text}", system) for rank, (_, text, system) in enumerate(every) if text is not None]
-    if failed:
-        kind = Unsaved if all(system for _, system in failed) else RunError
-        text = "; ".join(text for text, _ in failed)
-        raise kind(f"checkpoint {shot.final.name} was not written: {text}") from error
-    return [value for value, _, _ in every]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.checkpoint.layout.of_plan import of_plan
+from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.read import Checkpoint, each, open_checkpoint, read_extra
 from launcher.checkpoint.tensorfile.blob import Blob
@@ -65,28 +65,30 @@ def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
 
     Every rank calls this: what states exist is agreed on by all.
     """
+    # what each rank has, and in which shape where that is not the parameter's
     mine = {
         x.name: (x.placed.name, None if x.alike else tuple(x.tensor.shape), spec(x.tensor).dtype)
         for x in (states(s) if found is None else found)
     }
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
+
+    # laid out as the parameter, or whole beside it
     placed = {p.name: p for p in s.plan.params}
     entries = dict(of_plan(s.plan).entries)
     for theirs in every:
         for name, (param, shape, dtype) in theirs.items():
-            lay = placed[param].layout
+            layout = placed[param].layout
             if shape is not None:
-                assert not (shape and lay.axes), (
-                    f"{name}: the plan lets nothing of shape {shape} belong to a cut tensor"
-                )
-                lay = replace(lay, shape=shape, split=((),) * len(shape))
-            entries[name] = Entry(lay, dtype, "optim", ())
+                text = f"{name}: the plan lets nothing of shape {shape} belong to a cut tensor"
+                assert not (shape and layout.axes), text
+                layout = replace(layout, shape=shape, split=((),) * len(shape))
+            entries[name] = Entry(layout, dtype, "optim", ())
     return Strategy(s.plan.sizes.grid, entries)
 
 
 def tensors(s: Session, found: Sequence[State] | None = None) -> dict[str, Tensor]:
-    """This rank's pieces by checkpoint name. They share memory with the model, but for what is no tensor there."""
+    """This rank's tensors by checkpoint name. They share memory with the model, except Python numbers of its state."""
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
     return out | {x.name: local(x.tensor) for x in (states(s) if found is None else found)}
 
@@ -127,16 +129,25 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
     every rank reads what it holds.
     """
     checkpoint = open_checkpoint(folder, s.trust)
+
+    # tensors to read into: an optimizer that is not known is asked, with one step, what it keeps
     if s.plan.observed.optimizer is None:
         prime(s)
         _forget(s, checkpoint.strategy)
-    found = states(s) if s.plan.observed.optimizer is None else _blank(s, checkpoint.strategy)
+        found = states(s)
+    else:
+        found = _blank(s, checkpoint.strategy)
+
     want = strategy(s, found)
     _read(s, checkpoint, want, tensors(s, found), broadcast)
     _give_back(s, found)
+
+    # where training was
     s.step = int(checkpoint.state["step"])
-    if s.scaling.dynamic and (before := checkpoint.state.get("loss_scale")):
-        s.scaling.factor, s.scaling.good = float(before[0]), int(before[1])
+    loss_scale = checkpoint.state.get("loss_scale")
+    if s.scaling.dynamic and loss_scale:
+        s.scaling.factor = float(loss_scale[0])
+        s.scaling.good = int(loss_scale[1])
     if checkpoint.strategy.digest == want.digest:
         _go_on(read_extra(checkpoint, s.world.rank), torch.device(s.world.device))
     return checkpoint.state
@@ -180,17 +191,21 @@ def _read(s: Session, checkpoint: Checkpoint, want: Strategy, mine: Mapping[str,
     """Notes the bytes read, and those that are held afterwards, of all ranks together."""
     rank = s.world.rank
     layouts = {name: entry.layout for name, entry in want.entries.items()}
-    own = {n for n, lay in layouts.items() if not broadcast or lay.twins(rank)[0] == rank}
-    both = [0, 0]
+    own = {name for name, layout in layouts.items() if not broadcast or layout.twins(rank)[0] == rank}
+    bytes_read = 0
     for name, b in each(checkpoint, want, rank, only=own):
         fill(mine[name], b)
-        both[0] += b.data.nbytes
+        bytes_read += b.data.nbytes
+
+    # the rest comes from those that have read it
     if broadcast:
         _share(s, mine, layouts)
-    both[1] = sum(t.nbytes for t in mine.values())
-    total = torch.tensor(both, dtype=torch.int64)
+
+    bytes_held = sum(t.nbytes for t in mine.values())
+    total = torch.tensor([bytes_read, bytes_held], dtype=torch.int64)
     dist.all_reduce(total)
-    s.results |= dict(zip(("load_bytes_read", "load_bytes_held"), map(int, total.tolist()), strict=True))
+    s.results["load_bytes_read"] = int(total[0])
+    s.results["load_bytes_held"] = int(total[1])
 
 
 def broadcast(s: Session) -> Sent:
@@ -247,13 +262,17 @@ def prime(s: Session) -> None:
     """Make the optimizer create its state without moving any weight: one step with a rate and gradients of zero."""
     if s.optimizer.state:
         return
+
     kept = {t: local(t.detach()).clone() for _, t in s.model.trainable()}
     rates = [g["lr"] for g in s.optimizer.param_groups]
     for g in s.optimizer.param_groups:
         g["lr"] = 0.0
     for t in kept:
         t.grad = torch.zeros_like(t)
+
     s.optimizer.step()
+
+    # everything as it was: weights too, for decay or noise may have moved them all the same
     s.optimizer.zero_grad(set_to_none=True)
     for g, lr in zip(s.optimizer.param_groups, rates, strict=True):
         g["lr"] = lr

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from launcher.checkpoint.foreign.cast import Cast, differing, exact
+from launcher.checkpoint.full_tensors import Blobs, FullTensors, chunks
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.whole_tensors import Blobs, Whole, chunks
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.refusal import refusal
 
@@ -16,7 +16,7 @@ def blob(t: torch.Tensor) -> Blob:
     return Blob.of(str(t.dtype).removeprefix("torch."), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy())
 
 
-def whole(source: Whole, name: str) -> torch.Tensor:
+def whole(source: FullTensors, name: str) -> torch.Tensor:
     spec, data = source.specs[name], bytearray(b"".join(map(bytes, chunks(source, name))))
     return torch.frombuffer(data, dtype=getattr(torch, spec.dtype)).reshape(spec.shape)
 

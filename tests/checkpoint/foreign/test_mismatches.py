@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.checkpoint.foreign.mismatches import strange
-from launcher.checkpoint.foreign.rename_tables import Given
+from launcher.checkpoint.foreign.rename_tables import NameTable
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.grid import Grid
@@ -17,7 +17,7 @@ NORMS = [f"layers.{k}.attn_norm.weight" for k in range(8)]
 PLACE = "steps.import.names: x: the model has no place for"
 
 
-def told(names: list[str], table: Given, *, strict: bool = True, spec: TensorSpec | None = None) -> list[str]:
+def told(names: list[str], table: NameTable, *, strict: bool = True, spec: TensorSpec | None = None) -> list[str]:
     specs = dict.fromkeys(names, spec or TensorSpec((), "float32"))
     return [str(p) for p in strange("steps.import", "x", specs, table, MODEL, strict=strict)]
 

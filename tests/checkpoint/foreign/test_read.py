@@ -17,12 +17,12 @@ from launcher.checkpoint import Blob, import_full, verify
 from launcher.checkpoint.chunked import slices
 from launcher.checkpoint.foreign.import_tensors import import_whole
 from launcher.checkpoint.foreign.read import read_incoming
+from launcher.checkpoint.full_tensors import FullTensors, chunks
 from launcher.checkpoint.mindspore.formats import merged_file, write_ckpt, write_strategy
 from launcher.checkpoint.tensorfile.blob import words
 from launcher.checkpoint.tensorfile.safetensors import write_file
-from launcher.checkpoint.whole_tensors import Whole, chunks
 from launcher.plan.values.layout import Box
-from tests.checkpoint.rows import net
+from tests.checkpoint.mindspore.small_net import net
 from tests.checkpoint.saving import files, filled, held
 
 TARGET = net(4, 2)
@@ -30,12 +30,12 @@ FULL = filled(TARGET)
 BLOBS = {name: Blob.of("float32", entry.layout.shape, FULL[name]) for name, entry in TARGET.entries.items()}
 
 
-def hugging_face(home: Path) -> Whole:
+def hugging_face(home: Path) -> FullTensors:
     write_file(home / "model.safetensors", BLOBS, {})
     return read_incoming(home).tensors
 
 
-def torch_dcp(home: Path) -> Whole:
+def torch_dcp(home: Path) -> FullTensors:
     state = {n: torch.frombuffer(bytearray(b.data), dtype=torch.float32).reshape(b.shape) for n, b in BLOBS.items()}
     state["emb.w"] = state["emb.w"].t().contiguous().t()  # its numbers are apart
     with warnings.catch_warnings():
@@ -44,12 +44,12 @@ def torch_dcp(home: Path) -> Whole:
     return read_incoming(home / "dcp").tensors
 
 
-def mindspore_file(home: Path) -> Whole:
+def mindspore_file(home: Path) -> FullTensors:
     write_ckpt(home / "a.ckpt", {n: b.spec for n, b in BLOBS.items()}, lambda n: [BLOBS[n].data], part=96)
     return read_incoming(home / "a.ckpt").tensors
 
 
-def mindspore_ranks(home: Path) -> Whole:
+def mindspore_ranks(home: Path) -> FullTensors:
     cut = net(2, 2)
     for rank in range(cut.grid.size):
         pieces = held(cut, rank, FULL)

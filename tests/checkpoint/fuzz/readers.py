@@ -14,13 +14,13 @@ from launcher.checkpoint.foreign.dcp import read_dcp
 from launcher.checkpoint.foreign.hf_read import INDEX, read_hf
 from launcher.checkpoint.foreign.hf_write import index
 from launcher.checkpoint.layout import strategy_file
-from launcher.checkpoint.mindspore.formats import MODES, Mode, group_file, write_ckpt
+from launcher.checkpoint.mindspore.formats import MODES, CipherMode, group_file, write_ckpt
 from launcher.checkpoint.mindspore.formats.encryption import KEYS
 from launcher.checkpoint.mindspore.rank_source import RankSource, open_source
-from launcher.checkpoint.mindspore.strategy_input import given, listed, of_slices, on_paper
+from launcher.checkpoint.mindspore.strategy_input import listed, of_slices, on_paper, open_strategy
 from launcher.checkpoint.read import Reader as Boxes
 from launcher.checkpoint.read import open_checkpoint
-from launcher.checkpoint.tensorfile.encryption import BLOCK, Sealed
+from launcher.checkpoint.tensorfile.encryption import BLOCK, EncryptedFile
 from launcher.checkpoint.tensorfile.safetensors import write_stream
 from launcher.checkpoint.verify import verify
 from launcher.plan.values.facts import TensorSpec
@@ -94,12 +94,12 @@ def _safetensors(folder: Path) -> list[bytes]:
 
 def _sealed(folder: Path, plain: bytes) -> bytes:
     """The file that our own writer of blocks makes of ``plain``."""
-    from launcher.checkpoint.tensorfile.encryption import Sealer
+    from launcher.checkpoint.tensorfile.encryption import Encryptor
 
     path = folder / "made.sealed"
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
-        sealer = Sealer(path, fd, len(plain), KEY)
+        sealer = Encryptor(path, fd, len(plain), KEY)
         sealer.write(0, memoryview(plain))
         sealer.finish()
     finally:
@@ -111,7 +111,7 @@ def _read_sealed(folder: Path) -> None:
     from launcher.checkpoint.tensorfile.header import read_header
 
     header = read_header(folder / "f", KEY)
-    sealed = Sealed(folder / "f", KEY)
+    sealed = EncryptedFile(folder / "f", KEY)
     for slot in header.entries.values():
         assert len(sealed.read(slot.start, slot.stop)) == slot.spec.nbytes
 
@@ -123,11 +123,11 @@ def _ckpts(folder: Path) -> list[bytes]:
     return [path.read_bytes(), *(p.read_bytes() for p in real)]
 
 
-def _crypt(mode: Mode) -> Reader:
+def _crypt(mode: CipherMode) -> Reader:
     key = KEY[: KEYS[mode][-1]]
 
     def seal(folder: Path, plain: bytes) -> bytes:
-        from launcher.checkpoint.mindspore.formats.encryption import Sealer as Blocks
+        from launcher.checkpoint.mindspore.formats.encryption import CkptEncryptor as Blocks
 
         path = folder / "made.sealed"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -170,7 +170,7 @@ def _indexed(folder: Path) -> list[bytes]:
 
 def _read_strategy(folder: Path) -> None:
     path = folder / "f"
-    found = given("strategy", path)
+    found = open_strategy("strategy", path)
     assert found is not None
     try:
         on_paper(found, None)

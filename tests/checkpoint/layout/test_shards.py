@@ -6,7 +6,7 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint.layout.shards import parts, pieces, saved, slabs, whole
+from launcher.checkpoint.layout.shards import overlapping_shards, saved, saved_shards, slabs, whole
 from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import grids, layouts
 
@@ -24,7 +24,7 @@ def test_a_piece_is_saved_by_the_lowest_of_its_holders_only(data: st.DataObject,
     lowest = {(ranks[0], box) for box, ranks in layout.holders().items()}
     if 0 in shape:  # no elements: once is enough, whatever the boxes
         lowest = {min(lowest)}
-    assert {(p.rank, p.box) for p in pieces(layout)} == lowest
+    assert {(p.rank, p.box) for p in saved_shards(layout)} == lowest
     assert {(r, b) for r in range(layout.grid.size) if (b := saved(layout, r)) is not None} == lowest
 
 
@@ -34,7 +34,7 @@ def test_parts_cover_a_box_once(data: st.DataObject, shape: tuple[int, ...]) -> 
     layout = data.draw(layouts(data.draw(grids()), shape))
     ends = [sorted((data.draw(st.integers(0, n)), data.draw(st.integers(0, n)))) for n in shape]
     want = Box(tuple(a for a, _ in ends), tuple(b for _, b in ends))
-    got = [cell for _, both in parts(layout, want) for cell in cells(both)]
+    got = [cell for _, both in overlapping_shards(layout, want) for cell in cells(both)]
     assert sorted(got) == cells(want)
 
 

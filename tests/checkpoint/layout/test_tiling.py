@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.checkpoint.layout.shards import pieces
+from launcher.checkpoint.layout.shards import saved_shards
 from launcher.checkpoint.layout.tiling import untiled
 from launcher.plan.values.layout import Box
 from tests.checkpoint.saving import grids, layouts
@@ -32,7 +32,7 @@ def test_what_is_no_whole_is_said(case: str) -> None:
 def test_what_a_layout_saves_is_whole(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=3)))
     layout = data.draw(layouts(data.draw(grids()), shape))
-    assert untiled(shape, [piece.box for piece in pieces(layout)]) is None
+    assert untiled(shape, [piece.box for piece in saved_shards(layout)]) is None
 
 
 @given(st.data())

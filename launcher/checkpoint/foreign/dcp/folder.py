@@ -28,7 +28,9 @@ class DcpFolder:
     """``specs`` are by the name in the state dict; ``others`` are its entries that are no tensors."""
 
     def __init__(self, folder: Path, contents: Contents) -> None:
-        self.folder, self._tensors, self.others = folder, contents.tensors, contents.others
+        self.folder = folder
+        self.others = contents.others
+        self._tensors = contents.tensors
         self.specs: Mapping[str, TensorSpec] = {name: stored.spec for name, stored in contents.tensors.items()}
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._window = Window()
@@ -47,7 +49,8 @@ class DcpFolder:
 
     def _find(self, name: str, chunk: Chunk) -> Saved:
         path = self.folder / chunk.file
-        if kind := irregular(path):
+        kind = irregular(path)
+        if kind:
             raise ValueError(f"{path}: tensor {name} should be in it: {kind}")
         if not path.is_file():
             raise ValueError(f"{path}: tensor {name} should be in it, and it is not there")
@@ -57,7 +60,9 @@ class DcpFolder:
             saved = find(memoryview(self._map(path)), chunk.start, chunk.length)
         except ValueError as error:
             raise ValueError(f"{path}: tensor {name}: {error}") from error
-        if saved.spec != (want := TensorSpec(chunk.box.shape, self.specs[name].dtype)):
+
+        want = TensorSpec(chunk.box.shape, self.specs[name].dtype)
+        if saved.spec != want:
             told = f"{described(saved.spec)}, {NAME} says {described(want)}"
             raise ValueError(f"{path}: tensor {name}: its piece at {list(chunk.box.lo)} is {told}")
         return saved
@@ -65,16 +70,19 @@ class DcpFolder:
     def fill(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
         """Put ``part`` of the tensor into ``out``, which is as ``words`` makes it."""
         for chunk, saved in zip(self._tensors[name].chunks, self._saved[name], strict=True):
-            if not (both := chunk.box & part):
+            both = chunk.box & part
+            if not both:
                 continue
-            path, at = self.folder / chunk.file, slices(both.within(chunk.box))
-            there = out[slices(both.within(part))]
+            path = self.folder / chunk.file
+            there = slices(both.within(chunk.box))
+            here = out[slices(both.within(part))]
             if saved.contiguous:
                 slot = Slot(saved.spec, saved.start, saved.start + saved.spec.nbytes)
-                self._window.copy(path, slot, at, there)
+                self._window.copy(path, slot, there, here)
             else:
                 kind = f"u{ITEMSIZE[saved.spec.dtype]}"
-                there[...] = np.ndarray(saved.spec.shape, kind, self._map(path), saved.start, saved.strides)[at]
+                tensor = np.ndarray(saved.spec.shape, kind, self._map(path), saved.start, saved.strides)
+                here[...] = tensor[there]
 
 
 def read_dcp(folder: Path) -> DcpFolder:

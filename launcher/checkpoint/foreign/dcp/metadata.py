@@ -1,4 +1,4 @@
-"""``.metadata`` of a DCP folder: which tensors there are, and which stretch of which file has which piece."""
+"""``.metadata`` of a DCP folder: which tensors there are, and which bytes of which file hold which chunk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor and its chunks, which tile it."""
 
     spec: TensorSpec
@@ -67,7 +67,7 @@ class Stored:
 class Contents:
     """``others`` are the entries that are no tensors."""
 
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     others: tuple[str, ...]
 
 
@@ -90,33 +90,40 @@ def _contents(root: Any) -> Contents:
     listed = root["state_dict_metadata"]
     where = {(index["fqn"], _plain(index["offset"])): info for index, info in (root["storage_data"] or {}).items()}
     tensors = {name: _stored(name, meta, where) for name, meta in listed.items() if isinstance(meta, _Tensor)}
-    if strange := [name for name, meta in listed.items() if not isinstance(meta, _Tensor | _Bytes)]:
-        raise ValueError(f"{brief(strange[0])}: neither a tensor nor bytes")
+    odd = [name for name, meta in listed.items() if not isinstance(meta, _Tensor | _Bytes)]
+    if odd:
+        raise ValueError(f"{brief(odd[0])}: neither a tensor nor bytes")
     return Contents(tensors, tuple(name for name, meta in listed.items() if isinstance(meta, _Bytes)))
 
 
-def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> Stored:
+def _stored(name: Any, meta: _Tensor, where: Mapping[Any, Any]) -> StoredTensor:
     if not isinstance(name, str):
         raise ValueError(f"{brief(name)} is no name of a tensor")
     spec = TensorSpec(_naturals(meta["size"]), _dtype(name, meta["properties"]))
-    chunks = []
-    for chunk in meta["chunks"]:
-        lo, sizes = _naturals(chunk["offsets"]), _naturals(chunk["sizes"])
-        info = where.get((name, lo))
-        if info is None or len(lo) != len(sizes):
-            raise ValueError(f"tensor {name}: no file has its piece at {list(lo)}")
-        if info["transform_descriptors"]:
-            raise ValueError(f"tensor {name}: its files are compressed or otherwise transformed, which is not read")
-        file, (start, length) = info["relative_path"], _naturals((info["offset"], info["length"]))
-        if not isinstance(file, str) or "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
-            raise ValueError(f"tensor {name}: {brief(file)} is not the name of a file in this folder")
-        box = Box(lo, tuple(a + n for a, n in zip(lo, sizes, strict=True)))
-        chunks.append(Chunk(box, file, start, length))
+    chunks = [_chunk(name, chunk, where) for chunk in meta["chunks"]]
+
+    # together they are the tensor
     if any(len(chunk.box.hi) != len(spec.shape) for chunk in chunks):
         raise ValueError(f"tensor {name}: a piece has other dims than {list(spec.shape)}")
-    if wrong := untiled(spec.shape, [chunk.box for chunk in chunks]):
+    wrong = untiled(spec.shape, [chunk.box for chunk in chunks])
+    if wrong:
         raise ValueError(f"tensor {name}: {wrong}")
-    return Stored(spec, tuple(chunks))
+    return StoredTensor(spec, tuple(chunks))
+
+
+def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
+    lo = _naturals(chunk["offsets"])
+    sizes = _naturals(chunk["sizes"])
+    info = where.get((name, lo))
+    if info is None or len(lo) != len(sizes):
+        raise ValueError(f"tensor {name}: no file has its piece at {list(lo)}")
+    if info["transform_descriptors"]:
+        raise ValueError(f"tensor {name}: its files are compressed or otherwise transformed, which is not read")
+    file = info["relative_path"]
+    start, length = _naturals((info["offset"], info["length"]))
+    if not isinstance(file, str) or "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
+        raise ValueError(f"tensor {name}: {brief(file)} is not the name of a file in this folder")
+    return Chunk(Box(lo, tuple(a + n for a, n in zip(lo, sizes, strict=True))), file, start, length)
 
 
 def _dtype(name: str, properties: Any) -> str:
@@ -128,13 +135,11 @@ def _dtype(name: str, properties: Any) -> str:
 
 
 def _naturals(values: Any) -> tuple[int, ...]:
-    if (
-        not isinstance(values, tuple)
-        or len(values) > DIMS
-        or not all(type(n) is int and 0 <= n < 1 << 63 for n in values)
-    ):
+    few = isinstance(values, tuple) and len(values) <= DIMS
+    if not few or not all(type(n) is int and 0 <= n < 1 << 63 for n in values):
         raise ValueError(f"{brief(values)} are no sizes")
-    return values
+    found: tuple[int, ...] = values
+    return found
 
 
 def _plain(offset: Any) -> Any:

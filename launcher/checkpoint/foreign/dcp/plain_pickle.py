@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from launcher.untrusted.pickles import Bounded, Refused
+from launcher.untrusted.pickles import Bounded, RefusedPickle
 
 
 class Record:
@@ -30,7 +30,7 @@ Known = Mapping[str, Any]
 def plain(*args: Any) -> dict[str, Any]:
     """An ``OrderedDict``, which is made empty and filled then; to copy what it is given may take any time."""
     if args:
-        raise Refused("a mapping made of another")
+        raise RefusedPickle("a mapping made of another")
     return {}
 
 
@@ -38,7 +38,7 @@ def read(data: bytes, known: Known, storage: Callable[[Any], Any] | None = None)
     """The value. ``storage`` gets what is kept outside. Raises ``ValueError`` for everything that is not plain data."""
     try:
         return _Reader(data, known, storage).load()
-    except Refused:
+    except RefusedPickle:
         raise
     except Exception as error:  # whatever a broken or hostile stream makes the reader stumble over
         raise ValueError(f"no pickle of plain data ({type(error).__name__})") from error
@@ -53,10 +53,10 @@ class _Reader(Bounded):
 
     def find_class(self, module: str, name: str) -> Any:
         if (found := f"{module}.{name}") not in self._known:
-            raise Refused(f"it asks for {found}, which is not on the list of harmless names")
+            raise RefusedPickle(f"it asks for {found}, which is not on the list of harmless names")
         return self._known[found]
 
     def persistent_load(self, pid: Any) -> Any:
         if self._storage is None:
-            raise Refused("it refers to storage outside")
+            raise RefusedPickle("it refers to storage outside")
         return self._storage(pid)

@@ -53,7 +53,8 @@ class Saved:
 
 
 def _rebuilt(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> _Rebuilt:
-    return _Rebuilt(storage, offset, shape, strides, more[2] if len(more) > 2 and isinstance(more[2], str) else None)
+    dtype = more[2] if len(more) > 2 else None
+    return _Rebuilt(storage, offset, shape, strides, dtype if isinstance(dtype, str) else None)
 
 
 KNOWN: Known = {
@@ -71,6 +72,8 @@ def find(data: memoryview, start: int, length: int) -> Saved:
     if start + length > data.nbytes:
         raise ValueError(f"truncated: it should be in bytes {start} to {start + length}, the file has {data.nbytes}")
     part = data[start : start + length]
+
+    # the description, and where in the archive the numbers are
     try:
         with zipfile.ZipFile(_Part(part)) as archive:
             entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
@@ -86,6 +89,8 @@ def find(data: memoryview, start: int, length: int) -> Saved:
         at = entries[f"data/{found.storage.key}"]
     except (zipfile.BadZipFile, KeyError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"not what torch.save writes: {error}") from error
+
+    # behind the entry's own head, whose name and extra field are as long as it says
     head = bytes(part[at.header_offset : at.header_offset + 30])
     base = at.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
     return _within(found, start + base, at.file_size, start + length)

@@ -3,25 +3,25 @@
 Torch-free; ``cryptography`` is imported only when an encrypted file is.
 """
 
-from launcher.checkpoint.mindspore.formats.ckpt_read import Ckpt, Stored, open_ckpt
+from launcher.checkpoint.mindspore.formats.ckpt_read import Ckpt, CkptEntry, open_ckpt
 from launcher.checkpoint.mindspore.formats.ckpt_write import text_bytes, write_ckpt
-from launcher.checkpoint.mindspore.formats.encryption import MODES, Mode
+from launcher.checkpoint.mindspore.formats.encryption import MODES, CipherMode
 from launcher.checkpoint.mindspore.formats.from_ours import merged_file, stage_files
 from launcher.checkpoint.mindspore.formats.group_file import GroupFile
-from launcher.checkpoint.mindspore.formats.strategy import Form, Operator, Slicing, StrategyFile, merge
+from launcher.checkpoint.mindspore.formats.strategy import Operator, Slicing, StrategyFile, StrategyForm, merge
 from launcher.checkpoint.mindspore.formats.strategy_files import form_of, read_stages, read_strategy, write_strategy
 from launcher.checkpoint.mindspore.formats.to_ours import full_specs, to_strategy
 
 __all__ = [
     "MODES",
+    "CipherMode",
     "Ckpt",
-    "Form",
+    "CkptEntry",
     "GroupFile",
-    "Mode",
     "Operator",
     "Slicing",
-    "Stored",
     "StrategyFile",
+    "StrategyForm",
     "form_of",
     "full_specs",
     "merge",

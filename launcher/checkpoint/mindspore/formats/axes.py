@@ -8,15 +8,15 @@ from itertools import pairwise
 
 from launcher.checkpoint.mindspore.formats.strategy import Slicing
 
-Cuts = tuple[tuple["Span", ...], ...]
+DimSpans = tuple[tuple["RankSpan", ...], ...]
 """For each dim the spans that cut it, outermost first."""
 
 
 @dataclass(frozen=True)
-class Span:
+class RankSpan:
     """An axis by its strides: the coordinate of rank ``r`` of a stage is ``r % hi // lo``.
 
-    >>> [r % 4 // 2 for r in range(8)]  # Span(2, 4), the middle one of [2, 2, 2]
+    >>> [r % 4 // 2 for r in range(8)]  # RankSpan(2, 4), the middle one of [2, 2, 2]
     [0, 0, 1, 1, 0, 0, 1, 1]
     """
 
@@ -28,15 +28,15 @@ class Span:
         return self.hi // self.lo
 
 
-def cuts(s: Slicing) -> Cuts:
+def cuts(s: Slicing) -> DimSpans:
     """Optimizer sharding included, as the last spans of dim 0. Raises ``ValueError`` where no spans can say it.
 
     >>> cuts(Slicing((2, 2, 2), ((0,), (1,)), shard_size=-1, shard_step=4))
-    ((Span(lo=1, hi=2), Span(lo=4, hi=8)), (Span(lo=2, hi=4),))
+    ((RankSpan(lo=1, hi=2), RankSpan(lo=4, hi=8)), (RankSpan(lo=2, hi=4),))
     """
     spans, lo = [], 1
     for size in reversed(s.devices):
-        spans.append(Span(lo, lo * size))
+        spans.append(RankSpan(lo, lo * size))
         lo *= size
     dims = [tuple(spans[axis] for axis in dim) for dim in s.dims]
     if s.shards > 1:
@@ -46,20 +46,20 @@ def cuts(s: Slicing) -> Cuts:
     return tuple(map(joined, dims))
 
 
-def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
+def joined(spans: Iterable[RankSpan]) -> tuple[RankSpan, ...]:
     """Without those of size 1, and neighbours as one: the numbering is the same."""
-    out: list[Span] = []
+    out: list[RankSpan] = []
     for span in spans:
         if out and out[-1].lo == span.hi:
-            out[-1] = Span(span.lo, out[-1].hi)
+            out[-1] = RankSpan(span.lo, out[-1].hi)
         elif span.size > 1:
             out.append(span)
     return tuple(span for span in out if span.size > 1)
 
 
-def _innermost(free: Sequence[Span], size: int) -> tuple[Span, ...]:
+def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
     """What counts the ranks modulo ``size`` when only these spans, outermost first, number them."""
-    out: list[Span] = []
+    out: list[RankSpan] = []
     left = size
     for span in reversed(free):
         if left == 1:
@@ -68,7 +68,7 @@ def _innermost(free: Sequence[Span], size: int) -> tuple[Span, ...]:
             out.append(span)
             left //= span.size
         elif span.size % left == 0:
-            out.append(Span(span.lo, span.lo * left))
+            out.append(RankSpan(span.lo, span.lo * left))
             left = 1
         else:
             told = f"optimizer shards of {size} ranks do not fit the repeats' axes {[s.size for s in free]}"
@@ -76,7 +76,7 @@ def _innermost(free: Sequence[Span], size: int) -> tuple[Span, ...]:
     return tuple(reversed(out))
 
 
-def common(found: Sequence[tuple[str, Cuts]], ranks: int) -> tuple[Span, ...]:
+def common(found: Sequence[tuple[str, DimSpans]], ranks: int) -> tuple[RankSpan, ...]:
     """The coarsest grid, outermost span first, on which each of the named parameters is cut along axes."""
     strides: dict[int, str] = {1: "", ranks: ""}
     for name, dims in found:
@@ -88,9 +88,9 @@ def common(found: Sequence[tuple[str, Cuts]], ranks: int) -> tuple[Span, ...]:
         if b % a:
             told = f"{strides[a]} is cut every {a} ranks, {strides[b]} every {b}"
             raise ValueError(f"{told}: no grid of the {ranks} ranks of a stage has axes for both")
-    return tuple(Span(a, b) for a, b in pairwise(order))[::-1]
+    return tuple(RankSpan(a, b) for a, b in pairwise(order))[::-1]
 
 
-def within(span: Span, grid: Sequence[Span]) -> tuple[int, ...]:
+def within(span: RankSpan, grid: Sequence[RankSpan]) -> tuple[int, ...]:
     """The positions in ``grid`` of what makes up ``span``, outermost first."""
     return tuple(i for i, part in enumerate(grid) if span.lo <= part.lo and part.hi <= span.hi)

@@ -11,7 +11,7 @@ from launcher.untrusted.files import check
 PAGE = 1 << 16  # bytes read ahead, for headers
 
 
-class Source(Protocol):
+class ByteSource(Protocol):
     """``size`` and offsets count what is read, which for an encrypted file is not what is on disk."""
 
     @property
@@ -20,7 +20,7 @@ class Source(Protocol):
     def read(self, start: int, stop: int) -> bytes | memoryview: ...
 
 
-class Plain:
+class PlainFile:
     """Opens the file for each stretch, so that thousands of these keep no file open."""
 
     def __init__(self, path: Path) -> None:

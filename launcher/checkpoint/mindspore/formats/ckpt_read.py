@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from launcher.checkpoint.mindspore.formats.byte_source import Plain, Source
+from launcher.checkpoint.mindspore.formats.byte_source import ByteSource, PlainFile
 from launcher.checkpoint.mindspore.formats.dtypes import DTYPES, SIZES, TEXT, nbytes
-from launcher.checkpoint.mindspore.formats.encryption import Mode, Sealed, mode_of
+from launcher.checkpoint.mindspore.formats.encryption import CipherMode, EncryptedCkpt, mode_of
 from launcher.checkpoint.mindspore.formats.wire import BYTES, VARINT, Field, fields, shown, signed, text, varint
 from launcher.checkpoint.tensorfile.blob import Blob, described
 from launcher.checkpoint.tensorfile.header import Slot
@@ -25,7 +25,7 @@ FIELDS = 4 * DIMS  # of an entry; its dims may be one in each
 
 
 @dataclass(frozen=True)
-class Stored:
+class CkptEntry:
     """One entry. ``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in order.
 
     A string is an entry of dtype ``str``, as long as it has characters.
@@ -40,15 +40,15 @@ class Ckpt:
     """``entries`` are in file order, strings included. Tensors stay on disk."""
 
     path: Path
-    entries: Mapping[str, Stored]
-    source: Source
+    entries: Mapping[str, CkptEntry]
+    source: ByteSource
 
     def slot(self, name: str) -> Slot | None:
         """Where in the file the tensor is, as in a safetensors file, not aligned; ``None`` if encrypted or in parts."""
         stored = self.entries[name]
-        return (
-            Slot(stored.spec, *stored.parts[0]) if len(stored.parts) == 1 and isinstance(self.source, Plain) else None
-        )
+        if len(stored.parts) != 1 or not isinstance(self.source, PlainFile):
+            return None
+        return Slot(stored.spec, *stored.parts[0])
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | memoryview:
         """The tensor's own bytes from ``start`` up to ``stop``."""
@@ -82,7 +82,7 @@ class Ckpt:
             raise ValueError(f"{self.path}: string {name} is damaged: not UTF-32") from error
 
 
-def open_ckpt(path: Path, key: bytes | None = None, mode: Mode = "AES-GCM", *, verify: bool = True) -> Ckpt:
+def open_ckpt(path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True) -> Ckpt:
     """Find every tensor; ``verify`` reads the whole file once if it has a checksum, otherwise only heads are read.
 
     Raises ``ValueError``, naming the file and where possible the tensor, when it is no such file, cut short, damaged,
@@ -94,22 +94,22 @@ def open_ckpt(path: Path, key: bytes | None = None, mode: Mode = "AES-GCM", *, v
         end = _body(source, verify)
         return Ckpt(path, _entries(source, end), source)
     except ValueError as error:
-        if isinstance(source, Sealed) and mode != "AES-GCM":
+        if isinstance(source, EncryptedCkpt) and mode != "AES-GCM":
             raise source.refusal() from error  # no other way to see that a key for CBC is wrong
         if str(error).startswith(f"{path}: "):
             raise
         raise ValueError(f"{path}: {error}") from error
 
 
-def _source(path: Path, key: bytes | None, mode: Mode) -> Source:
-    plain = Plain(path)
+def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
+    plain = PlainFile(path)
     if not plain.size:
         raise ValueError(f"{path}: not a MindSpore checkpoint: it is empty")
     found = mode_of(plain.read(0, min(4, plain.size)))
     if key is not None:
         if found is None:
             raise ValueError(f"{path}: a key was given, but the file is not encrypted; leave out dec_key")
-        return Sealed(path, key, mode)
+        return EncryptedCkpt(path, key, mode)
     if found is not None:
         raise ValueError(
             f'{path}: encrypted: load_segmented_checkpoints opens it, with dec_key and dec_mode="{found}"; '
@@ -118,7 +118,7 @@ def _source(path: Path, key: bytes | None, mode: Mode) -> Source:
     return plain
 
 
-def _body(source: Source, verify: bool) -> int:
+def _body(source: ByteSource, verify: bool) -> int:
     """Where the tensors end."""
     end = source.size - len(CRC) - CRC_DIGITS
     if end < 0:
@@ -145,9 +145,9 @@ class _Part:
     stop: int
 
 
-def _entries(source: Source, end: int) -> dict[str, Stored]:
+def _entries(source: ByteSource, end: int) -> dict[str, CkptEntry]:
     """A tensor in several parts is listed once a part, each time with the dims of the whole."""
-    out: dict[str, Stored] = {}
+    out: dict[str, CkptEntry] = {}
     run: list[_Part] = []
     for number, part in enumerate(_parts(source, end)):
         if number >= ENTRIES:
@@ -163,7 +163,7 @@ def _entries(source: Source, end: int) -> dict[str, Stored]:
     return out
 
 
-def _joined(run: list[_Part]) -> Stored:
+def _joined(run: list[_Part]) -> CkptEntry:
     first = run[0]
     if any((p.dims, p.type) != (first.dims, first.type) for p in run):
         raise ValueError(f"tensor {shown(first.name)}: its parts differ in shape or dtype")
@@ -176,7 +176,7 @@ def _joined(run: list[_Part]) -> Stored:
     if nbytes(spec) != size:
         told = f"it has {size} bytes, {described(spec)} needs {nbytes(spec)}"
         raise ValueError(f"tensor {shown(first.name)} is truncated or damaged: {told}")
-    return Stored(spec, tuple((p.start, p.stop) for p in run))
+    return CkptEntry(spec, tuple((p.start, p.stop) for p in run))
 
 
 def _shape(part: _Part, size: int) -> tuple[int, ...]:
@@ -188,7 +188,7 @@ def _shape(part: _Part, size: int) -> tuple[int, ...]:
     return () if size == width else (0,)  # older versions wrote a scalar with one dim of 0
 
 
-def _parts(source: Source, end: int) -> Iterator[_Part]:
+def _parts(source: ByteSource, end: int) -> Iterator[_Part]:
     at = 0
     while at < end:
         begin, name = at, ""
@@ -204,7 +204,7 @@ def _parts(source: Source, end: int) -> Iterator[_Part]:
             raise ValueError(f"{where}{error}") from error
 
 
-def _value(source: Source, at: int, end: int) -> tuple[int, int]:
+def _value(source: ByteSource, at: int, end: int) -> tuple[int, int]:
     """From where to where the entry at byte ``at`` goes, which may be past the end."""
     key, at = varint(source.read, at, end)
     if key != 1 << 3 | BYTES:
@@ -213,7 +213,7 @@ def _value(source: Source, at: int, end: int) -> tuple[int, int]:
     return at, at + size
 
 
-def _name(source: Source, start: int, end: int) -> str:
+def _name(source: ByteSource, start: int, end: int) -> str:
     """The entry's name comes first, so it is there even when the rest is cut off."""
     key, at = varint(source.read, start, end)
     size, at = varint(source.read, at, end)
@@ -222,7 +222,7 @@ def _name(source: Source, start: int, end: int) -> str:
     return text(bytes(source.read(at, at + size)))
 
 
-def _part(source: Source, name: str, start: int, stop: int) -> _Part:
+def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
     found = {field.number: field for field in _few(fields(source.read, start, stop))}
     if 3 in found:
         raise ValueError("a map tensor, which is not supported")
@@ -252,7 +252,7 @@ def _few(found: Iterator[Field]) -> Iterator[Field]:
         yield field
 
 
-def _dims(source: Source, field: Field) -> Iterator[int]:
+def _dims(source: ByteSource, field: Field) -> Iterator[int]:
     if field.kind == VARINT:
         yield signed(field.value)
     at = field.start

@@ -11,7 +11,7 @@ import xxhash
 
 from launcher.checkpoint.mindspore.formats.ckpt_read import CRC, CRC_DIGITS
 from launcher.checkpoint.mindspore.formats.dtypes import NAMES, TEXT, nbytes
-from launcher.checkpoint.mindspore.formats.encryption import Mode, Sealer, put
+from launcher.checkpoint.mindspore.formats.encryption import CipherMode, CkptEncryptor, put
 from launcher.checkpoint.mindspore.formats.wire import head, numbers, packet
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.plan.values.facts import TensorSpec
@@ -26,7 +26,7 @@ def write_ckpt(
     *,
     crc: bool = False,
     key: bytes | None = None,
-    mode: Mode = "AES-GCM",
+    mode: CipherMode = "AES-GCM",
     part: int = PART,
 ) -> dict[str, str]:
     """Write and sync the tensors in the order of ``specs``; returns the digest of each (xxh3, 128 bits).
@@ -39,7 +39,7 @@ def write_ckpt(
     with told(path, sum(map(nbytes, specs.values()))):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            sink: _File | Sealer = _File(fd) if key is None else Sealer(fd, key, mode)
+            sink: _File | CkptEncryptor = _File(fd) if key is None else CkptEncryptor(fd, key, mode)
             digests = {name: _tensor(sink, name, spec, chunks(name), part) for name, spec in specs.items()}
             if crc:
                 assert isinstance(sink, _File)
@@ -76,7 +76,9 @@ class _File:
         pass
 
 
-def _tensor(sink: _File | Sealer, name: str, spec: TensorSpec, chunks: Iterable[bytes | memoryview], part: int) -> str:
+def _tensor(
+    sink: _File | CkptEncryptor, name: str, spec: TensorSpec, chunks: Iterable[bytes | memoryview], part: int
+) -> str:
     dims = (0,) if spec.dtype == TEXT else spec.shape
     what = numbers(1, dims) + packet(2, NAMES[spec.dtype].encode())
     digest = xxhash.xxh3_128()
@@ -101,7 +103,7 @@ def _sizes(size: int, part: int) -> Iterator[int]:
         yield min(part, size - at)
 
 
-def _entry(sink: _File | Sealer, name: str, what: bytes, size: int) -> int:
+def _entry(sink: _File | CkptEncryptor, name: str, what: bytes, size: int) -> int:
     """The start of an entry, up to its ``size`` bytes of content."""
     content = head(3, size)
     tensor = head(2, len(what) + len(content) + size) + what + content

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from launcher.checkpoint.mindspore.formats.byte_source import Plain
+from launcher.checkpoint.mindspore.formats.byte_source import PlainFile
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers import Cipher
 
-Mode = Literal["AES-GCM", "AES-CBC", "SM4-CBC"]
-MODES: tuple[Mode, ...] = get_args(Mode)
-MAGIC: dict[int, Mode] = {0x7F3A5ED8: "AES-GCM", 0x7F3A5ED9: "AES-CBC", 0x7F3A5EDA: "SM4-CBC"}
+CipherMode = Literal["AES-GCM", "AES-CBC", "SM4-CBC"]
+MODES: tuple[CipherMode, ...] = get_args(CipherMode)
+MAGIC: dict[int, CipherMode] = {0x7F3A5ED8: "AES-GCM", 0x7F3A5ED9: "AES-CBC", 0x7F3A5EDA: "SM4-CBC"}
 BLOCK = 64 << 20  # bytes of plain text in each block but the last
 BLOCKS = 1 << 16  # of a file: 4 TB
 KEYS = {"AES-GCM": (16, 24, 32), "AES-CBC": (16, 24, 32), "SM4-CBC": (16,)}  # bytes
@@ -26,17 +26,17 @@ NONCE = 12  # bytes of the IV that GCM really uses, whatever its length
 
 
 @dataclass(frozen=True)
-class Block:
+class CipherBlock:
     """Where one block's cipher text lies in the file."""
 
-    mode: Mode
+    mode: CipherMode
     tag: bytes
     iv: bytes
     start: int
     stop: int
 
 
-def mode_of(head: bytes | memoryview) -> Mode | None:
+def mode_of(head: bytes | memoryview) -> CipherMode | None:
     """What a file that starts with ``head`` is encrypted with."""
     return MAGIC.get(int.from_bytes(head[:WORD], "little"))
 
@@ -51,13 +51,13 @@ def check_key(key: bytes, mode: str) -> None:
         raise ValueError(f"dec_key: {told}; the key of {mode} is {sizes} bytes")
 
 
-class Sealed:
+class EncryptedCkpt:
     """An encrypted file as its plain text. One decrypted block is kept; GCM's are authenticated before any is used."""
 
-    def __init__(self, path: Path, key: bytes, mode: Mode) -> None:
+    def __init__(self, path: Path, key: bytes, mode: CipherMode) -> None:
         check_key(key, mode)
         self.path, self._key, self._mode = path, key, mode
-        self._file = Plain(path)
+        self._file = PlainFile(path)
         self._blocks = tuple(self._scan())
         self._kept: tuple[int, bytearray] = (-1, bytearray())
         ends = [0]
@@ -80,7 +80,7 @@ class Sealed:
             self._kept = (index, self._open(self._blocks[index]))
         return self._kept[1]
 
-    def _open(self, block: Block) -> bytearray:
+    def _open(self, block: CipherBlock) -> bytearray:
         decryptor = cipher(self._mode, self._key, block.iv, block.tag).decryptor()
         out = bytearray()
         for at in range(block.start, block.stop, CHUNK):
@@ -93,7 +93,7 @@ class Sealed:
             del out[-self._padding(out[-STEP:]) :]
         return out
 
-    def _length(self, block: Block) -> int:
+    def _length(self, block: CipherBlock) -> int:
         size = block.stop - block.start
         if self._mode == "AES-GCM":
             return size
@@ -113,7 +113,7 @@ class Sealed:
             f"{self.path}: {self._mode} with this dec_key does not open it: a wrong key, or a damaged file"
         )
 
-    def _scan(self) -> Iterator[Block]:
+    def _scan(self) -> Iterator[CipherBlock]:
         at = count = 0
         while at < self._file.size:
             block = _parse(self._file, at)
@@ -126,7 +126,7 @@ class Sealed:
                 raise ValueError(f"{self.path}: damaged: more than {BLOCKS} encrypted blocks")
 
 
-def _parse(file: Plain, at: int) -> Block:
+def _parse(file: PlainFile, at: int) -> CipherBlock:
     """A block is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that."""
     mode = mode_of(file.read(at, min(at + WORD, file.size)))
     if mode is None:
@@ -142,13 +142,13 @@ def _parse(file: Plain, at: int) -> Block:
         raise ValueError(f"{file.path}: damaged: the lengths in the encrypted block at byte {at} contradict each other")
     if start + size > file.size:
         raise ValueError(f"{file.path}: truncated: a block ends at byte {start + size}, the file has {file.size}")
-    return Block(mode, tag, rest[2 * WORD : 2 * WORD + IV], start, start + size)
+    return CipherBlock(mode, tag, rest[2 * WORD : 2 * WORD + IV], start, start + size)
 
 
-class Sealer:
+class CkptEncryptor:
     """Writes plain text as sealed blocks to a file descriptor, from where it stands; ``close`` ends the last one."""
 
-    def __init__(self, fd: int, key: bytes, mode: Mode) -> None:
+    def __init__(self, fd: int, key: bytes, mode: CipherMode) -> None:
         check_key(key, mode)
         self._fd, self._key, self._mode = fd, key, mode
         self._left = 0
@@ -206,7 +206,7 @@ def put(fd: int, data: bytes | memoryview, at: int) -> None:
         at, view = at + done, view[done:]
 
 
-def cipher(mode: Mode, key: bytes, iv: bytes, tag: bytes) -> Cipher[Any]:
+def cipher(mode: CipherMode, key: bytes, iv: bytes, tag: bytes) -> Cipher[Any]:
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError as error:

@@ -52,11 +52,10 @@ def _operator(view: memoryview) -> Operator:
 
 def _slicing(layouts: Message) -> Slicing:
     maps = [Message(v, _DIM).numbers(1) for v in layouts.views(2)]
-    nested = len(maps) > 1
     return Slicing(
         Message(layouts.view(1), _DIM).numbers(1),
-        _nested(maps) if nested else tuple(() if n == -1 else (n,) for numbers in maps for n in numbers),
-        nested,
+        _dims(maps),
+        len(maps) > 1,
         layouts.number(7),
         layouts.number(6),
         layouts.number(5),
@@ -65,11 +64,19 @@ def _slicing(layouts: Message) -> Slicing:
     )
 
 
+def _dims(maps: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The axes that cut each dim: a message a dim, or one with an axis, or -1, for each."""
+    if len(maps) > 1:
+        return _nested(maps)
+    return tuple(() if axis == -1 else (axis,) for axes in maps for axis in axes)
+
+
 def _nested(maps: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """One message a dim; that of a vector has an empty second one, which tells it from a plain map."""
     if len(maps) == 2 and not maps[1]:
         maps = maps[:1]
-    if empty := [dim for dim, axes in enumerate(maps) if not axes]:
+    empty = [dim for dim, axes in enumerate(maps) if not axes]
+    if empty:
         raise ValueError(f"the tensor map of dim {empty[0]} is empty")
     return tuple(() if axes == (-1,) else axes for axes in maps)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-Form = Literal["protobuf", "json"]
+StrategyForm = Literal["protobuf", "json"]
 SAVED, MERGED = 2, 1  # ``counter`` of a first save, of a merge
 _PREFIXED = re.compile(r"(0|[1-9]\d{0,8})-(.+)", re.DOTALL)
 

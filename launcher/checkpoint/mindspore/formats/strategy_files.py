@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.checkpoint.mindspore.formats import json_form, protobuf
-from launcher.checkpoint.mindspore.formats.strategy import Form, StrategyFile, merge
+from launcher.checkpoint.mindspore.formats.strategy import StrategyFile, StrategyForm, merge
 from launcher.checkpoint.tensorfile.disk_space import told
 from launcher.checkpoint.tensorfile.durable import sync
 from launcher.untrusted.files import read_bytes
 
 
-def form_of(data: bytes) -> Form:
+def form_of(data: bytes) -> StrategyForm:
     """Told by content: no protobuf message of ours starts with a brace."""
     return "json" if data.lstrip()[:1] == b"{" else "protobuf"
 
@@ -31,11 +31,11 @@ def read_strategy(path: Path) -> StrategyFile:
     return parse(read_bytes(path), str(path))
 
 
-def text(file: StrategyFile, form: Form) -> bytes:
+def text(file: StrategyFile, form: StrategyForm) -> bytes:
     return json_form.text(file) if form == "json" else protobuf.text(file)
 
 
-def write_strategy(path: Path, file: StrategyFile, form: Form) -> None:
+def write_strategy(path: Path, file: StrategyFile, form: StrategyForm) -> None:
     """Replace the file; it is on disk when this returns."""
     new, data = path.with_name(f".{path.name}.{os.getpid()}"), text(file, form)
     try:
@@ -50,7 +50,7 @@ def write_strategy(path: Path, file: StrategyFile, form: Form) -> None:
     sync(path.parent)
 
 
-def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, Form]:
+def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, StrategyForm]:
     """The files of all stages as one merged file. Raises ``ValueError`` for two forms in one merge."""
     data = {path: read_bytes(path) for path in paths}
     if not data:

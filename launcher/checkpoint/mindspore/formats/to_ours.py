@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Kind, Strategy
-from launcher.checkpoint.mindspore.formats.axes import Cuts, Span, common, cuts, within
+from launcher.checkpoint.mindspore.formats.axes import DimSpans, RankSpan, common, cuts, within
 from launcher.checkpoint.mindspore.formats.multi_axis import collapsed
 from launcher.checkpoint.mindspore.formats.strategy import Slicing, StrategyFile
 from launcher.checkpoint.tensorfile.blob import described
@@ -49,7 +49,7 @@ def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int 
     count = max(file.stages()) + 1 if stages is None else stages
     if count <= max(file.stages()):
         found.append(f"the strategy has a stage {max(file.stages())}, the pipeline {count} stages")
-    sliced: dict[str, Cuts] = {}
+    sliced: dict[str, DimSpans] = {}
     for name, slicing in parts.items():
         try:
             sliced[name] = _cuts(slicing, full[name])
@@ -69,7 +69,9 @@ def kind_of(name: str, names: Mapping[str, object]) -> Kind:
     return "optim" if prefix in OPTIMIZER and rest in names else "param"
 
 
-def _strategy(file: StrategyFile, full: Mapping[str, TensorSpec], sliced: Mapping[str, Cuts], count: int) -> Strategy:
+def _strategy(
+    file: StrategyFile, full: Mapping[str, TensorSpec], sliced: Mapping[str, DimSpans], count: int
+) -> Strategy:
     grid = common([*sliced.items()], _ranks(file))
     whole = Grid(((STAGE, count), *((f"d{i}", span.size) for i, span in enumerate(grid))))
     homes = _homes(file)
@@ -134,7 +136,7 @@ def _full(s: Slicing, piece: TensorSpec) -> TensorSpec:
     return TensorSpec(shape, piece.dtype)
 
 
-def _cuts(s: Slicing, full: TensorSpec) -> Cuts:
+def _cuts(s: Slicing, full: TensorSpec) -> DimSpans:
     if s.field or s.split_shape:
         raise ValueError("it is split by hand (field or param_split_shape), which is not supported")
     s = collapsed(s, full.shape, sliced=False)
@@ -147,5 +149,5 @@ def _cuts(s: Slicing, full: TensorSpec) -> Cuts:
     return dims
 
 
-def _size(span: Span) -> int:
+def _size(span: RankSpan) -> int:
     return span.size

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.checkpoint.mindspore.formats import MODES, Ckpt, Mode, encryption, open_ckpt, write_ckpt
+from launcher.checkpoint.mindspore.formats import MODES, CipherMode, Ckpt, encryption, open_ckpt, write_ckpt
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES, exactly
 
 FORMATS = FIXTURES / "formats"
-KEYS: dict[Mode, bytes] = {"AES-GCM": bytes(range(32)), "AES-CBC": bytes(range(16)), "SM4-CBC": bytes(range(16))}
-FILES: dict[Mode, Path] = {mode: FORMATS / f"enc_{mode}_{8 * len(KEYS[mode])}.ckpt" for mode in MODES}
+KEYS: dict[CipherMode, bytes] = {"AES-GCM": bytes(range(32)), "AES-CBC": bytes(range(16)), "SM4-CBC": bytes(range(16))}
+FILES: dict[CipherMode, Path] = {mode: FORMATS / f"enc_{mode}_{8 * len(KEYS[mode])}.ckpt" for mode in MODES}
 SPECS = {"w": TensorSpec((5, 100), "int8"), "v": TensorSpec((), "float64"), "e": TensorSpec((0, 3), "bool")}
 DATA = {"w": bytes(i % 251 for i in range(500)), "v": b"12345678", "e": b""}
 
@@ -22,7 +22,7 @@ def contents(file: Ckpt) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_mindspore_encrypted_is_what_it_saved_in_the_clear(mode: Mode) -> None:
+def test_what_mindspore_encrypted_is_what_it_saved_in_the_clear(mode: CipherMode) -> None:
     file, plain = open_ckpt(FILES[mode], KEYS[mode], mode), open_ckpt(FORMATS / "dtypes.ckpt")
     assert file.entries == plain.entries
     assert contents(file) == contents(plain)
@@ -32,7 +32,7 @@ def test_what_mindspore_encrypted_is_what_it_saved_in_the_clear(mode: Mode) -> N
 @pytest.mark.parametrize("size", [16, 24, 32])
 @pytest.mark.parametrize("block", [64, 97, encryption.BLOCK])
 def test_what_is_encrypted_opens_again(
-    mode: Mode, size: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: CipherMode, size: int, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if size not in encryption.KEYS[mode]:
         assert mode == "SM4-CBC"
@@ -49,7 +49,7 @@ def test_what_is_encrypted_opens_again(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_file_is_laid_out_as_mindspore_does_it(mode: Mode, tmp_path: Path) -> None:
+def test_the_file_is_laid_out_as_mindspore_does_it(mode: CipherMode, tmp_path: Path) -> None:
     plain = open_ckpt(FORMATS / "dtypes.ckpt")
     path = tmp_path / "x.ckpt"
     write_ckpt(path, {n: e.spec for n, e in plain.entries.items()}, plain.chunks, key=KEYS[mode], mode=mode)
@@ -64,7 +64,7 @@ def test_the_file_is_laid_out_as_mindspore_does_it(mode: Mode, tmp_path: Path) -
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", range(0, 250, 5))
-def test_a_wrong_key_is_one_clear_error(mode: Mode, first: int) -> None:
+def test_a_wrong_key_is_one_clear_error(mode: CipherMode, first: int) -> None:
     key = bytes([first + 1 & 255, *range(1, len(KEYS[mode]))])
     told = f"{FILES[mode]}: {mode} with this dec_key does not open it: a wrong key, or a damaged file"
     with pytest.raises(ValueError, match=exactly(told)):
@@ -72,7 +72,7 @@ def test_a_wrong_key_is_one_clear_error(mode: Mode, first: int) -> None:
 
 
 @pytest.mark.parametrize(("mode", "asked"), [(m, n) for m in MODES for n in MODES if m != n])
-def test_a_wrong_mode_is_one_clear_error(mode: Mode, asked: Mode) -> None:
+def test_a_wrong_mode_is_one_clear_error(mode: CipherMode, asked: CipherMode) -> None:
     told = f"{FILES[mode]}: encrypted with {mode}, not with dec_mode {asked}"
     with pytest.raises(ValueError, match=exactly(told)):
         open_ckpt(FILES[mode], bytes(16), asked)
@@ -105,7 +105,7 @@ def test_a_key_too_many_or_too_few_is_named() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_encrypted_file_cut_anywhere_is_noticed(mode: Mode, tmp_path: Path) -> None:
+def test_an_encrypted_file_cut_anywhere_is_noticed(mode: CipherMode, tmp_path: Path) -> None:
     data, path = FILES[mode].read_bytes(), tmp_path / "cut.ckpt"
     for size in range(4, len(data), 5):
         path.write_bytes(data[:size])

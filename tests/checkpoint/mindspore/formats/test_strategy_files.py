@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint.mindspore.formats import (
-    Form,
     Operator,
     Slicing,
     StrategyFile,
+    StrategyForm,
     group_file,
     merge,
     read_stages,
@@ -81,7 +81,7 @@ def test_a_strategy_file_says_what_the_case_says(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["protobuf", "json"])
-def test_names_with_dashes_and_tensors_without_dims_live_through_a_merge(form: Form) -> None:
+def test_names_with_dashes_and_tensors_without_dims_live_through_a_merge(form: StrategyForm) -> None:
     layouts = {"blk-1.w-q": ROWS, "0-1": ROWS, "scale": Slicing((2,), (), shape=())}
     stages = [strategies.parse(strategies.text(file_of(layouts, s), form), f"s{s}") for s in range(2)]
     assert [s.merged for s in stages] == [False, False]

@@ -24,13 +24,13 @@ from launcher.checkpoint import (
 )
 from launcher.checkpoint.mindspore.formats import open_ckpt, text_bytes, write_ckpt
 from launcher.checkpoint.mindspore.formats.dtypes import TEXT
-from launcher.checkpoint.mindspore.strategy_input import given, of_whole
+from launcher.checkpoint.mindspore.strategy_input import of_whole, open_strategy
 from launcher.checkpoint.tensorfile.disk_space import Unwritten
 from launcher.checkpoint.tensorfile.header import read_header
 from launcher.plan.values.facts import TensorSpec
+from tests.checkpoint.mindspore.small_net import Files, Home, cut_short, made, net, refused
 from tests.checkpoint.mindspore.truth import FIXTURES, blobs, rank_files
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.rows import Files, Home, cut_short, made, net, refused
 from tests.checkpoint.saving import files, filled, held, save
 
 
@@ -324,7 +324,7 @@ def test_what_mindspore_gets_wrong_equals_the_slices_of_the_full_tensors(tmp_pat
     side = {which: str(next(folder.glob(f"{which}_strategy.*"))) for which in ("src", "dst")}
     transform_checkpoints(folder / "src", tmp_path / "out", "out", side["src"], side["dst"])
     full = read_full(folder / "full.safetensors")
-    found = given("dst", side["dst"])
+    found = open_strategy("dst", side["dst"])
     assert found is not None
     dst = of_whole(found, {n: b.spec for n, b in full.items()})
     for rank, path in rank_files(tmp_path / "out").items():

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from launcher.checkpoint.foreign.dcp import read_dcp
 from launcher.checkpoint.foreign.dcp.metadata import KNOWN
-from launcher.checkpoint.foreign.dcp.plain_pickle import Record, Refused, read
+from launcher.checkpoint.foreign.dcp.plain_pickle import Record, RefusedPickle, read
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.state import blob
@@ -110,7 +110,7 @@ def test_nor_is_what_the_pickle_of_a_tensor_asks_for(tmp_path: Path) -> None:
     text = f"{file}: tensor w: not what torch.save writes: Bad CRC-32 for file 'archive/data.pkl'"
     assert refusal(lambda: read_dcp(folder)) == text
     text = "it asks for torch._utils._rebuild_tensor_v9, which is not on the list of harmless names"
-    assert refusal(lambda: read(b"ctorch._utils\n_rebuild_tensor_v9\n.", {}), Refused) == text
+    assert refusal(lambda: read(b"ctorch._utils\n_rebuild_tensor_v9\n.", {}), RefusedPickle) == text
 
 
 BAD = {

@@ -17,7 +17,7 @@ from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 
 
-class Whole(Protocol):
+class FullTensors(Protocol):
     """``specs`` has every tensor by name."""
 
     @property
@@ -27,7 +27,7 @@ class Whole(Protocol):
         """Put ``part`` of the tensor into ``out``, which is as ``words`` makes it."""
 
 
-def chunks(source: Whole, name: str) -> Iterator[memoryview]:
+def chunks(source: FullTensors, name: str) -> Iterator[memoryview]:
     """All bytes of the tensor, in order. All chunks share one buffer: use each before the next."""
     spec = source.specs[name]
     return gathered(whole(spec.shape), spec.dtype, partial(source.fill, name))
@@ -49,10 +49,10 @@ class Blobs:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class RenamedTensors:
     """Some of ``source``: ``names`` are its names by the new ones."""
 
-    source: Whole
+    source: FullTensors
     names: Mapping[str, str]
 
     @cached_property

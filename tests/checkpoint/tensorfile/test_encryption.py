@@ -15,7 +15,7 @@ from launcher.checkpoint.foreign.import_tensors import import_full
 from launcher.checkpoint.layout.strategy import Entry, Strategy
 from launcher.checkpoint.store import commit
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.tensorfile.encryption import BLOCK, HEAD, TAG, Sealed, Sealer, key_id, sealed_size
+from launcher.checkpoint.tensorfile.encryption import BLOCK, HEAD, TAG, EncryptedFile, Encryptor, key_id, sealed_size
 from launcher.checkpoint.tensorfile.header import read_header
 from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS, load_key
 from launcher.plan.values.grid import Grid
@@ -101,7 +101,7 @@ def test_another_key_is_named_as_such(sealed: tuple[Path, Full], monkeypatch: py
 def test_a_file_of_another_key_in_the_folder_is_named(sealed: tuple[Path, Full]) -> None:
     folder, _ = sealed
     path = folder / "rank_1/model.safetensors"
-    plain = Sealed(path, KEY)
+    plain = EncryptedFile(path, KEY)
     made(path, plain.read(0, plain.size), OTHER)
     text = f"{path}: wrong key: it is encrypted with key {key_id(OTHER).hex()}, this is {key_id(KEY).hex()}"
     assert refusal(folder) == text
@@ -206,7 +206,7 @@ def test_what_was_tampered_with_is_named(change, told, sealed: tuple[Path, Full]
 
 def made(path: Path, plain: bytes, key: bytes = KEY) -> Path:
     with path.open("wb") as file:
-        sealer = Sealer(path, file.fileno(), len(plain), key)
+        sealer = Encryptor(path, file.fileno(), len(plain), key)
         for at in range(0, len(plain), 700_001):
             sealer.write(at, memoryview(plain)[at : at + 700_001])
         sealer.finish()
@@ -217,7 +217,7 @@ def made(path: Path, plain: bytes, key: bytes = KEY) -> Path:
 def test_any_stretch_is_the_plain_text_again(size: int, tmp_path: Path) -> None:
     plain = random.Random(size).randbytes(size)
     path = made(tmp_path / "a", plain)
-    file = Sealed(path, KEY)
+    file = EncryptedFile(path, KEY)
     assert path.stat().st_size == sealed_size(size)
     assert file.size == size
     assert file.read(0, size) == plain
@@ -236,7 +236,7 @@ def test_a_file_cut_short_or_grown_is_named(tmp_path: Path) -> None:
     ):
         path.write_bytes(cut)
         with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
-            Sealed(path, KEY)
+            EncryptedFile(path, KEY)
         assert str(caught.value) == f"{path}: {told}"
 
 
@@ -244,7 +244,7 @@ def test_a_block_of_another_file_does_not_open(tmp_path: Path) -> None:
     a, b = made(tmp_path / "a", bytes(BLOCK)), made(tmp_path / "b", bytes(BLOCK))
     a.write_bytes(a.read_bytes()[:FIRST] + b.read_bytes()[FIRST:])
     with pytest.raises(ValueError, match="block 0 does not open with the key"):
-        Sealed(a, KEY).read(0, 1)
+        EncryptedFile(a, KEY).read(0, 1)
 
 
 def test_an_encrypted_file_alone_says_what_it_is(sealed: tuple[Path, Full]) -> None:

@@ -1,4 +1,4 @@
-"""The layout of a checkpoint asked for in a job's words: so many ranks, stages and shards."""
+"""Strategies that follow from something else: from the plan, from the parameters, from a target in a job's words."""
 
 from __future__ import annotations
 
@@ -7,10 +7,40 @@ from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Strategy, relaid, stages
 from launcher.errors import Problem, RequestError
+from launcher.plan.plan import Plan
 from launcher.plan.settings.steps import unmergeable
 from launcher.plan.values.grid import Grid
 
 LARGE = 64 * 1024  # bytes; as parallel.hsdp.threshold
+REPLICAS = ("dp_replicate", "dp_shard")
+
+
+def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
+    """Every parameter and persistent buffer, or the parameters that are trained."""
+    entries = {
+        p.name: Entry(p.layout, p.spec.dtype, "buffer" if p.buffer else "param", p.names[1:])
+        for p in plan.params
+        if p.trainable or not only_trainable
+    }
+    return Strategy(plan.sizes.grid, entries)
+
+
+def followed(target: Strategy, src: Strategy) -> Strategy:
+    """``target`` with the optimizer states of ``src`` that it does not list, each where its parameter is.
+
+    A state of another shape than its parameter (a step counter) is whole on every rank that holds the parameter.
+    """
+    entries = dict(target.entries)
+    for name, entry in src.entries.items():
+        param = name.split(".", 2)[2] if name.startswith("optim.") and name.count(".") > 1 else ""
+        if entry.kind != "optim" or name in target.named or param not in target.named:
+            continue
+        layout = target.entries[target.named[param]].layout
+        if layout.shape != entry.layout.shape:
+            shape = entry.layout.shape
+            layout = replace(layout, shape=shape, split=((),) * len(shape))
+        entries[name] = Entry(layout, entry.dtype, "optim")
+    return Strategy(target.grid, entries)
 
 
 def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, tp: int = 1) -> Strategy:
@@ -45,9 +75,6 @@ def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
         return moved
     split = tuple(("tp", *axes) if d == dim else axes for d, axes in enumerate(moved.layout.split))
     return replace(moved, layout=replace(moved.layout, split=split))
-
-
-REPLICAS = ("dp_replicate", "dp_shard")
 
 
 def _operator_dim(entry: Entry) -> int | None:

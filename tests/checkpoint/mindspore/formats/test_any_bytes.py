@@ -9,7 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint.mindspore.formats import Mode, full_specs, group_file, open_ckpt, strategy_files, to_strategy
+from launcher.checkpoint.mindspore.formats import (
+    CipherMode,
+    full_specs,
+    group_file,
+    open_ckpt,
+    strategy_files,
+    to_strategy,
+)
 from launcher.checkpoint.mindspore.formats.dtypes import nbytes
 from launcher.plan.values.facts import TensorSpec
 from tests.checkpoint.mindspore.truth import FIXTURES
@@ -17,7 +24,7 @@ from tests.checkpoint.mindspore.truth import FIXTURES
 LIMIT = 2 << 20  # bytes that a reader may use for an input of a few KB
 FORMATS, REAL = FIXTURES / "formats", FIXTURES / "real_strategy"
 SEEDS = {path.name: path.read_bytes() for folder in (FORMATS, REAL) for path in sorted(folder.glob("*.[cj]*"))}
-KEYS: dict[str, tuple[bytes, Mode]] = {
+KEYS: dict[str, tuple[bytes, CipherMode]] = {
     "enc_AES-GCM_256.ckpt": (bytes(range(32)), "AES-GCM"),
     "enc_AES-CBC_128.ckpt": (bytes(range(16)), "AES-CBC"),
     "enc_SM4-CBC_128.ckpt": (bytes(range(16)), "SM4-CBC"),
@@ -85,7 +92,7 @@ def test_no_noise_breaks_any_reader(tmp_path_factory: pytest.TempPathFactory, da
     named(lambda: group_file.parse(data, "f"), "f: not a MindSpore group file: ")
 
 
-def everything(path: Path, key: bytes | None, mode: Mode) -> None:
+def everything(path: Path, key: bytes | None, mode: CipherMode) -> None:
     file = open_ckpt(path, key, mode)
     for name, stored in file.entries.items():
         assert len(file.read(name)) == nbytes(stored.spec)

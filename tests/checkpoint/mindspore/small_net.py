@@ -13,7 +13,7 @@ from launcher.checkpoint import (
     Strategy,
     transform_checkpoints,
 )
-from launcher.checkpoint.mindspore.formats import Form, merged_file, write_ckpt, write_strategy
+from launcher.checkpoint.mindspore.formats import StrategyForm, merged_file, write_ckpt, write_strategy
 from launcher.checkpoint.tensorfile.safetensors import write_file
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
@@ -65,7 +65,7 @@ class Home:
         else:
             write_file(to, tensors, {})
 
-    def strategy(self, side: str, of: Strategy, form: Form = "protobuf") -> None:
+    def strategy(self, side: str, of: Strategy, form: StrategyForm = "protobuf") -> None:
         write_strategy(self.path / f"{side}.ckpt", merged_file(of), form)
 
     def both(self, change: Callable[[Strategy], Strategy]) -> None:
