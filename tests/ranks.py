@@ -15,7 +15,7 @@ T = TypeVar("T")
 DRAWN = Drawings()
 
 
-def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 60, **options: Any) -> list[T]:
+def on_ranks(size: int, work: Callable[..., T], *args: Any, timeout_s: float = 120, **options: Any) -> list[T]:
     """``work(world, *args)`` on ``size`` forked gloo ranks; results in rank order. ``options`` are ``run_ranks``'s.
 
     A job among ``args`` that its plan follows is drawn before, for the first build of each rank (``DRAWN``).

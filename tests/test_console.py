@@ -21,7 +21,7 @@ def test_words_that_nobody_reads_are_no_failure():
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+        assert (process.stderr.read(), process.wait(300)) == (b"", 0)
 
 
 class Pipe(io.RawIOBase):

@@ -211,7 +211,7 @@ def sweeping(tmp_path: Path, command) -> Iterator[tuple[subprocess.Popen[bytes],
 def test_a_sweep_that_is_told_to_stop_ends_its_cell_and_starts_no_other(how, code, tmp_path, command):
     with sweeping(tmp_path, command) as (child, pid):
         child.send_signal(getattr(signal, how))
-        assert child.wait(30) == code
+        assert child.wait(300) == code
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
     assert [(row[2], row[-1]) for row in rows(tmp_path / "grid")[1:]] == [("interrupted", f"stopped by {how}")]
@@ -228,7 +228,7 @@ def test_a_sweep_that_insists_does_not_wait_for_its_cell(tmp_path, command):
         child.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         child.send_signal(signal.SIGINT)
-        assert child.wait(30) == 75
+        assert child.wait(300) == 75
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 

@@ -28,7 +28,9 @@ def run_on_files(step: Evaluate, run: RunFiles) -> dict[str, float]:
     if step.of == "exported":
         model = single_process.of(run.job, export.exported(run))
     else:
-        model = single_process.from_checkpoint(run.job, transform.written(run))
+        path = transform.transformed(run)
+        assert path is not None, "the planner wants a transform before what reads its result"
+        model = single_process.from_checkpoint(run.job, path)
     loss = single_process.held_out_loss(model, run.job, step.batches, run.plan.loss_terms)
     run.say(f"evaluate: validation loss {loss:.4f} of the {step.of} model in one process")
     return {f"{step.of}_loss": loss}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan.plan import Plan
 from launcher.plan.values.text import bytes_text, many
 from launcher.plan.values.trust import Trust
-from launcher.plan.verbs import EXPORTED, TRANSFORMED
+from launcher.plan.verbs import EXPORTED
 from launcher.steps import transform
 from launcher.steps.files.checks import FileChecks
 from launcher.steps.files.run_files import RunFiles
@@ -78,7 +79,7 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
     from launcher.steps.model import single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
-    loss = single_process.held_out_loss(single_process.of(job, read(step, run)), job, _batches(job), terms)
+    loss = single_process.held_out_loss(single_process.of(job, read(run)), job, _batches(job), terms)
     if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
         run.say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
         return {"exported_loss": loss}
@@ -93,21 +94,19 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
 
 
 def written(run: RunFiles) -> Path:
-    """What the first ``export`` of the run writes."""
-    step = run.maker(EXPORTED)
-    named = step.path if isinstance(step, Export) else None
-    file = "hf" if isinstance(step, Export) and step.format == "hf" else "model.safetensors"
-    return Path(named) if named else run.folder / "exports" / file
+    """Where this step writes: each has a place of its own."""
+    step, other = run.job.steps[run.name], run.suffix(EXPORTED)
+    assert isinstance(step, Export)
+    if step.path:
+        return Path(step.path)
+    return run.folder / "exports" / (f"hf{other}" if step.format == "hf" else f"model{other}.safetensors")
 
 
 def source(step: Export, run: RunFiles) -> Path:
     """What it names, else the transformed checkpoint if a transform comes before, else the run's own last one."""
     if step.src is not None:
         return Path(step.src)
-    steps = [*run.job.steps.values()]
-    first, mine = run.maker(TRANSFORMED), run.maker(EXPORTED)
-    early = first is not None and mine is not None and steps.index(first) < steps.index(mine)
-    return transform.written(run) if early else run.last()
+    return transform.transformed(run) or run.last()
 
 
 def check_place(step: Export) -> None:
@@ -132,17 +131,18 @@ def check_names(step: Export, src: object, strategy: Strategy) -> None:
 
 
 def exported(run: RunFiles) -> Mapping[str, Tensor]:
-    """What the first ``export`` of the run has written."""
-    step = run.maker(EXPORTED)
-    assert isinstance(step, Export), "the planner wants an export before what reads one"
-    return read(step, run)
+    """What the last ``export`` before this step has written."""
+    made = run.maker(EXPORTED)
+    assert made is not None, "the planner wants an export before what reads one"
+    return read(replace(run, name=made[0]))
 
 
-def read(step: Export, run: RunFiles) -> Mapping[str, Tensor]:
-    """What the step has written, by our names, as the library of the format reads it: the writer is ours."""
+def read(run: RunFiles) -> Mapping[str, Tensor]:
+    """What this step has written, by our names, as the library of the format reads it: the writer is ours."""
     from safetensors.torch import load_file
 
-    path = written(run)
+    step, path = run.job.steps[run.name], written(run)
+    assert isinstance(step, Export)
     if step.format == "safetensors":
         return load_file(path)
     ours = open_checkpoint(source(step, run), run.trust).strategy.only("param", "buffer").entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_destination
@@ -101,10 +102,16 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
 
 
 def written(run: RunFiles) -> Path:
-    """What the first ``transform`` of the run writes."""
-    step = run.maker(TRANSFORMED)
-    named = step.dst if isinstance(step, Transform) else None
-    return Path(named) if named else run.folder / "transformed"
+    """Where this step writes: each has a place of its own."""
+    step = run.job.steps[run.name]
+    assert isinstance(step, Transform)
+    return Path(step.dst) if step.dst else run.folder / f"transformed{run.suffix(TRANSFORMED)}"
+
+
+def transformed(run: RunFiles) -> Path | None:
+    """What the last ``transform`` before this step has written."""
+    made = run.maker(TRANSFORMED)
+    return None if made is None else written(replace(run, name=made[0]))
 
 
 def target(step: Transform, src: Strategy) -> Strategy:

@@ -165,7 +165,7 @@ def together(jobs: Mapping[K, Job]) -> dict[K, Run]:
     found: dict[K, list[Step]] = {}
     for size in {p.sizes.grid.size for p in plans.values()}:
         mine = {k: (jobs[k], p) for k, p in plans.items() if p.sizes.grid.size == size}
-        ranks = on_ranks(size, rank_steps, mine, timeout_s=60)
+        ranks = on_ranks(size, rank_steps, mine, timeout_s=120)
         found |= {k: [r[k] for r in ranks] for k in mine}
     want: dict[str, Outcome] = {}
     out = {}
@@ -191,7 +191,7 @@ def rank_steps(world: World, cells: Mapping[K, tuple[Job, Plan]]) -> dict[K, Ste
 def under_layout(j: Job) -> tuple[Plan, Outcome]:
     """Run ``j``'s layout on real gloo ranks and put the pieces together."""
     plan = plan_job(j)
-    return plan, outcome(plan, on_ranks(plan.sizes.grid.size, rank_step, j, plan, timeout_s=60))
+    return plan, outcome(plan, on_ranks(plan.sizes.grid.size, rank_step, j, plan, timeout_s=120))
 
 
 def outcome(plan: Plan, ranks: list[Step]) -> Outcome:

@@ -106,11 +106,11 @@ def torchrun(n: int, *words: str, restarts: int = 0) -> subprocess.CompletedProc
     """``launcher WORDS`` on ``n`` ranks that torchrun starts."""
     outer = ["torch.distributed.run", "--standalone", f"--nproc-per-node={n}", f"--max-restarts={restarts}", "-m"]
     with child([*outer, "launcher", *words], stdout=PIPE, stderr=PIPE) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
-def until(done: Callable[[], bool], process: subprocess.Popen[str], within_s: float = 60) -> None:
+def until(done: Callable[[], bool], process: subprocess.Popen[str], within_s: float = 300) -> None:
     """Looks again and again until ``done``; fails when the process ends first."""
     end = time.monotonic() + within_s
     while not done():

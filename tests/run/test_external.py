@@ -136,8 +136,8 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
         until(reached(folder, 3), process)
         alive = [int(p) for p in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         process.send_signal(signal.SIGTERM)
-        assert all(ended(pid, within_s=20) for pid in alive)
-        process.wait(60)
+        assert all(ended(pid, within_s=300) for pid in alive)
+        process.wait(300)
     last = checkpoints(folder)[-1]
     assert {k: status(folder)[k] for k in ("status", "error")} == {
         "status": "preempted",
@@ -148,7 +148,7 @@ def test_a_signal_to_torchrun_ends_every_rank(tmp_path):
 def srun(n: int, *words: str) -> list[tuple[int, str]]:
     """The exit codes of all tasks and what they say."""
     with tasks(n, *words) as started:
-        said = [task.communicate(timeout=120)[0] for task in started]
+        said = [task.communicate(timeout=300)[0] for task in started]
     return [(task.returncode, text) for task, text in zip(started, said, strict=True)]
 
 

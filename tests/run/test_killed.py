@@ -139,7 +139,7 @@ def test_the_launcher_itself_may_be_killed(long, tmp_path):
         until(reached(folder, 3), process)
         alive = ranks(process)
         process.kill()
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(300) == -signal.SIGKILL
     assert len(alive) == 4
     run(folder, *EVERY, steps=n)  # at once: it waits for ranks that are just ending
     assert all(ended(pid, 0) for pid in alive)
@@ -156,7 +156,7 @@ def test_a_signal_ends_every_rank_at_once_where_nothing_is_to_be_saved(signum, l
         until(reached(folder, 3), process)
         alive = ranks(process)
         process.send_signal(signum)
-        assert process.wait(60) == 128 + signum
+        assert process.wait(300) == 128 + signum
         assert all(ended(pid, within_s=0) for pid in alive)
     assert folder.with_suffix(".log").read_text().endswith(f"\nstopped by {signum.name}\n")
     assert {k: status(folder)[k] for k in ("status", "error")} == {

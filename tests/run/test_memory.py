@@ -149,7 +149,7 @@ def test_of_an_outer_launcher_the_ranks_of_this_machine_count(
 
 def test_a_run_says_it_beside_its_plan_and_not_in_it(tmp_path: Path) -> None:
     with started(tmp_path / "run", steps=1) as process:
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     said = tmp_path.joinpath("run.log").read_text()
     assert re.search(r"^fits: 12\d\.\d MB of [\d.]+ GB free on this machine", said, re.MULTILINE)
     assert "fits:" not in (tmp_path / "run/plan.txt").read_text()

@@ -98,7 +98,7 @@ def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
     finally:
         for pid in (place / "pids").read_text().split():
             os.kill(int(pid), signal.SIGUSR1)  # as --signal does it
-    assert first.wait(60) == 75
+    assert first.wait(300) == 75
     assert (place / "asked").read_text() == "requeue 77\n"
     [saved] = checkpoints(runs / "0001")
     assert batch(place, 20, 1, free_port()).wait(120) == 0

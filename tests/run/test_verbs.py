@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from launcher import run_job
 from launcher.__main__ import main
 from launcher.checkpoint import read_full, read_hf, transform_checkpoints
 from launcher.checkpoint.foreign.rename import renamed
@@ -18,6 +19,8 @@ from launcher.checkpoint.foreign.rename_tables import TO_LLAMA
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.mindspore.formats import form_of, merged_file, read_strategy, write_ckpt, write_strategy
 from launcher.checkpoint.read import open_checkpoint
+from launcher.job.compose import compose
+from launcher.job.schema.steps import Evaluate, Export, Transform
 from tests.checkpoint.saving import held
 from tests.run import llama
 from tests.run.launching import BATCH, TINY, checkpoints, last, losses, run, say, shape, status, tensors
@@ -197,3 +200,21 @@ def test_strategies_are_merged_in_the_form_asked_for(trained: Path, tmp_path: Pa
     else:
         assert form_of(merged.read_bytes()) == form
         assert "embed.weight" in read_strategy(merged).stages()[1]
+
+
+def test_two_transforms_and_two_exports_each_write_a_place_of_their_own(tmp_path: Path) -> None:
+    """The second of each used to write where the first had, whatever it was told. Readers take the last before them."""
+    asked = compose([*TINY, f"run_dir={tmp_path}/run", "train.steps=1", *shape(pp=2, shard=2)]).job
+    steps = {
+        "transform": Transform(nproc=1), "named": Transform(nproc=2, shard_size=2, dst=f"{tmp_path}/named"),
+        "export": Export(check=False), "again": Transform(nproc=1), "looked": Evaluate(of="transformed", batches=1),
+        "out": Export(check=False), "other": Export(check=False, path=f"{tmp_path}/other.safetensors"),
+    }  # fmt: skip
+    run_job(asked.model_copy(update={"steps": asked.steps | steps}))
+    ranks = {place: open_checkpoint(place).strategy.grid.size for place in (
+        tmp_path / "run/transformed", tmp_path / "named", tmp_path / "run/transformed-again",
+    )}  # fmt: skip
+    assert list(ranks.values()) == [1, 2, 1]
+    first = (tmp_path / "run/exports/model.safetensors").read_bytes()
+    assert (tmp_path / "run/exports/model-out.safetensors").read_bytes() == first
+    assert (tmp_path / "other.safetensors").read_bytes() == first

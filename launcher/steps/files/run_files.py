@@ -49,6 +49,17 @@ class RunFiles:
         """The checkpoint ``named``, else the newest of this run."""
         return self.last() if named is None else Path(named)
 
-    def maker(self, thing: str) -> Step | None:
-        """The first step that leaves ``thing``."""
-        return next((s for s in self.job.steps.values() if VERBS[s.kind].leaves == thing), None)
+    def maker(self, thing: str) -> tuple[str, Step] | None:
+        """The last step before this one that leaves ``thing``, after its name."""
+        found = None
+        for name, step in self.job.steps.items():
+            if name == self.name:
+                break
+            if VERBS[step.kind].leaves == thing:
+                found = name, step
+        return found
+
+    def suffix(self, thing: str) -> str:
+        """What tells the place of this step from that of the first one that leaves ``thing`` in the run's folder."""
+        first = next(n for n, s in self.job.steps.items() if VERBS[s.kind].leaves == thing)
+        return "" if self.name == first else f"-{self.name}"

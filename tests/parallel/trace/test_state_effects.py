@@ -147,7 +147,7 @@ def found() -> dict[str, tuple[Plan, list[tuple[float, list[Piece]]]]]:
     out = {}
     for size in sorted({p.sizes.grid.size for p in plans.values()}):
         cells = {k: (EXACT[k], p) for k, p in plans.items() if p.sizes.grid.size == size}
-        ranks = on_ranks(size, trained, cells, timeout_s=60)
+        ranks = on_ranks(size, trained, cells, timeout_s=120)
         out |= {k: (plans[k], [r[k] for r in ranks]) for k in cells}
     return out
 

@@ -62,7 +62,7 @@ def test_tasks_per_node_are_spelt_out():
 def test_ranks_of_torchrun_share_its_store():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     done = subprocess.run(
-        [*command, "tests.runtime.joining"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [*command, "tests.runtime.joining"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert sorted(done.stdout.split("\n")) == ["", "rank 0 of 2: 3.0", "rank 1 of 2: 3.0"], done.stderr
 
@@ -84,7 +84,7 @@ def test_ranks_of_srun_meet_at_the_first_host():
         )
         for rank in range(2)
     ]
-    assert [task.communicate(timeout=120)[0] for task in tasks] == ["rank 0 of 2: 3.0\n", "rank 1 of 2: 3.0\n"]
+    assert [task.communicate(timeout=300)[0] for task in tasks] == ["rank 0 of 2: 3.0\n", "rank 1 of 2: 3.0\n"]
 
 
 def free_port() -> int:

@@ -46,7 +46,7 @@ def ended(pidfd: int, within_s: float) -> bool:
 def test_a_signal_to_the_parent_ends_every_rank_before_it_ends(signum, how):
     with waiting(*how) as (process, ranks):
         process.send_signal(signum)
-        assert process.wait(timeout=60) == 128 + signum
+        assert process.wait(timeout=300) == 128 + signum
         assert all(ended(rank, within_s=0) for rank in ranks)
         assert process.stdout is not None
         assert process.stdout.read() == f"stopped by {signum.name}\n"
@@ -56,14 +56,14 @@ def test_a_signal_to_the_parent_ends_every_rank_before_it_ends(signum, how):
 def test_the_death_of_the_parent_ends_every_rank(how):
     with waiting(*how) as (process, ranks):
         process.kill()
-        assert process.wait(timeout=60) == -signal.SIGKILL
-        assert all(ended(rank, within_s=30) for rank in ranks)
+        assert process.wait(timeout=300) == -signal.SIGKILL
+        assert all(ended(rank, within_s=300) for rank in ranks)
 
 
 def test_the_whole_terminal_gets_ctrl_c_and_one_process_answers():
     with waiting() as (process, ranks):
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=300) == 130
         assert all(ended(rank, within_s=0) for rank in ranks)
 
 
