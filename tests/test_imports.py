@@ -83,6 +83,15 @@ MUST_NOT_TOUCH = {
     "testing": HYDRA + FILES,
     "wiring": HYDRA,
 }
+# What others may open of the folders whose ``__all__`` has names for users; elsewhere ``__all__`` says it.
+OPEN = {
+    "launcher.checkpoint": {
+        "atomic_folder", "export", "full_tensors", "inspect", "manifest", "manifest_mac", "read", "store",
+        "transform", "transform_foreign", "transform_plan", "verify", "write",
+    },
+    "launcher.checkpoint.mindspore.formats": {"group_file", "strategy_files"},
+    "launcher.parallel": {"apply_plan", "blueprint", "broadcast", "local", "mesh", "weight_gradient"},
+}  # fmt: skip
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")
 
 
@@ -164,6 +173,26 @@ def test_every_layer_leaves_alone_what_it_must_not_touch() -> None:
         if any(inside(i.what, banned) for banned in MUST_NOT_TOUCH[layer(i.module)])
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def face(package: str) -> set[str]:
+    """The modules of a folder that modules of another folder of ``launcher/`` may import."""
+    if package in OPEN:
+        return OPEN[package]
+    assigned = [node for node in trees()[package].body if isinstance(node, ast.Assign)]
+    said = [ast.literal_eval(n.value) for n in assigned if ast.unparse(n.targets[0]) == "__all__"]
+    return {name for names in said for name in names if f"{package}.{name}" in files()}
+
+
+def test_a_folder_is_entered_by_what_it_offers() -> None:
+    """What ``__all__`` of a folder does not name is its own business, and what it names is used."""
+    entered: dict[str, set[str]] = {}
+    for module, what in edges():
+        package, _, name = what.rpartition(".")
+        if package.count(".") and package.split(".")[1] != module.partition(".")[2].split(".")[0] and what in files():
+            entered.setdefault(package, set()).add(name)
+    packages = [m for m, path in files().items() if path.name == "__init__.py" and m != "launcher"]
+    assert {p: face(p) for p in packages if face(p)} == entered
 
 
 @pytest.mark.parametrize("grain", [rooms(1), rooms(2), rooms(3), str], ids=["folders", "shelves", "inner", "modules"])

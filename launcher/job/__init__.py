@@ -2,3 +2,5 @@
 
 Nothing here decides anything (that is ``plan``) and nothing here imports torch.
 """
+
+__all__ = ["args", "compose", "help_text", "sweep_grid", "targets"]

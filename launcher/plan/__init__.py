@@ -2,3 +2,18 @@
 
 No torch, no Hydra, no files, no environment: a plan can be made, printed and compared anywhere.
 """
+
+__all__ = [
+    "capacity",
+    "certify_copy",
+    "changed_settings",
+    "operator_file",
+    "plan",
+    "rank_groups",
+    "sample_checks",
+    "show",
+    "step_order",
+    "to_json",
+    "traced_model",
+    "verbs",
+]

@@ -21,6 +21,8 @@ from typing import Any
 from launcher.job.schema.steps import Step
 from launcher.plan.verbs import verb
 
+__all__ = ["on_files", "on_ranks"]
+
 
 def module(step: Step) -> Any:
     """What carries out ``step``, imported."""

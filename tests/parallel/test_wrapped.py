@@ -61,7 +61,7 @@ def test_a_model_that_looks_at_its_data_is_planned_as_one_that_does_not():
         for look in (True, False)
     )  # fmt: skip
     assert [s.flops for s in looking.stages] == [s.flops for s in blind.stages]
-    assert looking.memory == blind.memory
+    assert looking.estimate.memory == blind.estimate.memory
     assert looking.groups == blind.groups
 
 

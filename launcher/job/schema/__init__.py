@@ -1,1 +1,3 @@
 """The schema of a request: every key, its type, and which keys are secret. Opens no file, imports no Hydra."""
+
+__all__ = ["base", "components", "job", "parallel", "redact", "run_paths", "schema_keys", "similar_names", "steps"]

@@ -1,1 +1,3 @@
 """State of a model besides its tensors (Python values, references, hooks): compared, copied, put back."""
+
+__all__ = ["deep_copy", "module_globals", "references", "restore_state"]

@@ -1,1 +1,3 @@
 """The cut: which module is on which stage, where each tensor lives, how a batch is divided."""
+
+__all__ = ["params", "sequence_chunks", "sizes", "stage_config", "stages"]

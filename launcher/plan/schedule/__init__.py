@@ -1,1 +1,3 @@
 """Pipeline schedules: the order of actions of every rank, simulated and drawn."""
+
+__all__ = ["actions", "timeline"]

@@ -36,6 +36,8 @@ from launcher.plan.settings import (
 )
 from launcher.plan.values.setting import Setting
 
+__all__ = ["checkpoint", "dataset_strategy", "steps", "transformer_opt"]
+
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     """The sizes of ``job``, and all that is wrong with its settings whatever the model is."""

@@ -1,1 +1,3 @@
 """Values that plans are made of: grids, layouts, facts of a model, dtypes, and how they are written. No decision."""
+
+__all__ = ["batch_reading", "facts", "grid", "layout", "optimizer_traits", "precision", "text", "trust"]

@@ -1,1 +1,16 @@
 """The loop over steps: batches, the pipeline, the loss scale, metrics, checkpoints."""
+
+__all__ = [
+    "batches",
+    "grad_norm_log",
+    "loop",
+    "loss_scaling",
+    "metrics",
+    "pipeline",
+    "progress",
+    "save",
+    "save_thread",
+    "session",
+    "state",
+    "target_classes",
+]

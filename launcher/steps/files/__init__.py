@@ -1,1 +1,3 @@
 """What a step on files is given: before anything starts, and when it is carried out."""
+
+__all__ = ["checks"]
