@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from launcher.optim.state_packing import pack, unpackable
-from launcher.optim.trial import Broken, Build, Cut, Seen, Shape, Trial, keys, small
+from launcher.optim.trial import Broken, Build, Observation, Shape, Trial, TrialCut, keys, small
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 CLOSE = {torch.float64: 1e-7, torch.float32: 1e-3}
@@ -63,13 +63,13 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
     want = [p.detach() for p in seen.params]
     if _alike(want, trial.starts) and any(g["initial_lr"] for g in seen.optimizer.param_groups):
         raise Broken("its step() changes no parameter")
-    rows = _near(trial, seen, Cut(0))
+    rows = _near(trial, seen, TrialCut(0))
     return OptimizerTraits(
         name,
         rows=rows,
-        elements=rows and all(_near(trial, seen, Cut(d)) for d in range(1, max(map(len, trial.shapes)))),
+        elements=rows and all(_near(trial, seen, TrialCut(d)) for d in range(1, max(map(len, trial.shapes)))),
         alone=_close(trial.alone(), seen),
-        empty=_near(trial, seen, Cut(0, empty=True)),
+        empty=_near(trial, seen, TrialCut(0, empty=True)),
         unused=_works(trial),
         draws=_draws(trial, want),
         first=seen.first,
@@ -81,7 +81,7 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
     )
 
 
-def _near(trial: Trial, seen: Seen, cut: Cut) -> bool:
+def _near(trial: Trial, seen: Observation, cut: TrialCut) -> bool:
     """Whether the tensors end where they do when they are not cut."""
     try:
         return _close(trial.run(cut), seen)
@@ -89,7 +89,7 @@ def _near(trial: Trial, seen: Seen, cut: Cut) -> bool:
         return False
 
 
-def _close(got: Sequence[Tensor], seen: Seen) -> bool:
+def _close(got: Sequence[Tensor], seen: Observation) -> bool:
     """Number by number: beside one that went far, others may be wrong unseen."""
     for a, p, path in zip(got, seen.params, seen.paths, strict=True):
         want = p.detach()
@@ -120,7 +120,7 @@ def _draws(trial: Trial, want: Sequence[Tensor]) -> Literal["", "torch", "elsewh
     return "torch" if _alike(trial.run(seed=0), want) else "elsewhere"
 
 
-def _odd(seen: Seen) -> str:
+def _odd(seen: Observation) -> str:
     """The first state of another shape than its parameter's that is no single number without dims."""
     for p in seen.params:
         for key, t in pack(seen.optimizer, p).items():
@@ -129,7 +129,7 @@ def _odd(seen: Seen) -> str:
     return ""
 
 
-def _lost(trial: Trial, seen: Seen, want: Sequence[Tensor]) -> str:
+def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
     known = {id(p) for p in seen.params}
     if any(id(key) not in known for key in seen.optimizer.state):
         return "it keeps state under keys that are no parameters"
@@ -140,7 +140,7 @@ def _lost(trial: Trial, seen: Seen, want: Sequence[Tensor]) -> str:
     return "given back what is in its state and its groups, it goes on to other numbers: it keeps some elsewhere"
 
 
-def _copies(seen: Seen) -> int:
+def _copies(seen: Observation) -> int:
     """Tensors of a parameter's size for each parameter, on average."""
     held = sum(t.numel() for p in seen.params for t in pack(seen.optimizer, p).values() if t.ndim)
     return round(held / max(sum(p.numel() for p in seen.params), 1))

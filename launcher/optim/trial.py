@@ -34,7 +34,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True)
-class Cut:
+class TrialCut:
     """Two pieces of every tensor, cut along ``dim``: the first third and the rest, or all and nothing if ``empty``."""
 
     dim: int | None = None
@@ -52,7 +52,7 @@ class Cut:
 
 
 @dataclass
-class Seen:
+class Observation:
     """What a run left: the tensors afterwards, the optimizer, and which values of its groups it changed itself.
 
     ``first``: the keys of its state after one step; ``paths``: how far each number went in all steps together.
@@ -118,7 +118,7 @@ class Trial:
                 group["capturable"] = False  # which no CPU can
         return params, optimizer
 
-    def run(self, cut: Cut = Cut(), seed: int = 0) -> list[Tensor]:
+    def run(self, cut: TrialCut = TrialCut(), seed: int = 0) -> list[Tensor]:
         """The tensors afterwards, cut and put together again."""
         torch.manual_seed(seed)
         lengths = [len(cut.pieces(t)) for t in self.starts]
@@ -137,7 +137,7 @@ class Trial:
                 advance(params, optimizer, [g], step)
         return [p.detach() for params, _ in made for p in params]
 
-    def observed(self) -> Seen:
+    def observed(self) -> Observation:
         """As ``run``, looking at the groups after every step."""
         torch.manual_seed(0)
         params, optimizer = self.made(self.starts)
@@ -154,7 +154,7 @@ class Trial:
             for was, group in zip(before, optimizer.param_groups, strict=True):
                 now = _values(group)
                 changed |= dict.fromkeys(k for k in now if k not in was or not _same(was[k], now[k]))
-        return Seen(params, optimizer, tuple(sorted(changed)), first, paths)
+        return Observation(params, optimizer, tuple(sorted(changed)), first, paths)
 
     def resumed(self, counters: tuple[str, ...]) -> list[Tensor]:
         """As ``run``, with the state handed to another instance on the way."""

@@ -99,20 +99,20 @@ def refused(found: Fit, cure: str) -> Problem:
 
 
 @dataclass(frozen=True)
-class Override:
+class LighterLayout:
     """Settings below ``parallel``, and the words that set them."""
 
     words: str
     settings: dict[str, Any]
 
-    def __or__(self, other: Override) -> Override:
-        return Override(f"{self.words} {other.words}", self.settings | other.settings)
+    def __or__(self, other: LighterLayout) -> LighterLayout:
+        return LighterLayout(f"{self.words} {other.words}", self.settings | other.settings)
 
     def of(self, job: Job) -> Job:
         return job.model_copy(update={"parallel": job.parallel.model_copy(update=self.settings)})
 
 
-def lighter(job: Job, plan: Plan) -> Iterator[Override]:
+def lighter(job: Job, plan: Plan) -> Iterator[LighterLayout]:
     """Layouts that give the same numbers in less memory, from little to much."""
     sharded = list(_sharded(job, plan))
     smaller = list(_smaller(job, plan))
@@ -122,26 +122,26 @@ def lighter(job: Job, plan: Plan) -> Iterator[Override]:
         yield from (sharded[-1] | change for change in smaller)
 
 
-def _sharded(job: Job, plan: Plan) -> Iterator[Override]:
+def _sharded(job: Job, plan: Plan) -> Iterator[LighterLayout]:
     """Weights cut over all data-parallel ranks, then gathered once more for each backward."""
     if plan.sizes.replicas == 1:
         return
     now = (job.parallel.hsdp or Hsdp()).model_copy(update={"shard_size": -1})
-    whole = Override("parallel.hsdp.shard_size=-1", {"hsdp": now})
+    whole = LighterLayout("parallel.hsdp.shard_size=-1", {"hsdp": now})
     cut = plan.sizes.grid["dp_replicate"] == 1
     if not cut:
         yield whole
     if now.optimizer_level != "level3":
         again = {"hsdp": now.model_copy(update={"optimizer_level": "level3"})}
-        level = Override("parallel.hsdp.optimizer_level=level3", again)
+        level = LighterLayout("parallel.hsdp.optimizer_level=level3", again)
         yield level if cut else whole | level
 
 
-def _smaller(job: Job, plan: Plan) -> Iterator[Override]:
+def _smaller(job: Job, plan: Plan) -> Iterator[LighterLayout]:
     """Smaller micro batches; not where one says something of its own: in a sum, or to a module with buffers."""
     sz, pipe = plan.sizes, job.parallel.pipeline
     if pipe.loss_reduction == "sum" or any(p.buffer for p in plan.params):
         return
     for n in (sz.micros * times for times in (2, 4, 8) if sz.micro_batch % times == 0):
         change = {"pipeline": pipe.model_copy(update={"micro_batch_num": n})}
-        yield Override(f"parallel.pipeline.micro_batch_num={n}", change)
+        yield LighterLayout(f"parallel.pipeline.micro_batch_num={n}", change)

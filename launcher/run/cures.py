@@ -22,11 +22,11 @@ from launcher.job.yaml.origins import Origins
 ROUNDS = 6
 OF_DEVICES = ("launch.device=cuda", "launch.backend=nccl")
 Words = tuple[str, ...]
-Look = Callable[[Words], list["Finding"]]
+Look = Callable[[Words], list["ListedProblem"]]
 
 
 @dataclass(frozen=True)
-class Finding:
+class ListedProblem:
     """A problem, and where the keys of its request were set."""
 
     problem: Problem
@@ -45,7 +45,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
     """
     listed = _findings(error, words)
     see = _seeing(words, look, error.planned)
-    found: Sequence[Finding] = listed
+    found: Sequence[ListedProblem] = listed
     for _ in range(ROUNDS):
         left = see(_mended(words, listed, True))
         if not left:
@@ -60,18 +60,18 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
     return _told(_holding(words, listed, see))
 
 
-def _told(listed: Iterable[Finding]) -> BadRequest:
+def _told(listed: Iterable[ListedProblem]) -> BadRequest:
     return BadRequest(tuple(f.problem for f in listed), {f.problem: f.origins for f in listed})
 
 
-def _findings(error: RequestError, words: Sequence[str]) -> list[Finding]:
+def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
     places = error.origins if isinstance(error, BadRequest) else Origins()
     late = isinstance(error, BadRequest) and error.late
     out = []
     for problem in error.problems:
         origins = places if isinstance(places, Origins) else places.get(problem, Origins())
         problem = swept(whole_override(problem, origins), origins, words)
-        out.append(Finding(problem if kept(problem, origins, late) else replace(problem, cure=""), origins))
+        out.append(ListedProblem(problem if kept(problem, origins, late) else replace(problem, cure=""), origins))
     return out
 
 
@@ -80,9 +80,9 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: 
 
     Whether there is a device for each rank torch alone knows.
     """
-    known: dict[Words, list[Finding]] = {}
+    known: dict[Words, list[ListedProblem]] = {}
 
-    def see(words: Words) -> list[Finding]:
+    def see(words: Words) -> list[ListedProblem]:
         if words not in known:
             new = [w for w in words if w not in typed]
             trusting, devices = any(w.startswith("security") for w in new), any(w in OF_DEVICES for w in new)
@@ -96,14 +96,16 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: 
     return see
 
 
-def _near(finding: Finding, listed: Iterable[Finding]) -> bool:
+def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
     """Whether it is about a key that is listed, or one above or below it: it may follow from what stands in there."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
     return any(key.startswith(k) or k.startswith(key) for k in keys) or finding.said in {f.said for f in listed}
 
 
-def _mended(words: Sequence[str], listed: Iterable[Finding], by_cure: bool, only: Finding | None = None) -> Words:
+def _mended(
+    words: Sequence[str], listed: Iterable[ListedProblem], by_cure: bool, only: ListedProblem | None = None
+) -> Words:
     """``words`` without what is listed: cured where that can be, or each with a value that stands in."""
     out = tuple(words)
     for f in listed:
@@ -112,7 +114,7 @@ def _mended(words: Sequence[str], listed: Iterable[Finding], by_cure: bool, only
     return out
 
 
-def _stood_in(words: Words, finding: Finding, which: int) -> Words:
+def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
     problem, origins = finding.problem, finding.origins
     if not problem.key:
         return pasted(words, replace(problem, cure=""), origins)
@@ -125,7 +127,7 @@ def _stood_in(words: Words, finding: Finding, which: int) -> Words:
     return pasted(words, replace(problem, cure=shlex.quote(word) if word else ""), origins)
 
 
-def _holding(words: Sequence[str], listed: Sequence[Finding], see: Look) -> list[Finding]:
+def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -> list[ListedProblem]:
     """``listed`` without cures that bring something new, each alone or all together."""
     bare = {f.said for f in see(_mended(words, listed, False))}
     out = [_alone(f, words, listed, bare, see) for f in listed]
@@ -139,8 +141,8 @@ def _holding(words: Sequence[str], listed: Sequence[Finding], see: Look) -> list
 
 
 def _alone(
-    f: Finding, words: Sequence[str], listed: Sequence[Finding], bare: set[tuple[str, str]], see: Look
-) -> Finding:
+    f: ListedProblem, words: Sequence[str], listed: Sequence[ListedProblem], bare: set[tuple[str, str]], see: Look
+) -> ListedProblem:
     """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
     if not f.problem.cure or not (new := _new(_mended(words, listed, False, f), bare, see)):
         return f
@@ -159,5 +161,5 @@ def _alone(
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 
 
-def _new(words: Words, known: set[tuple[str, str]], see: Look) -> list[Finding]:
+def _new(words: Words, known: set[tuple[str, str]], see: Look) -> list[ListedProblem]:
     return [f for f in see(words) if f.said not in known]

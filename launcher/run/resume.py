@@ -26,7 +26,7 @@ RESUME, ENCRYPT, ACCEPT = "checkpoint.resume", "checkpoint.encrypt", "checkpoint
 
 
 @dataclass(frozen=True)
-class Source:
+class ResumeSource:
     """A checkpoint that weights come from, and the key that names it; ``trains``: steps go on from its."""
 
     key: str
@@ -120,18 +120,18 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
     yield Problem(ENCRYPT, text, accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}"))
 
 
-def sources(job: Job, left: Collection[str] | None = None) -> list[Source]:
+def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]:
     """The checkpoints that the request names, and that of its run folder; ``left``: the steps to do, if not all."""
     steps = {name: s for name, s in job.steps.items() if left is None or name in left}
     trains = any(map(goes_on, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
-        return [Source(RESUME, Path(job.checkpoint.resume), trains)]
+        return [ResumeSource(RESUME, Path(job.checkpoint.resume), trains)]
     here = _own(job)
-    out = [] if here is None else [Source("run_dir", here, trains)]
+    out = [] if here is None else [ResumeSource("run_dir", here, trains)]
     names = [*job.steps]
     for name, path in _loads(job).items():
         later = any(goes_on(job.steps[n]) for n in names[names.index(name) :])
-        out.append(Source(f"steps.{name}.path", Path(path), later and here is None and name in steps))
+        out.append(ResumeSource(f"steps.{name}.path", Path(path), later and here is None and name in steps))
     return out
 
 
@@ -143,7 +143,7 @@ def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
 
-def _compared(job: Job, plan: Plan, listed: Sequence[Source], overrides: Sequence[str]) -> Found:
+def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: Sequence[str]) -> Found:
     found: list[Problem] = []
     notes: list[Note] = []
     for source in listed:
@@ -183,7 +183,7 @@ def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[st
     newest = own(job, run)
     if newest is not None:
         refuse(_closed("run_dir", newest, job))
-        refuse(_compared(job, plan, [Source("run_dir", newest, trains)], overrides)[0])
+        refuse(_compared(job, plan, [ResumeSource("run_dir", newest, trains)], overrides)[0])
     return newest
 
 

@@ -170,13 +170,13 @@ def _source(asked: Settled, plan: Plan, at: Path, left: Sequence[Phase]) -> Path
     return resume.source(asked.job, plan, at, trains, asked.overrides)
 
 
-def _already_done(record: status.Record) -> None:
+def _already_done(record: status.RunStatus) -> None:
     if record.before != "done":
         record.say("done")
     say(f"already done: {record.run}")
 
 
-def _run(run: execute.Run, left: Sequence[Phase], record: status.Record, request: RunRequest) -> None:
+def _run(run: execute.Run, left: Sequence[Phase], record: status.RunStatus, request: RunRequest) -> None:
     """The phases that are ``left``, with what the folder says of the run from now to its end."""
     folder.reserve_status(run.folder)
     try:
@@ -196,7 +196,7 @@ def _run(run: execute.Run, left: Sequence[Phase], record: status.Record, request
     say(f"done in {record.seconds} s: {run.folder}{lost}")
 
 
-def _phases(run: execute.Run, left: Sequence[Phase], record: status.Record) -> None:
+def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -> None:
     """Those that are ``left``, each recorded when it is done."""
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import progress

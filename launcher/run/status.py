@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Record:
+class RunStatus:
     """The state of a run, on disk after every change. ``steps`` are those done, ``results`` their figures.
 
     ``before`` is how the start before this one has ended: ``running`` when it was killed.
@@ -69,9 +69,9 @@ class Record:
         return round(time.monotonic() - self.began, 1)
 
 
-def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> Record:
+def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
     """The record of ``run``: a second start of the same configuration goes on behind the steps that are done."""
-    record = Record(run, tuple(map(redact.text, overrides)))
+    record = RunStatus(run, tuple(map(redact.text, overrides)))
     said = folder.read_status(run)
     record.before = None if said is None else said.get("status")
     file = run / "config.yaml"

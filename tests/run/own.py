@@ -10,7 +10,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from launcher.run.status import Record
+from launcher.run.status import RunStatus
 
 
 class Guard(nn.Module):
@@ -46,15 +46,15 @@ class Warned(Fragile):
 
     def __init__(self, vocab: int, dim: int, rank: int) -> None:
         super().__init__(vocab, dim, rank)
-        real = Record.fail
+        real = RunStatus.fail
 
-        def fail(self: Record, error: BaseException) -> None:
+        def fail(self: RunStatus, error: BaseException) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.1)  # whichever thread it goes to
             real(self, error)
 
         if os.environ.get("RANK") == "0":
-            Record.fail = fail  # type: ignore[method-assign]
+            RunStatus.fail = fail  # type: ignore[method-assign]
 
 
 class Spare(nn.Module):

@@ -41,7 +41,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Load:
+class StageLoad:
     """One stage as a load of memory; bytes. ``passes``: one, or one a piece, all with the same segments.
 
     ``own``: gradients of whole parameters by segment, ``stand_ins``: their copies in half precision. ``buffers`` is
@@ -73,7 +73,7 @@ class Moment:
         return self.grads + self.gathered + self.activations
 
 
-def fullest(row: Row, loads: Mapping[int, Load], again: bool, each: bool, copied: int) -> Moment:
+def fullest(row: Row, loads: Mapping[int, StageLoad], again: bool, each: bool, copied: int) -> Moment:
     """Of all moments of a step on one rank. ``loads`` by stage; ``again`` is level3, ``each`` level2 or level3.
 
     ``copied``: bytes of the gradients that one all-reduce sums at the end, side by side in a copy.
@@ -83,7 +83,7 @@ def fullest(row: Row, loads: Mapping[int, Load], again: bool, each: bool, copied
 
 @dataclass
 class _Walk:
-    loads: Mapping[int, Load]
+    loads: Mapping[int, StageLoad]
     again: bool
     each: bool
     copied: int
@@ -115,7 +115,7 @@ class _Walk:
                 yield from self._finish(a.stage)
         yield self.now(activations=self.copied)
 
-    def _act(self, a: Action, load: Load, piece: int) -> Iterator[Moment]:
+    def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[Moment]:
         one = load.passes[piece]
         if a.kind == "F":
             yield from self._forward(load, one)
@@ -126,28 +126,28 @@ class _Walk:
         else:
             yield from self._inputs(a.stage, one)
 
-    def _forward(self, load: Load, one: Pass) -> Iterator[Moment]:
+    def _forward(self, load: StageLoad, one: Pass) -> Iterator[Moment]:
         for i, segment in enumerate(one.segments):
             self.activations += segment.saved
             yield self.now(gathered=self._open(load, i) + self._received(load, i))
         self.activations += one.out + one.sent + one.loss
         yield self.now(activations=one.loss)
 
-    def _open(self, load: Load, i: int) -> int:
+    def _open(self, load: StageLoad, i: int) -> int:
         """level3: the weights in use at segment ``i``."""
         return sum(g.whole for g in load.gathers if g.first <= i <= g.last) if self.again else 0
 
-    def _ahead(self, load: Load, i: int) -> int:
+    def _ahead(self, load: StageLoad, i: int) -> int:
         """level3: those that the segments before ``i`` will use, gathered ahead in a backward."""
         before = [g for g in load.gathers if g.last < i] if self.again else []
         return max(before, key=lambda g: g.last).whole if before else 0
 
-    def _received(self, load: Load, i: int) -> int:
+    def _received(self, load: StageLoad, i: int) -> int:
         """level3: those that a forward has gathered last, once more: as they were received."""
         used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.again else []
         return max(used, default=0)
 
-    def _backward(self, stage: int, load: Load, piece: int) -> Iterator[Moment]:
+    def _backward(self, stage: int, load: StageLoad, piece: int) -> Iterator[Moment]:
         one = load.passes[piece]
         yield self.now(activations=2 * one.loss)
         self.activations -= one.loss
@@ -229,7 +229,7 @@ class _Walk:
                 yield self._scatter(stage, n, g)
 
 
-def _owed(load: Load, piece: int, i: int) -> int:
+def _owed(load: StageLoad, piece: int, i: int) -> int:
     """What the backward of segment ``i`` adds to the gradients that pieces of a micro batch owe to those before them.
 
     The last piece, the first to go backward, makes them for all that it has read; each other one uses its own up.

@@ -7,7 +7,7 @@ from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
-from launcher.plan.cost.peak import Gather, Load, Moment, Pass, fullest
+from launcher.plan.cost.peak import Gather, Moment, Pass, StageLoad, fullest
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
@@ -27,20 +27,20 @@ def full(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
     return tuple(out)
 
 
-def loads(model: CutModel, pp: int) -> dict[int, Load]:
+def loads(model: CutModel, pp: int) -> dict[int, StageLoad]:
     """Of the stages of pipeline rank ``pp``."""
     here = model.sizes.held(pp)
     return {s: _load(model, model.stages[s], here) for s in here}
 
 
-def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> Load:
+def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     """``here``: all stages of its rank."""
     sizes = model.sizes
     whole = [p for p in model.params if not p.sharded and p.trainable and stage.index in p.copies(here)]
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
     gathered = [g for g in model.groups if g.stage == stage.index]
-    return Load(
+    return StageLoad(
         passes=passes,
         gathers=tuple(_gather(g, named, model.params, sizes, model.dtypes) for g in gathered),
         own=_own(whole, stage, named),

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.cost.peak import Gather, Load, Moment, Pass, fullest
+from launcher.plan.cost.peak import Gather, Moment, Pass, StageLoad, fullest
 from launcher.plan.schedule.actions import Action, Row
 from launcher.plan.values.facts import Backward, Segment
 
 TWO = (Segment("a", 100, Backward(40, 4, 60), 10), Segment("b", 200, Backward(50, 3, 70), 20))
 ONCE = Pass(TWO, out=5, loss=30)
 WAITING = Pass(tuple(replace(s, saved=0) for s in TWO), out=0, loss=0)
-PLAIN = Load((ONCE,), (), (7, 9), 0, buffers=0)
+PLAIN = StageLoad((ONCE,), (), (7, 9), 0, buffers=0)
 GROUPS = (Gather(64, 64, 64, 32, 0, 0), Gather(80, 80, 80, 40, 1, 1))
 LIGHT = Pass((Segment("a", 1, made=1), Segment("b", 2, made=2)), out=5, loss=0)
 SHARDED = replace(PLAIN, passes=(LIGHT,), gathers=GROUPS, own=(0, 0))
@@ -24,7 +24,7 @@ def row(text: str, stage: int) -> Row:
     return tuple(Action(stage, word[0], int(word[1:])) for word in text.split())  # type: ignore[arg-type]
 
 
-def of(text: str, load: Load, level: int = 1, copied: int = 0, stage: int = 0) -> Moment:
+def of(text: str, load: StageLoad, level: int = 1, copied: int = 0, stage: int = 0) -> Moment:
     return fullest(row(text, stage), {stage: load}, level == 3, level > 1, copied)
 
 
