@@ -12,7 +12,7 @@ from launcher.errors import Problem, printable
 from launcher.job.schema import redact
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
-from launcher.job.schema.similar_names import nearest
+from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.optim.schedule import factor
 from launcher.plan.changed_settings import CHOSEN, DERIVED, UNSET, Difference, differences
 from launcher.plan.partition.sizes import Note
@@ -30,7 +30,7 @@ def unknown(job: Job) -> Iterator[Problem]:
     for key in job.checkpoint.accept_changes:
         if key not in known:
             meant = nearest(key, known)
-            said = f", did you mean {meant!r}?" if meant else ""
+            said = did_you_mean(meant)
             right = [meant if k == key else k for k in job.checkpoint.accept_changes]
             yield Problem(ACCEPT, f"there is no setting {key!r}{said}", _pasted(ACCEPT, right) if meant else "")
 

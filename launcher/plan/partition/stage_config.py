@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.job.schema.similar_names import did_you_mean
 from launcher.plan.values.facts import Skeleton
 
 KEY = "parallel.pipeline.stage_config"
@@ -137,9 +138,7 @@ def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, the
     if not any(_matches(key, n) for n in names):
         tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
         if close := _near(key, names, tops):
-            return [
-                Problem(where, f"the model has no module {key!r}, did you mean {close!r}?", f"{KEY}.{close}={stage}")
-            ]
+            return [Problem(where, f"the model has no module {key!r}{did_you_mean(close)}", f"{KEY}.{close}={stage}")]
         known = ", ".join(tops[:12]) + (" ..." if len(tops) > 12 else "")
         return [Problem(where, f"the model has no module {key!r}; it has {known}")]
     return []

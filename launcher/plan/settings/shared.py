@@ -8,6 +8,7 @@ from shlex import quote
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.job.schema.similar_names import did_you_mean
 from launcher.plan.partition.params import Placed
 from launcher.plan.values.setting import Setting
 
@@ -42,7 +43,7 @@ def _wrong(group: tuple[str, ...], of: dict[str, Placed]) -> str:
     for name in group:
         if name not in of:
             close = get_close_matches(name, of, 1)
-            hint = f", did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(close[0] if close else None)
             return f"the model has no parameter {name!r}{hint}"
 
     tensors = list(dict.fromkeys(of[name].name for name in group))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.job.schema.similar_names import did_you_mean
 from launcher.plan.cost.fusion import Fused
 from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.sizes import Sizes
@@ -117,7 +118,7 @@ def _meant(name: str) -> str | None:
 
 def _hint(name: str) -> str:
     meant = _meant(name)
-    return f" (there are: {', '.join(SWITCHES)})" if meant is None else f", did you mean {meant!r}?"
+    return f" (there are: {', '.join(SWITCHES)})" if meant is None else did_you_mean(meant)
 
 
 def _fits(expected: str, value: Any) -> bool:
