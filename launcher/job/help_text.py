@@ -29,7 +29,8 @@ flags:
   show=config          print the composed settings, start nothing (also: --cfg job)
   show=plan            print the plan, start nothing
 
-exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running
+exit codes: 0 done, 2 the request is wrong (nothing was started), 1 it failed while running,
+            75 a signal stopped it (130: Ctrl-C): saved where something was trained, the same command goes on
 """
 
 
