@@ -72,7 +72,7 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
         changes.append(("data", f"{data.name} -> random_tokens"))
         data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
     asked = job.train
-    scale = asked.loss_scale or SCALE if step.precision == "fp16" else None
+    scale = (asked.loss_scale or SCALE) if step.precision == "fp16" else None
     schedule, rates = _schedule(job.schedule)
     steps = step.steps + MORE
     for key, was, now in (("train.batch_size", asked.batch_size, batch), ("train.steps", asked.steps, steps),

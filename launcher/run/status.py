@@ -55,9 +55,12 @@ class RunStatus:
         self.say("running")
 
     def fail(self, error: BaseException) -> None:
-        stopped = isinstance(error, Interrupted | KeyboardInterrupt)
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        status = "preempted" if isinstance(error, Preempted) else "interrupted" if stopped else "failed"
+        status = "failed"
+        if isinstance(error, Preempted):
+            status = "preempted"
+        elif isinstance(error, Interrupted | KeyboardInterrupt):
+            status = "interrupted"
         try:
             self.say(status, error=line)
         except OSError as more:  # what is to be told is why it failed

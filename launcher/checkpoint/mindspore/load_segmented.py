@@ -103,7 +103,7 @@ def _mode(key: bytes | None, mode: str) -> CipherMode:
 
 
 def _prefixes(key: str, value: Prefixes) -> tuple[str, ...]:
-    given = (value,) if isinstance(value, str) else value or ()
+    given = (value,) if isinstance(value, str) else (value or ())
     if not isinstance(given, list | tuple) or not all(isinstance(prefix, str) for prefix in given):
         raise TypeError(f"{key}: expected str, or a list or tuple of str, got {value!r}")
     if "" in given:

@@ -125,8 +125,11 @@ def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
     """The nodes that hand ``value`` over, one a tensor."""
-    flat = [value] if not c.packed else list(value) if isinstance(value, tuple) else None
-    if flat is None:
+    if not c.packed:
+        flat = [value]
+    elif isinstance(value, tuple):
+        flat = list(value)
+    else:
         flat = [out.call_function(getitem, (value, i)) for i in range(len(c.specs))]
     return [out.call_function(boundary, (x, c.trains)) for x in flat]
 

@@ -51,7 +51,11 @@ def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
 
 def _portable(t: Tensor) -> Tensor:
     """Torch cannot unpickle what is unsigned and wide, nor compare numbers of 8 bits."""
-    return t.long() if t.dtype in UNSIGNED else t.float() if t.is_floating_point() and t.itemsize == 1 else t
+    if t.dtype in UNSIGNED:
+        return t.long()
+    if t.is_floating_point() and t.itemsize == 1:
+        return t.float()
+    return t
 
 
 def whole(plan: Plan, found: Sequence[Piece]) -> Whole:
@@ -117,6 +121,10 @@ def error(a: Tensor, b: Tensor, rounding: float = 0.0) -> float:
     a, b = _real(a).double(), _real(b).double()
     if a.shape != b.shape:
         return float("inf")
-    worst, size = (a - b).abs().max().item() if a.numel() else 0.0, b.abs().max().item() if b.numel() else 0.0
-    size = max(size, rounding)
-    return worst / size if size else worst and float("inf")
+    if not a.numel():
+        return 0.0
+    worst = (a - b).abs().max().item()
+    size = max(b.abs().max().item(), rounding)
+    if size:
+        return worst / size
+    return 0.0 if worst == 0 else float("inf")
