@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import sys
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -107,3 +110,22 @@ def test_a_storage_is_counted_once_and_while_it_lives():
         del x, y, z
         assert held.now == 0
     assert held.peak == 6000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system says which threads run")
+def test_what_another_thread_is_about_to_let_go_of_is_not_counted():
+    holds = Event()
+
+    def transport(messages: list[torch.Tensor]) -> None:
+        holds.set()
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # as gloo's threads: busy, without the interpreter's lock
+        messages.clear()
+
+    with MemoryMeter() as held:
+        thread = Thread(target=transport, args=([torch.zeros(1000)],))
+        assert held.peak == 4000
+        thread.start()
+        holds.wait()
+        x = torch.ones(1500)
+    thread.join()
+    assert held.peak == x.nbytes == 6000
