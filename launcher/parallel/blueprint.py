@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from launcher.parallel.deferred_init.fill import FullTensorOf
+from launcher.parallel.recompute.forward import install
 from launcher.parallel.stages.split import traced
 from launcher.parallel.tensor_parallel.apply import spread
 from launcher.parallel.tensor_parallel.collectives import Axis
@@ -33,4 +34,5 @@ class Blueprint:
 def blueprint(model: nn.Module, whole: FullTensorOf, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Blueprint:
     """The blueprint of ``model`` (on the meta device), which becomes what one rank of ``tp`` runs."""
     axis = spread(model, plan)
+    install(model, plan.recomputed, axis)
     return Blueprint(model, whole, axis, traced(model, plan, inputs))

@@ -48,6 +48,7 @@ LAYOUT = (
     "parallel.pipeline.scheduler", "parallel.pipeline.interleave", "parallel.pipeline.chunks",
     "parallel.pipeline.less_memory", "parallel.pipeline.seq_chunks", "parallel.pipeline.seq_split",
     "parallel.pipeline.output_broadcast", "parallel.hsdp", "parallel.comm_fusion", "parallel.operators",
+    "parallel.recompute",
     "parallel.grid", "parallel.dataset_strategy", "parallel.shared", "parallel.param_strategy",
     "parallel.operator_strategy", "parallel.transformer_opt", "parallel.deferred_init", "debug.onerank",
 )  # fmt: skip

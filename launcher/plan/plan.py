@@ -43,6 +43,7 @@ from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
 from launcher.plan.values.facts import Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.precision import Precision, precision
+from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
 VERSION = 1
@@ -81,7 +82,8 @@ class Plan:
 
     ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
     is. ``pieces`` are the lengths in which sequences pass while training; empty when they pass whole.
-    ``operators``: how modules are spread over ``tp``; ``sums`` are the gradients to add up over it once a
+    ``operators``: how modules are spread over ``tp``; ``recomputed``: which run again in the backward;
+    ``sums`` are the gradients to add up over it once a
     step. ``output`` is what a rank has of the model's output. ``deferred``: parameters are made shard by
     shard; otherwise each rank builds the model once and keeps its shards.
     """
@@ -105,6 +107,7 @@ class Plan:
     visits: tuple[tuple[Visit, ...], ...]
     buckets: tuple[Bucket, ...]
     operators: Flow
+    recomputed: tuple[Recomputed, ...]
     sums: tuple[Bucket, ...]
     schedule: Schedule
     evaluation: Schedule
@@ -213,6 +216,7 @@ def plan(
         visits=visits(fused.groups, len(cut), graph),
         buckets=fused.buckets,
         operators=model.operators,
+        recomputed=model.recomputed,
         sums=fused.terms,
         schedule=order.schedule,
         evaluation=schedules.forward_only(sizes.places, sizes.micros),

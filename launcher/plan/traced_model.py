@@ -8,15 +8,17 @@ from launcher.plan.operators.resolve import WHOLE, Flow
 from launcher.plan.partition.sequence_chunks import Pieces
 from launcher.plan.partition.sizes import Note
 from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.recomputed import Recomputed
 
 
 @dataclass(frozen=True)
 class TracedModel:
     """A model's parameters and modules (``skeleton``), and the calls of one forward (``graph``).
 
-    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
-    is. ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot. ``operators``:
-    how modules are spread over ``tp``; ``pieces``: how its sequences are cut, if they are.
+    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it is.
+    ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot. ``operators``: how
+    modules are spread over ``tp``; ``recomputed``: which of them run again in the backward; ``pieces``: how
+    its sequences are cut, if they are.
     """
 
     skeleton: Skeleton
@@ -24,6 +26,7 @@ class TracedModel:
     leaves: tuple[str, ...] | None
     built_whole: Note | None = None
     operators: Flow = WHOLE
+    recomputed: tuple[Recomputed, ...] = ()
     pieces: Pieces | None = None
 
     @property

@@ -24,11 +24,12 @@ from launcher.plan.partition.sequence_chunks import Pieces, grain
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.refusals import model_effects, own_optimizer
-from launcher.plan.settings import dataset_strategy
+from launcher.plan.settings import dataset_strategy, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
+from launcher.plan.values.recomputed import Recomputed
 from launcher.planner.request_files import fits, inlined
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ def _planned(
         if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
             narrow(model.module, compute)
         with leaving(model.module):
-            flow, graph, pieces = _followed(job, asked, model.skeleton, model.module, whole, specs)
+            seen = _followed(job, asked, model.skeleton, model.module, whole, specs)
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
     if fallback := resolve_data(job.data)[1]:
         notes.append(Note(*fallback.split(" ", 1)))
@@ -279,8 +280,26 @@ def _planned(
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
         note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
-    traced = TracedModel(model.skeleton, graph, whole, built_whole=note, operators=flow, pieces=pieces)
+    traced = TracedModel(
+        model.skeleton,
+        seen.graph,
+        whole,
+        built_whole=note,
+        operators=seen.operators,
+        recomputed=seen.recomputed,
+        pieces=seen.pieces,
+    )
     return plan(job, asked, traced, [*notes, *more], traits)
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One forward as a rank of ``tp`` runs it; ``pieces``: of sequences, where they are cut."""
+
+    operators: Flow
+    recomputed: tuple[Recomputed, ...]
+    graph: Graph
+    pieces: Pieces | None = None
 
 
 def _followed(
@@ -290,9 +309,10 @@ def _followed(
     model: nn.Module,
     whole: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
-) -> tuple[Flow, Graph, Pieces | None]:
+) -> Followed:
     """How the operators run, and what one rank of ``tp`` does: ``model`` is left with its parts of their weights."""
     from launcher.parallel.model_state.deep_copy import copied
+    from launcher.parallel.recompute import forward
     from launcher.parallel.sequence import chunks
     from launcher.parallel.tensor_parallel import apply, propagate
     from launcher.parallel.tensor_parallel.collectives import Axis
@@ -301,18 +321,22 @@ def _followed(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
     operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
+    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton)
+    found += wrong
     if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
     bare = copied(model) if count > 1 else model
     out = propagate.follow(model, operators, tp, specs)
     apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
-    apply.install(model, out.spreads, Axis(tp, planned=True))
+    axis = Axis(tp, planned=True)
+    apply.install(model, out.spreads, axis)
+    forward.install(model, recomputed, axis)
     if whole is None:
-        return out, model_facts.whole(model, specs), None
+        return Followed(out, recomputed, model_facts.whole(model, specs))
     leaves = frozenset(whole)
     graph = model_facts.graph(model, leaves, specs)
     if count == 1:
-        return out, graph, None
+        return Followed(out, recomputed, graph)
     lengths = chunks.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
     out = propagate.in_pieces(bare, out, tp, specs, lengths)
-    return out, graph, chunks.graphs(model, leaves, specs, graph, lengths)
+    return Followed(out, recomputed, graph, chunks.graphs(model, leaves, specs, graph, lengths))

@@ -144,6 +144,26 @@ class CommFusion(Settings):
     network: Network | None = None
 
 
+RecomputePolicy = Literal["full", "selective"]
+KeptOperation = Literal[
+    "matmul", "batched_matmul", "attention", "convolution", "normalization", "activation", "random"
+]
+
+
+class Recompute(Settings):
+    """``modules``: names or globs, or {name or glob: policy}. ``policy`` selective keeps results of the kinds ``keep``.
+
+    ``every`` n: every n-th of the modules that a glob matches, from its first. ``comm``: what operators over tp send in
+    the forward is sent again in the backward, or its results are kept.
+    """
+
+    modules: str | tuple[str, ...] | dict[str, RecomputePolicy]
+    policy: RecomputePolicy = "full"
+    keep: tuple[KeptOperation, ...] = ("matmul", "attention")
+    every: Count = 1
+    comm: Literal["recompute", "keep"] = "recompute"
+
+
 class Grid(Settings):
     pp: Count | None = None
     dp_replicate: Count | None = None
@@ -176,6 +196,7 @@ class Parallel(Settings):
     hsdp: Hsdp | None = None
     comm_fusion: CommFusion = CommFusion()
     operators: dict[str, Any] = {}
+    recompute: Recompute | None = None
     grid: Grid = Grid()
     dataset_strategy: Literal["data_parallel", "full_batch"] | tuple[tuple[Count, ...], ...] = "data_parallel"
     gradients_mean: Flag = True

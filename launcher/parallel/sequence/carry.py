@@ -41,6 +41,7 @@ class Carry:
     def __init__(self, lengths: Sequence[int]) -> None:
         self.starts = tuple(sum(lengths[:q]) for q in range(len(lengths)))
         self.now: tuple[int, int] | None = None
+        self.repeats = False
         self.left: dict[int, dict[str, list[Kept]]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Carry:
@@ -58,6 +59,16 @@ class Carry:
         finally:
             self.now = None
 
+    @contextmanager
+    def again(self, micro: int, piece: int) -> Iterator[None]:
+        """Modules run this piece once more, in its backward: what they leave is there already."""
+        before = self.now, self.repeats
+        self.now, self.repeats = (micro, piece), True
+        try:
+            yield
+        finally:
+            self.now, self.repeats = before
+
     def forget(self, micro: int, piece: int = 0) -> None:
         """When a piece's backward is done, nobody needs what it has left: those after it went backward before."""
         for kept in self.left.get(micro, {}).values():
@@ -67,13 +78,20 @@ class Carry:
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
-    """Every module with ``piece`` asks ``carry`` what to run; what is put around its forward stays around it."""
+    """Every module with ``piece`` asks ``carry`` what to run; what is put around its forward stays around it.
+
+    What is around a forward has it as ``plain``, and learns of ``carry`` if it asks for that.
+    """
     for name, module in model.named_modules():
-        if isinstance(module, Pieced):
-            outer: Any = module.forward
-            around = hasattr(outer, "plain")
-            inner = partial(_forward, module, outer.plain if around else outer, name, carry)
-            vars(module)["forward"] = replace(outer, plain=inner) if around else inner
+        if isinstance(module, Pieced) or "forward" in vars(module):
+            vars(module)["forward"] = _attached(module.forward, module, name, carry)
+
+
+def _attached(forward: Any, module: nn.Module, name: str, carry: Carry) -> Any:
+    if not hasattr(forward, "plain"):
+        return partial(_forward, module, forward, name, carry) if isinstance(module, Pieced) else forward
+    told = {"carry": carry} if hasattr(forward, "carry") else {}
+    return replace(forward, plain=_attached(forward.plain, module, name, carry), **told)
 
 
 def _forward(
@@ -83,15 +101,16 @@ def _forward(
         return plain(*inputs, **named)
     micro, piece = carry.now
     left = carry.left.setdefault(micro, {}).setdefault(name, [])
-    del left[piece:]  # when the same piece runs again
-    out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(left))
+    if not carry.repeats:
+        del left[piece:]  # when the same piece runs again
+    out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(left[:piece]))
     if piece == len(carry.starts) - 1:
         return out
-    leaves = tuple(t.detach().requires_grad_(t.requires_grad) for t in kept)
-    left.append(leaves)
+    if not carry.repeats:
+        left.append(tuple(t.detach().requires_grad_(t.requires_grad) for t in kept))
     if not any(t.requires_grad for t in kept):
         return out
-    return _Later.apply(out, leaves, *kept)  # type: ignore[no-untyped-call]
+    return _Later.apply(out, left[piece], *kept)  # type: ignore[no-untyped-call]
 
 
 class _Later(torch.autograd.Function):

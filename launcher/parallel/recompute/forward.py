@@ -1,0 +1,111 @@
+"""The forward of a module that runs again in its backward, on torch's non-reentrant checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from launcher.errors import RunError
+from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.recompute import kept_operations
+from launcher.parallel.sequence.carry import Carry
+from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.plan.values.recomputed import Recomputed
+
+
+def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
+    """Give each module that is to run again the forward that does, around the one it has."""
+    for r in recomputed:
+        module = model.get_submodule(r.module)
+        vars(module)["forward"] = RecomputedForward(module.forward, r, axis)
+
+
+@dataclass(frozen=True)
+class RecomputedForward:
+    """The forward of a module that runs again in its backward, around its ``plain`` one.
+
+    ``carry``: of which piece of a sequence runs, where these are cut.
+    """
+
+    plain: Callable[..., Any]
+    recomputed: Recomputed
+    axis: Axis
+    carry: Carry | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.plain(*args, **kwargs)
+        names = tuple(kwargs)
+        region = _Region(self, (args, kwargs))
+
+        def run(*given: Any) -> Any:
+            own = given[: len(given) - len(names)] if names else given
+            return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
+
+        # everything by position: torch looks among these for the devices whose random state it keeps
+        out = checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+        region.over()
+        return out
+
+
+class _Region:
+    """One call of a module, and its run in the backward."""
+
+    def __init__(self, of: RecomputedForward, given: Any) -> None:
+        self.of = of
+        self.piece = of.carry.now if of.carry is not None else None
+        self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+        self.versions = _versions(self.inputs)
+        of.axis.last = None
+
+    def over(self) -> None:
+        """The forward is done."""
+        if _versions(self.inputs) != self.versions:
+            self._changed("it changes an input in place")
+        self.of.axis.last = None
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Around the forward, and around its run in the backward."""
+        keep = self.of.recomputed.keep
+        first, again = kept_operations.contexts(keep)() if keep else (nullcontext(), nullcontext())
+        return first, _Again(self, again)
+
+    def check(self) -> None:
+        """Before it runs again: on the same numbers."""
+        if _versions(self.inputs) != self.versions:
+            self._changed("an input of it was changed in place after it ran")
+
+    def _changed(self, what: str) -> None:
+        name = self.of.recomputed.module
+        text = f"{name} is to run again in the backward, and {what}: that would be with other numbers"
+        raise RunError(f"{text}; let the model make a new tensor, or leave {name} out of parallel.recompute")
+
+
+class _Again(ExitStack):
+    """The state in which a forward runs again: that of its first run."""
+
+    def __init__(self, region: _Region, kept: AbstractContextManager[Any]) -> None:
+        super().__init__()
+        self.region = region
+        self.kept = kept
+
+    def __enter__(self) -> _Again:
+        super().__enter__()
+        region = self.region
+        region.check()
+        region.of.axis.last = None
+        if region.of.carry is not None and region.piece is not None:
+            self.enter_context(region.of.carry.again(*region.piece))
+        self.enter_context(self.kept)
+        return self
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    """How often each was changed in place; those of inference mode do not count."""
+    return [0 if t.is_inference() else t._version for t in tensors]
