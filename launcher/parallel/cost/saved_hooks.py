@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.autograd import graph
+
+KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
+"""Who is to be told of a tensor that is kept for a backward without autograd's knowledge."""
 
 
 class SavedHooks:
@@ -21,16 +25,20 @@ class SavedHooks:
         self._keep = keep
         self._use: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
         self._disable: Any = None
+        self._token: Token[Any] | None = None
         self.aside = False
 
     def __enter__(self) -> None:
         self._push()
+        self._token = KEEPING.set(self._keep)
         self._disable, graph.disable_saved_tensors_hooks = graph.disable_saved_tensors_hooks, self._disabling
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         graph.disable_saved_tensors_hooks = self._disable
+        assert self._token is not None
+        KEEPING.reset(self._token)
         self._pop()
 
     @contextmanager

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import RunError
+from launcher.parallel.cost.saved_hooks import KEEPING
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.recompute import kept_operations
+from launcher.parallel.recompute.kept_operations import Telling
 from launcher.parallel.sequence.carry import Carry
-from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.parallel.tensor_parallel.collectives import Axis, Results
 from launcher.plan.values.recomputed import Recomputed
 
 
@@ -49,9 +51,7 @@ class RecomputedForward:
             return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
 
         # everything by position: torch looks among these for the devices whose random state it keeps
-        out = checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
-        region.over()
-        return out
+        return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
 
 
 class _Region:
@@ -60,50 +60,57 @@ class _Region:
     def __init__(self, of: RecomputedForward, given: Any) -> None:
         self.of = of
         self.piece = of.carry.now if of.carry is not None else None
+        self.results = None if of.recomputed.comm else Results()
+        self.last = of.axis.last  # it may share with operators before it what these have brought in
         self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
         self.versions = _versions(self.inputs)
-        of.axis.last = None
-
-    def over(self) -> None:
-        """The forward is done."""
-        if _versions(self.inputs) != self.versions:
-            self._changed("it changes an input in place")
-        self.of.axis.last = None
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Around the forward, and around its run in the backward."""
         keep = self.of.recomputed.keep
-        first, again = kept_operations.contexts(keep)() if keep else (nullcontext(), nullcontext())
-        return first, _Again(self, again)
+        first, again = kept_operations.contexts(keep) if keep else (nullcontext(), nullcontext())
+        return self._running(first), self._again(again)
 
-    def check(self) -> None:
-        """Before it runs again: on the same numbers."""
+    @contextmanager
+    def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
+        tell, keep = KEEPING.get(), self.of.recomputed.keep
+        telling = Telling(keep, tell) if tell is not None and keep else nullcontext()
+        axis = self.of.axis
+        before, axis.results = axis.results, self.results
+        try:
+            with telling, keeping:
+                yield
+        finally:
+            axis.results = before
+
+        # a change from here on is one of somebody else
+        if _versions(self.inputs) != self.versions:
+            self._changed("it changes an input in place")
+        if tell is not None and self.results is not None:
+            for t in self.results.kept:
+                tell(t)
+
+    @contextmanager
+    def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         if _versions(self.inputs) != self.versions:
             self._changed("an input of it was changed in place after it ran")
+        if self.results is not None:
+            self.results.again()
+        carry = self.of.carry
+        at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
+        axis = self.of.axis
+        before = axis.last, axis.results
+        axis.last, axis.results = self.last, self.results
+        try:
+            with at, keeping:
+                yield
+        finally:
+            axis.last, axis.results = before
 
     def _changed(self, what: str) -> None:
         name = self.of.recomputed.module
         text = f"{name} is to run again in the backward, and {what}: that would be with other numbers"
         raise RunError(f"{text}; let the model make a new tensor, or leave {name} out of parallel.recompute")
-
-
-class _Again(ExitStack):
-    """The state in which a forward runs again: that of its first run."""
-
-    def __init__(self, region: _Region, kept: AbstractContextManager[Any]) -> None:
-        super().__init__()
-        self.region = region
-        self.kept = kept
-
-    def __enter__(self) -> _Again:
-        super().__enter__()
-        region = self.region
-        region.check()
-        region.of.axis.last = None
-        if region.of.carry is not None and region.piece is not None:
-            self.enter_context(region.of.carry.again(*region.piece))
-        self.enter_context(self.kept)
-        return self
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:

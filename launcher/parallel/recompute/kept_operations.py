@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from launcher.parallel.dispatch.containers import tensors
+from launcher.parallel.dispatch.modes import Dispatch
 
 KINDS: dict[str, frozenset[str]] = {
     "matmul": frozenset({"mm", "addmm", "_scaled_mm", "_grouped_mm"}),
@@ -40,10 +45,27 @@ def is_kept(func: Any, kinds: Iterable[str]) -> bool:
     )
 
 
-def contexts(kinds: tuple[str, ...]) -> Callable[[], Any]:
-    """Those that torch runs the forward in, and the forward that is run again."""
+class Telling(Dispatch):
+    """Tells ``keep`` of the results that are kept; entered around the mode that keeps them."""
+
+    def __init__(self, kinds: tuple[str, ...], keep: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds = kinds
+        self.keep = keep
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if is_kept(func, self.kinds):
+            for t in tensors((out,)):
+                self.keep(t)
+        return out
+
+
+def contexts(kinds: tuple[str, ...]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """What keeps their results while a forward runs, and gives them back while it runs again."""
 
     def policy(_: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if is_kept(func, kinds) else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return lambda: create_selective_checkpoint_contexts(policy)
+    first, again = create_selective_checkpoint_contexts(policy)
+    return first, again
