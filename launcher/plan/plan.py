@@ -221,7 +221,7 @@ def plan(
         schedule=order.schedule,
         evaluation=schedules.forward_only(sizes.places, sizes.micros),
         phases=step_order.phases(job.steps),
-        settings=tuple(settings.rows(job, sizes, fused)),
+        settings=tuple(settings.rows(job, sizes, fused, model.recomputed)),
         notes=(*notes, *sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
         deferred=par.deferred_init and model.built_whole is None,
         gradients_mean=par.gradients_mean,

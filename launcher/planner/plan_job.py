@@ -302,6 +302,16 @@ class Followed:
     pieces: Pieces | None = None
 
 
+def _settled(
+    operators: Flow, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
+) -> Followed:
+    """With what runs again as ``graph`` allows it. Raises ``RequestError``."""
+    recomputed, found = recompute.settled(recomputed, graph, skeleton)
+    refuse(found)
+    together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
+    return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
+
+
 def _followed(
     job: Job,
     asked: Asked,
@@ -321,7 +331,7 @@ def _followed(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
     operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
-    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton)
+    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong
     if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
@@ -332,11 +342,12 @@ def _followed(
     apply.install(model, out.spreads, axis)
     forward.install(model, recomputed, axis)
     if whole is None:
-        return Followed(out, recomputed, model_facts.whole(model, specs))
+        return _settled(out, recomputed, model_facts.whole(model, specs), skeleton)
     leaves = frozenset(whole)
     graph = model_facts.graph(model, leaves, specs)
     if count == 1:
-        return Followed(out, recomputed, graph)
+        return _settled(out, recomputed, graph, skeleton)
     lengths = chunks.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
     out = propagate.in_pieces(bare, out, tp, specs, lengths)
-    return Followed(out, recomputed, graph, chunks.graphs(model, leaves, specs, graph, lengths))
+    seen = _settled(out, recomputed, graph, skeleton)
+    return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths))

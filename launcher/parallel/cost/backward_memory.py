@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -10,12 +11,15 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from launcher.parallel.cost.flash_attention import Flash
+from launcher.parallel.cost.forward_cost import flops_of
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
+from launcher.parallel.cost.told import AGAIN
 from launcher.parallel.dispatch import meta_cache
-from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.modes import Dispatch, default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.python_state import changed, held
 from launcher.parallel.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward
 
@@ -58,6 +62,7 @@ class BackwardMeter:
             type(module),
             str(module),
             tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
+            tuple(getattr(m.forward, "recomputed", None) for m in module.modules()),
             tuple((t.shape, t.dtype) if isinstance(t, torch.Tensor) else repr(t) for t in given),
         )
         if key not in self._known:
@@ -73,6 +78,8 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
         meter = _MetaMeter(params)
         deferred = _Deferred()
+        again = _Again()
+        counting = AGAIN.set(again.around)
         try:
             with meter, torch.enable_grad():
                 with deferred.running(tree_leaves((args, kwargs))):
@@ -85,9 +92,47 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         except (RuntimeError, NotImplementedError):
             return None  # it looks at data, or has no backward
         finally:
+            AGAIN.reset(counting)
             for p in params:
                 p.grad = None
-    return Backward(max(0, meter.peak - before), deferred.kept, deferred.flops)
+    work = max(0, meter.peak - before)
+    return Backward(work, deferred.kept, deferred.flops, again.flops, tuple(again.twice))
+
+
+class _Again(Dispatch):
+    """Counts the flops of forwards that run again, and what these change in Python that the first run has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.twice: dict[str, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.flops += flops_of(func, args, kwargs or {}, out)
+        return out
+
+    @contextmanager
+    def around(self, name: str, module: nn.Module) -> Iterator[None]:
+        """While ``module`` runs again."""
+        before, streams = held(module), _streams(module)
+        with self:
+            try:
+                yield
+            finally:
+                found = [attribute for attribute, _ in changed(before, held(module))]
+                found += [n for n, state in _streams(module).items() if state != streams.get(n)]
+                self.twice |= dict.fromkeys(f"{name}.{n}" for n in found)
+
+
+def _streams(module: nn.Module) -> dict[str, bytes]:
+    """The states of the random generators that modules keep."""
+    return {
+        f"{path}.{name}".lstrip("."): value.get_state().numpy().tobytes()
+        for path, m in module.named_modules()
+        for name, value in vars(m).items()
+        if isinstance(value, torch.Generator)
+    }
 
 
 class _Deferred(Deferral):

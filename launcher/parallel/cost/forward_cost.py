@@ -41,11 +41,7 @@ class _Flops(Dispatch):
                 self.keep(t)
         if func._schema.is_mutable:
             self._writes(func, args, kwargs or {})
-        count = flop_registry.get(func._overloadpacket)
-        if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-            self.total += _attention(*(t.shape for t in args[:3]))
-        elif count is not None:
-            self.total += count(*args, **(kwargs or {}), out_val=out)
+        self.total += flops_of(func, args, kwargs or {}, out)
         return out
 
     def _writes(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -54,6 +50,14 @@ class _Flops(Dispatch):
                 value = args[at] if at < len(args) else kwargs.get(a.name)
                 found = value if isinstance(value, list | tuple) else (value,)
                 self.written |= {t.untyped_storage()._cdata for t in found if isinstance(t, torch.Tensor)}
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Of one ATen operation: matrix products, convolutions and attention count, as in torch's own counter."""
+    if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        return _attention(*(t.shape for t in args[:3]))
+    count = flop_registry.get(func._overloadpacket)
+    return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
 
 
 def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:

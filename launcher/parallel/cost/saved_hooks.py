@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import Token
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.autograd import graph
 
-KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
-"""Who is to be told of a tensor that is kept for a backward without autograd's knowledge."""
+from launcher.parallel.cost.told import KEEPING
 
 
 class SavedHooks:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import RunError
-from launcher.parallel.cost.saved_hooks import KEEPING
+from launcher.parallel.cost.told import AGAIN, KEEPING
 from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.model_state.restore_state import untouched
 from launcher.parallel.recompute import kept_operations
 from launcher.parallel.recompute.kept_operations import Telling
 from launcher.parallel.sequence.carry import Carry
@@ -25,7 +28,7 @@ def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> N
     """Give each module that is to run again the forward that does, around the one it has."""
     for r in recomputed:
         module = model.get_submodule(r.module)
-        vars(module)["forward"] = RecomputedForward(module.forward, r, axis)
+        vars(module)["forward"] = RecomputedForward(module, module.forward, r, axis)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class RecomputedForward:
     ``carry``: of which piece of a sequence runs, where these are cut.
     """
 
+    module: nn.Module
     plain: Callable[..., Any]
     recomputed: Recomputed
     axis: Axis
@@ -64,6 +68,7 @@ class _Region:
         self.last = of.axis.last  # it may share with operators before it what these have brought in
         self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
         self.versions = _versions(self.inputs)
+        self.streams = _streams()
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Around the forward, and around its run in the backward."""
@@ -98,11 +103,15 @@ class _Region:
             self.results.again()
         carry = self.of.carry
         at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
+        what, module = self.of.recomputed, self.of.module
+        count = AGAIN.get()
+        counting = count(what.module, module) if count is not None else nullcontext()
+        restoring = untouched([module], what.restored) if what.restored else nullcontext()
         axis = self.of.axis
         before = axis.last, axis.results
         axis.last, axis.results = self.last, self.results
         try:
-            with at, keeping:
+            with at, restoring, _drawing(self.streams), counting, keeping:
                 yield
         finally:
             axis.last, axis.results = before
@@ -111,6 +120,24 @@ class _Region:
         name = self.of.recomputed.module
         text = f"{name} is to run again in the backward, and {what}: that would be with other numbers"
         raise RunError(f"{text}; let the model make a new tensor, or leave {name} out of parallel.recompute")
+
+
+def _streams() -> tuple[Any, Any]:
+    """Where Python's and numpy's random streams are; torch's own are looked after by its checkpoint."""
+    return random.getstate(), np.random.get_state()
+
+
+@contextmanager
+def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
+    """Python and numpy draw from there, and afterwards from where they were."""
+    before = _streams()
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:

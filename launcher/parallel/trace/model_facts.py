@@ -23,6 +23,7 @@ from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, s
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import call, looks
 from launcher.plan.partition.stage_config import owner, units
+from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import (
     Backward,
     Effects,
@@ -88,10 +89,10 @@ def skeleton(model: nn.Module) -> Skeleton:
     # modules, and what tensor parallelism can cut of them
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
+    lists = frozenset(n for n, m in model.named_modules() if type(m).forward is nn.Module.forward)
     kinds = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
-    return Skeleton(
-        modules, tuple(params), boxes, tuple((n, kind) for n, kind in kinds if kind), _traits(model)
-    )
+    known = tuple((n, kind) for n, kind in kinds if kind)
+    return Skeleton(modules, tuple(params), boxes, known, _traits(model), lists)
 
 
 def _traits(model: nn.Module) -> ModelTraits:
@@ -136,7 +137,7 @@ def graph(
     Not ``again``: of a model that is known to do the same each time.
     """
     known = skeleton(model)
-    return facts((trace if again else follow)(model, leaves, meta(inputs), _loaded(known)), known)
+    return facts((trace if again else follow)(model, leaves, meta(inputs), _loaded(known, model)), known)
 
 
 def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
@@ -199,9 +200,12 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
     return replace(graph, effects=replace(graph.effects, evaluated=other.changes, mixed=other.mixed))
 
 
-def _loaded(known: Skeleton) -> tuple[str, ...]:
-    """The units that have parameters."""
-    return tuple(u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params))
+def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
+    """The units that have parameters; those that run again together are one."""
+    loaded = [u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params)]
+    regions = [name for name, module in model.named_modules() if hasattr(module.forward, "recomputed")]
+    around = {u: next((r for r in regions if covers(r, u)), u) for u in loaded}
+    return tuple(dict.fromkeys(around.values()))
 
 
 def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
@@ -279,7 +283,7 @@ def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> G
         if not looks(error.__cause__):
             raise
     try:
-        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known))
+        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known, model))
     except RequestError:
         return _single(
             model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch)
@@ -297,7 +301,7 @@ def _single(
         default_dtype(RUNNING),
         torch.device("meta"),
         meter,
-        watching(model, _loaded(known), lambda: meter.saved, xs) as watch,
+        watching(model, _loaded(known, model), lambda: meter.saved, xs) as watch,
     ):
         value = run(model, xs, meter, watch)
     return _node(known, inputs, value, meter, watch)
@@ -307,11 +311,21 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Mete
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
-    body = Node("model", "module", "", names, out=specs, packed=packed, saved=meter.saved, flops=meter.flops)
-    out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
-    return Graph(
-        (*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved)
+    watched = _watched(watch, known, value, meter)
+    segments = _segments(watch, meter.saved)
+    body = Node(
+        "model",
+        "module",
+        "",
+        names,
+        out=specs,
+        packed=packed,
+        saved=meter.saved,
+        flops=meter.flops,
+        backward=Backward(again=sum(s.backward.again for s in segments)),
     )
+    out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
+    return Graph((*ins, body, out), **watched, segments=segments)
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

@@ -13,6 +13,8 @@ FLOPS_A_BYTE = 16
 def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     """Time in flops: forward with the bytes its nodes write, backward twice that; transfers take none.
 
+    A backward that runs forwards again takes their flops besides.
+
     ``graphs``: one, or one a piece.
     """
     passes = [(stage, graph) for stage in stages for graph in graphs]
@@ -20,7 +22,9 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     backward = [[graph[n].backward for n in stage.nodes] for stage, graph in passes]
     return Cost(
         forward,
-        backward=tuple(2 * time for time in forward),
+        backward=tuple(
+            2 * time + sum(b.again for b in nodes) for time, nodes in zip(forward, backward, strict=True)
+        ),
         activation=tuple(sum(graph[n].saved for n in stage.nodes) for stage, graph in passes),
         weight=tuple(float(sum(b.deferred for b in nodes)) for nodes in backward),
         waits=tuple(sum(b.kept for b in nodes) for nodes in backward),

@@ -30,13 +30,15 @@ from launcher.plan.settings import (
     param_strategy,
     pipeline,
     precision,
+    recompute,
     shared,
     steps,
     transformer_opt,
 )
+from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
-__all__ = ["checkpoint", "dataset_strategy", "steps", "transformer_opt"]
+__all__ = ["checkpoint", "dataset_strategy", "recompute", "steps", "transformer_opt"]
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
@@ -58,13 +60,16 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     yield from comm_fusion.refused_for(job, params)
 
 
-def rows(job: Job, sizes: Sizes, fused: Fused | None = None) -> Iterator[Setting]:
+def rows(
+    job: Job, sizes: Sizes, fused: Fused | None = None, recomputed: tuple[Recomputed, ...] = ()
+) -> Iterator[Setting]:
     """The settings that are not at their default, as the plan shows them.
 
-    ``fused`` is what the plan sends together; ``None`` before the model is read.
+    ``fused`` is what the plan sends together; ``None`` before the model is read. ``recomputed``: what runs again.
     """
     yield from deterministic.rows(job)
     yield from pipeline.rows(job, sizes)
+    yield from recompute.rows(job, recomputed)
     yield from hsdp.rows(job, sizes, fused)
     yield from gradients_mean.rows(job, sizes)
     yield from dataset_strategy.rows(job, sizes)

@@ -95,7 +95,8 @@ class Skeleton:
     of.
 
     ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
-    stages look inside them. ``kinds``: of modules that are linear, embedding, norm or elementwise, which.
+    stages look inside them; ``lists`` those of them that nobody can call. ``kinds``: of modules that are
+    linear, embedding, norm or elementwise, which.
     """
 
     modules: tuple[str, ...]
@@ -103,6 +104,7 @@ class Skeleton:
     containers: frozenset[str]
     kinds: tuple[tuple[str, str], ...] = ()
     traits: ModelTraits = ModelTraits()
+    lists: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -110,12 +112,15 @@ class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
     ``work``: at its fullest moment. Where it is split, the second half has ``deferred`` flops to do, and
-    ``kept`` bytes wait for it: inputs and output gradients of products with a parameter.
+    ``kept`` bytes wait for it: inputs and output gradients of products with a parameter. ``again``: flops of
+    forwards that it runs again; ``twice``: the Python attributes that these change once more.
     """
 
     work: int = 0
     kept: int = 0
     deferred: int = 0
+    again: int = 0
+    twice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
