@@ -33,10 +33,14 @@ class _MetaMeter(MemoryMeter):
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__()
         self.params = params
+        self.summed = 0
 
     @property
     def now(self) -> int:
-        return super().now - sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
+        grads = sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
+        every = super().now
+        self.summed = max(self.summed, every)
+        return every - grads
 
 
 class _Running(ExitStack):
@@ -87,7 +91,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
                 out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
                 del made
                 before = meter.now
-                meter.peak = before
+                meter.peak = meter.summed = before
                 torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except (RuntimeError, NotImplementedError):
             return None  # it looks at data, or has no backward
@@ -95,8 +99,14 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
             AGAIN.reset(counting)
             for p in params:
                 p.grad = None
-    work = max(0, meter.peak - before)
-    return Backward(work, deferred.kept, deferred.flops, again.flops, tuple(again.twice))
+    return Backward(
+        work=max(0, meter.peak - before),
+        summed=max(0, meter.summed - before),
+        kept=deferred.kept,
+        deferred=deferred.flops,
+        again=again.flops,
+        twice=tuple(again.twice),
+    )
 
 
 class _Again(Dispatch):

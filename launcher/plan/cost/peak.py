@@ -158,7 +158,7 @@ class _Walk:
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
             here = self._open(load, i) + self._ahead(load, i)
-            yield self.now(gathered=here, activations=segment.backward.work)
+            yield self.now(gathered=here, activations=self._work(stage, i, segment))
             self._sum(stage, i)
             self.activations += _owed(load, piece, i) - segment.saved + segment.left
             yield self.now(gathered=here)
@@ -167,13 +167,21 @@ class _Walk:
         self.gathered -= self.lingering
         self.lingering = 0
 
+    def _work(self, stage: int, i: int, segment: Segment) -> int:
+        """What the backward of a segment needs besides, with the gradients of its weights where these are new."""
+        groups = enumerate(self.loads[stage].gathers)
+        new = (stage, i) not in self.summed or any(
+            g.first == i and (stage, n) not in self.unreduced for n, g in groups
+        )
+        return max(segment.backward.work, segment.backward.summed) if new else segment.backward.work
+
     def _inputs(self, stage: int, one: Pass) -> Iterator[Moment]:
         """The first half of a backward: of what was saved the inputs of products stay, and their outputs' gradients."""
         yield self.now(activations=2 * one.loss)
         self.activations -= one.loss
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
-            yield self.now(activations=segment.backward.work)
+            yield self.now(activations=self._work(stage, i, segment))
             self._sum(stage, i)
             self.activations += segment.backward.kept - segment.saved
             yield self.now()

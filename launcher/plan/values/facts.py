@@ -111,12 +111,13 @@ class Skeleton:
 class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
-    ``work``: at its fullest moment. Where it is split, the second half has ``deferred`` flops to do, and
+    ``work``: at its fullest moment; ``summed``: with gradients of parameters, which were not there before. Where it is split, the second half has ``deferred`` flops to do, and
     ``kept`` bytes wait for it: inputs and output gradients of products with a parameter. ``again``: flops of
     forwards that it runs again; ``twice``: the Python attributes that these change once more.
     """
 
     work: int = 0
+    summed: int = 0
     kept: int = 0
     deferred: int = 0
     again: int = 0
