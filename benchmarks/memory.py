@@ -66,14 +66,14 @@ CASES = tuple(Case(p, n) for p in PIPELINES for n in LEVELS if not (p in SPLIT a
 
 def measure(world: World, job: Job, plan: Plan) -> int:
     """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
-    from launcher.parallel.cost.memory_meter import MemoryMeter
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
+    from launcher.testing.measured_memory import MeasuredMemory
 
     live = build_session.build(world, job, plan, Path())
     for _ in range(2):
         states = [v for state in live.optimizer.state.values() for v in state.values()]
-        with MemoryMeter([*(t for _, t in live.model.named()), *states]) as held:
+        with MeasuredMemory([*(t for _, t in live.model.named()), *states]) as held:
             step(live, job.train.clip_norm)
         live.step += 1
     return held.peak

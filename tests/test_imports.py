@@ -80,7 +80,7 @@ MUST_NOT_TOUCH = {
     "request files": TORCH + HYDRA,
     "planner": HYDRA + FILES,
     "steps": HYDRA,
-    "testing": HYDRA + FILES,
+    "testing": HYDRA,
     "wiring": HYDRA,
 }
 # What others may open of the folders whose ``__all__`` has names for users; elsewhere ``__all__`` says it.
