@@ -1,7 +1,8 @@
-"""What programs that convert checkpoints say to bad ones: each input is made, given to each of them, and judged.
+"""What programs that convert checkpoints say to bad ones: each input is made, given to each of them, and
+judged.
 
-A checkpoint of four ranks becomes one of two (MindSpore, ours) or one file (DCP, DeepSpeed). What a program returns
-without complaint is compared with what it should have made. Run it in the folder above this one:
+A checkpoint of four ranks becomes one of two (MindSpore, ours) or one file (DCP, DeepSpeed). What a program
+returns without complaint is compared with what it should have made. Run it in the folder above this one:
 
     python -m benchmarks.bad_checkpoints [--write]
 """
@@ -67,8 +68,15 @@ def rows() -> Iterator[Row]:
     yield from (Row(text, damage, (*PATTERNS,)) for text, damage in EVERYWHERE.items())
     yield from (Row(text, damage, ("ranks", "own"), stages=2) for text, damage in STAGES.items())
     yield from (Row(text, damage, ("ranks",)) for text, damage in RANK_FILES.items())
-    yield Row("the prefix of the files to write is `../evil`", lambda source: None, ("ranks",), prefix="../evil")
-    yield Row("the destination has a rank of an older, larger run", lambda source: None, ("ranks", "own"), crowded=True)
+    yield Row(
+        "the prefix of the files to write is `../evil`", lambda source: None, ("ranks",), prefix="../evil"
+    )
+    yield Row(
+        "the destination has a rank of an older, larger run",
+        lambda source: None,
+        ("ranks", "own"),
+        crowded=True,
+    )
 
 
 def make(home: Path, form: str, stages: int, salt: str, deepspeed: str | None) -> None:
@@ -99,14 +107,18 @@ def _save_dcp(world: Any, folder: str, salt: str) -> None:
         box, dims = entry.layout.box(world.rank), [d for d, axes in enumerate(entry.layout.split) if axes]
         assert box is not None
         piece = torch.from_numpy(values(name, box, salt))
-        state[name] = DTensor.from_local(piece, mesh, [Shard(dims[0]) if dims else Replicate()], run_check=False)
+        state[name] = DTensor.from_local(
+            piece, mesh, [Shard(dims[0]) if dims else Replicate()], run_check=False
+        )
     dcp.save(state, checkpoint_id=folder)
 
 
 def _save_deepspeed(home: Path, salt: str, interpreter: str) -> None:
     import torch
 
-    torch.save({n: torch.from_numpy(values(n, whole(s), salt)) for n, s in SHAPES.items()}, home / "values.pt")
+    torch.save(
+        {n: torch.from_numpy(values(n, whole(s), salt)) for n, s in SHAPES.items()}, home / "values.pt"
+    )
     launch = [interpreter, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command = [*launch, "-m", "benchmarks.deepspeed_source", str(home / "src"), str(home / "values.pt")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=300)
@@ -144,7 +156,10 @@ def cell(row: Row, program: Program, made: Path, work: Path) -> str:
 def flaws(form: str, out: Path) -> tuple[int, int]:
     """How many tensors of the output are not what they should be, of how many."""
     if form in ("own", "ranks"):
-        boxes = [saved_boxes(LAST, r)["model.safetensors"] if form == "own" else held_boxes(LAST, r) for r in range(2)]
+        boxes = [
+            saved_boxes(LAST, r)["model.safetensors"] if form == "own" else held_boxes(LAST, r)
+            for r in range(2)
+        ]
         paths = [out / f"rank_{r}" / ("model" if form == "own" else f"net{r}") for r in range(2)]
         found = [wrong(p.with_suffix(".safetensors"), b) for p, b in zip(paths, boxes, strict=True)]
         return sum(found), sum(map(len, boxes))

@@ -35,7 +35,10 @@ def net(on: Grid, prefix: str = "", swapped: bool = False) -> Strategy:
 
 @dataclass(frozen=True)
 class GoodCheckpoint:
-    """A good checkpoint in one program's form: a folder, and the pattern of its files. ``older`` is another save."""
+    """A good checkpoint in one program's form: a folder, and the pattern of its files.
+
+    ``older`` is another save.
+    """
 
     form: str
     folder: Path

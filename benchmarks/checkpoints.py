@@ -24,7 +24,12 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
 
 HIDDEN = 1024
-LAYER = {"qkv": (3 * HIDDEN, HIDDEN), "out": (HIDDEN, HIDDEN), "up": (4 * HIDDEN, HIDDEN), "down": (HIDDEN, 4 * HIDDEN)}
+LAYER = {
+    "qkv": (3 * HIDDEN, HIDDEN),
+    "out": (HIDDEN, HIDDEN),
+    "up": (4 * HIDDEN, HIDDEN),
+    "down": (HIDDEN, 4 * HIDDEN),
+}
 INNER = ("out", "down")
 """Cut along their input, as tensor parallelism has it: their pieces are strided in the whole."""
 
@@ -59,7 +64,9 @@ def shapes(mib: int) -> dict[str, tuple[int, ...]]:
     layers, rest = divmod(mib << 18, each)
     out: dict[str, tuple[int, ...]] = {"embed": (max(rest // HIDDEN // 64, 1) * 64, HIDDEN)}
     for i in range(layers):
-        out |= {f"layers.{i}.{part}": shape for part, shape in LAYER.items()} | {f"layers.{i}.norm": (HIDDEN,)}
+        out |= {f"layers.{i}.{part}": shape for part, shape in LAYER.items()} | {
+            f"layers.{i}.norm": (HIDDEN,)
+        }
     return out
 
 
@@ -80,7 +87,9 @@ def values(name: str, box: Box, salt: str = "") -> npt.NDArray[Any]:
     """Float32 of ``box``: each element a hash of its name and its indices, finite, whatever the layout."""
     out = np.full(box.shape, crc32((name + salt).encode()), np.uint32)
     for dim, (lo, hi, odd) in enumerate(zip(box.lo, box.hi, (2654435761, 2246822519), strict=False)):
-        out += (np.arange(lo, hi, dtype=np.uint32) * np.uint32(odd)).reshape(-1, *(1,) * (len(box.shape) - dim - 1))
+        out += (np.arange(lo, hi, dtype=np.uint32) * np.uint32(odd)).reshape(
+            -1, *(1,) * (len(box.shape) - dim - 1)
+        )
     out ^= out >> 15
     return (out & 0x3FFFFFFF).view(np.float32)
 

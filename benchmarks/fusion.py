@@ -1,8 +1,10 @@
-"""Collectives, their bytes and the step time of each comm_fusion setting, side by side, and what the network can do.
+"""Collectives, their bytes and the step time of each comm_fusion setting, side by side, and
+what the network can do.
 
-The same language model in the same layout (2 replicas x 2-way FSDP2, level1) in the same four gloo ranks, one setting
-after the other, in turn: A B C A B C. The last line is what ``parallel.comm_fusion.network`` takes on this machine:
-the time of a small all-reduce, and the bytes a second of a large one. Run it on an idle machine:
+The same language model in the same layout (2 replicas x 2-way FSDP2, level1) in the same four gloo
+ranks, one setting after the other, in turn: A B C A B C. The last line is what
+``parallel.comm_fusion.network`` takes on this machine: the time of a small all-reduce, and the bytes a
+second of a large one. Run it on an idle machine:
 
     python benchmarks/fusion.py [--write benchmarks/results] [--blocks 6] [--steps 5] [override ...]
 """
@@ -33,7 +35,9 @@ LAYOUT = (
 SETTINGS: dict[str, tuple[str, ...]] = {
     "off": ("parallel.comm_fusion={openstate: false}",),
     "auto": (),
-    "size 1 MB": ("parallel.comm_fusion={allgather: {mode: size, config: 1}, allreduce: {mode: size, config: 1}}",),
+    "size 1 MB": (
+        "parallel.comm_fusion={allgather: {mode: size, config: 1}, allreduce: {mode: size, config: 1}}",
+    ),
     "size 64 MB": ("parallel.comm_fusion={allgather: {mode: size}, allreduce: {mode: size}}",),
     "index": ("parallel.comm_fusion={allreduce: {mode: index, config: [9, 18]}}",),
 }
@@ -62,7 +66,9 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
     return one
 
 
-def work(world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int) -> tuple[list[Found], float, float]:
+def work(
+    world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int
+) -> tuple[list[Found], float, float]:
     """What each case took, after two steps of warming up; latency in us and bandwidth in GB/s of an all-reduce."""
     from launcher.testing.collective_counter import Collectives
 

@@ -1,7 +1,8 @@
 """Bytes that a training step really holds on every rank, against those that the plan says.
 
-A small language model under each level of HSDP, on one stage and on pipelines, on gloo ranks of this machine: the bytes
-of all tensors alive at the fullest moment of the second step. CPU kernels' own scratch memory is not seen.
+A small language model under each level of HSDP, on one stage and on pipelines, on gloo ranks of this
+machine: the bytes of all tensors alive at the fullest moment of the second step. CPU kernels' own
+scratch memory is not seen.
 
     python benchmarks/memory.py [--write benchmarks/results] [--only WORD] [override ...]
 """
@@ -104,7 +105,9 @@ def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
         job = case.job(overrides)
         plan = plan_job(job)
         measured = run_ranks(partial(measure, job=job, plan=plan), plan.sizes.grid.size)
-        for m, n, line in zip(plan.estimate.memory, measured, rows(case, plan.estimate.memory, measured), strict=True):
+        for m, n, line in zip(
+            plan.estimate.memory, measured, rows(case, plan.estimate.memory, measured), strict=True
+        ):
             yield line, abs(m.total / n - 1)
 
 

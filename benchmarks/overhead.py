@@ -1,7 +1,7 @@
 """Steady step time of the launcher against a hand-written loop on the same torch parts.
 
-Both train the default recipe's model in the default recipe's layout (2 stages x 2-way FSDP2, 1F1B, tied embeddings)
-on the same batches, in the same four processes, in turn: A B A B. Run it on an idle machine:
+Both train the default recipe's model in the default recipe's layout (2 stages x 2-way FSDP2, 1F1B, tied
+embeddings) on the same batches, in the same four processes, in turn: A B A B. Run it on an idle machine:
 
     python benchmarks/overhead.py [--blocks 8] [--steps 6] [override ...]
 """
@@ -92,7 +92,10 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
     whole = [p for p in stage.parameters() if p in small]
     sharded = [p for p in stage.parameters() if p not in small]
     optimizer = torch.optim.AdamW(
-        [{"params": sharded}, {"params": whole, "weight_decay": 0.0}], lr=job.optim.lr, betas=(0.9, 0.95), fused=True
+        [{"params": sharded}, {"params": whole, "weight_decay": 0.0}],
+        lr=job.optim.lr,
+        betas=(0.9, 0.95),
+        fused=True,
     )
     vocab = job.model.vocab_size
 
@@ -100,7 +103,9 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
         return cross_entropy(logits.reshape(-1, vocab), y.reshape(-1))
 
     schedule = Schedule1F1B(
-        PipelineStage(stage, pp, 2, torch.device("cpu"), group=mesh.get_group("pp")), plan.sizes.micros, loss_fn=loss_fn
+        PipelineStage(stage, pp, 2, torch.device("cpu"), group=mesh.get_group("pp")),
+        plan.sizes.micros,
+        loss_fn=loss_fn,
     )
     source = open_data(job.data, seed=job.seed).train
     n, size = len(source), job.train.batch_size

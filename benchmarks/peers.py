@@ -27,7 +27,9 @@ class Peer:
 
 MINDSPORE = Peer("mindspore", "mindspore", ("mindspore==2.10.0", "numpy<2", "safetensors<0.8"))
 """With newer ones of the other two it writes wrong values, or fails on bfloat16."""
-DEEPSPEED = Peer("deepspeed", "deepspeed.utils.zero_to_fp32", ("deepspeed==0.19.8",), (("DS_BUILD_OPS", "0"),), True)
+DEEPSPEED = Peer(
+    "deepspeed", "deepspeed.utils.zero_to_fp32", ("deepspeed==0.19.8",), (("DS_BUILD_OPS", "0"),), True
+)
 
 
 def python(peer: Peer) -> tuple[Path | None, str]:
@@ -40,7 +42,9 @@ def python(peer: Peer) -> tuple[Path | None, str]:
             if peer.beside:
                 lines = [path for path in sys.path if path.endswith("-packages")]
                 (next(home.glob("lib/*/site-packages")) / "beside.pth").write_text("\n".join(lines) + "\n")
-            _run(peer, str(found), "-m", "pip", "install", "-q", "--disable-pip-version-check", *peer.packages)
+            _run(
+                peer, str(found), "-m", "pip", "install", "-q", "--disable-pip-version-check", *peer.packages
+            )
         _run(peer, str(found), "-c", f"import {peer.module}")
     except RuntimeError as error:
         return None, str(error)

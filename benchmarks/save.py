@@ -1,8 +1,9 @@
 """What a checkpoint costs training: none, one that all wait for, and one that a thread writes, in turn.
 
-The default recipe's model and layout (2 stages x 2-way HSDP) in four processes, one checkpoint every ``--steps`` steps.
-The stall is how long training stands still, on the rank where it is longest: for the whole write, or for the copy that
-the thread writes. The thread's work is done when its block of steps ends. Run it on an idle machine:
+The default recipe's model and layout (2 stages x 2-way HSDP) in four processes, one checkpoint every
+``--steps`` steps. The stall is how long training stands still, on the rank where it is longest: for the
+whole write, or for the copy that the thread writes. The thread's work is done when its block of steps ends.
+Run it on an idle machine:
 
     python benchmarks/save.py [--blocks 6] [--steps 10] [--write benchmarks/results] [override ...]
 """
@@ -53,7 +54,11 @@ def work(world: World, job: Job, plan: Plan, folder: Path, blocks: int, steps: i
     live = build_session.build(world, job, plan, folder)
     saver = live.saver
     assert saver is not None
-    starts = {MODES[0]: lambda: None, MODES[1]: lambda: save.save(live, 1), MODES[2]: lambda: save.begin(live, 1)}
+    starts = {
+        MODES[0]: lambda: None,
+        MODES[1]: lambda: save.save(live, 1),
+        MODES[2]: lambda: save.begin(live, 1),
+    }
 
     def one() -> float:
         began = time.perf_counter()

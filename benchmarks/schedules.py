@@ -1,7 +1,8 @@
-"""Step time of every schedule, measured on torch's pipeline runtime against what the planner's simulator says.
+"""Step time of every schedule, measured on torch's pipeline runtime against what the planner's simulator
+says.
 
-Stages only sleep, for as long as their share of a micro batch takes, so that four ranks need no four cores. One number
-is fitted over all rows: what the runtime adds to every action. Run it on an idle machine:
+Stages only sleep, for as long as their share of a micro batch takes, so that four ranks need no four cores.
+One number is fitted over all rows: what the runtime adds to every action. Run it on an idle machine:
 
     python benchmarks/schedules.py [--unit 0.03] [--times 3] [--micros 8] [--ranks 4] [--tolerance 0.1]
 """
@@ -54,7 +55,9 @@ class Case:
             weight=(WEIGHT * part,) * n,
             pieces=self.pieces,
         )
-        return simulate(self.schedule(ranks, micros), self.places(ranks), Loaded(**vars(cost), overhead=overhead))
+        return simulate(
+            self.schedule(ranks, micros), self.places(ranks), Loaded(**vars(cost), overhead=overhead)
+        )
 
 
 @dataclass(frozen=True)
@@ -227,11 +230,15 @@ def rows(measured: list[float], ranks: int, micros: int, unit: float, overhead: 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--unit", type=float, default=0.03, help="seconds of a micro batch's forward on one rank")
+    parser.add_argument(
+        "--unit", type=float, default=0.03, help="seconds of a micro batch's forward on one rank"
+    )
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--micros", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--tolerance", type=float, default=0.1, help="fail when simulated and measured differ by more")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.1, help="fail when simulated and measured differ by more"
+    )
     args = parser.parse_args()
     ranks, micros, unit = args.ranks, args.micros, args.unit
     measured = run_ranks(partial(measure, micros=micros, unit=unit, times=args.times), ranks)[0]
@@ -241,7 +248,9 @@ def main() -> None:
     found = [c.simulated(ranks, micros, unit, overhead).makespan for c in CASES]
     worst = max(abs(m / s - 1) for m, s in zip(measured, found, strict=True))
     print(f"overhead {overhead * 1e3:.2f} ms an action, fitted over all rows; largest difference {worst:.1%}")
-    print("held: micro batches of activations on the rank that holds most, as shares of one rank's part of the model")
+    print(
+        "held: micro batches of activations on the rank that holds most, as shares of one rank's part of the model"
+    )
     if worst > args.tolerance:
         raise SystemExit(f"more than {args.tolerance * 100:g} % apart")
 

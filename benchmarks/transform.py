@@ -1,8 +1,8 @@
 """Seconds and memory of a change of layout: ours, MindSpore's, DCP's, and a plain copy of the same bytes.
 
-All get the same model, in turn: A B C A B C, each call in a process of its own that has imported everything, with the
-source in the page cache. The first round is not timed: its memory is measured, and its output compared with what it
-should be. Run it on an idle machine, in the folder above this one:
+All get the same model, in turn: A B C A B C, each call in a process of its own that has imported everything,
+with the source in the page cache. The first round is not timed: its memory is measured, and its output
+compared with what it should be. Run it on an idle machine, in the folder above this one:
 
     python -m benchmarks.transform [--mib 1024] [--blocks 5] [--cases tp pp hsdp] [--folder DIR] [--write]
         [--without-mindspore]
@@ -47,7 +47,10 @@ MindSpore is 2.10.0 with numpy 1.26 and safetensors 0.7; it syncs nothing and lo
 
 @dataclass(frozen=True)
 class Call:
-    """One row: ``arguments`` of ``transform_calls``, run by ``python``. ``form`` is that of what it writes."""
+    """One row: ``arguments`` of ``transform_calls``, run by ``python``.
+
+    ``form`` is that of what it writes.
+    """
 
     name: str
     does: str
@@ -64,9 +67,13 @@ def calls(work: Path, case: str, mib: int, mindspore: Path | None) -> Iterator[C
     for n in ("1", "2"):
         yield Call(f"transform, workers={n}", safe, me, ("ours", own, out, str(work / "target"), n), "own")
     for n in ("1", "2"):
-        yield Call(f"transform_checkpoints, process_num={n}", plain, me, ("rank_files", ranks, out, n), "ranks")
+        yield Call(
+            f"transform_checkpoints, process_num={n}", plain, me, ("rank_files", ranks, out, n), "ranks"
+        )
     if mindspore is not None:
-        yield Call("MindSpore's transform_checkpoints", "", str(mindspore), ("mindspore", ranks, out, "1"), "ranks")
+        yield Call(
+            "MindSpore's transform_checkpoints", "", str(mindspore), ("mindspore", ranks, out, "1"), "ranks"
+        )
     name = f"DCP, load and save on {CASES[case].dst.size} ranks"
     yield Call(name, "synced", me, ("dcp", str(work / "dcp"), out, str(mib), case), "dcp")
     yield Call("cp -r", "", me, ("copy", own, out, ""), "copy")
@@ -90,7 +97,14 @@ def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
     shutil.rmtree(work / "dst", ignore_errors=True)
     with tempfile.TemporaryDirectory() as made:
         signs, log = Path(made), Path(made) / "log"
-        command = [call.python, "-m", "benchmarks.transform_calls", call.arguments[0], made, *call.arguments[1:]]
+        command = [
+            call.python,
+            "-m",
+            "benchmarks.transform_calls",
+            call.arguments[0],
+            made,
+            *call.arguments[1:],
+        ]
         with log.open("w") as file:
             child = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
         while not (signs / "ready").exists() and child.poll() is None:
@@ -173,7 +187,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--folder", type=Path, help="where the files are made, if not below /tmp")
     parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
-    parser.add_argument("--without-mindspore", action="store_true", help="do not install MindSpore to compare with")
+    parser.add_argument(
+        "--without-mindspore", action="store_true", help="do not install MindSpore to compare with"
+    )
     args = parser.parse_args()
     lines = []
     for line in report(args):

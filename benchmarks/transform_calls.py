@@ -1,7 +1,7 @@
 """The calls that ``transform.py`` times, each in a process of its own: everything imported, told when to go.
 
-The first argument names the call, the second is a folder for files as signs: it makes ``ready``, waits for ``go``, and
-writes ``seconds``. Nothing here is imported that another program's environment does not have.
+The first argument names the call, the second is a folder for files as signs: it makes ``ready``, waits for
+``go``, and writes ``seconds``. Nothing here is imported that another program's environment does not have.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def dcp(signs: Path, src: str, dst: str, mib: str, case: str) -> None:
 
     _import_dcp()
     run_ranks(
-        partial(_reshard, signs=signs, src=src, dst=dst, mib=int(mib), grid=CASES[case].dst), CASES[case].dst.size
+        partial(_reshard, signs=signs, src=src, dst=dst, mib=int(mib), grid=CASES[case].dst),
+        CASES[case].dst.size,
     )
 
 
@@ -107,7 +108,9 @@ def _reshard(world: Any, signs: Path, src: str, dst: str, mib: int, grid: Any) -
     else:
         call()  # its first collective waits for rank 0
     wanted = _shards(world.rank, mib, grid)
-    if wrong := [name for name, shard in state.items() if not shard.to_local().equal(wanted[name].to_local())]:
+    if wrong := [
+        name for name, shard in state.items() if not shard.to_local().equal(wanted[name].to_local())
+    ]:
         raise RuntimeError(f"not what was saved: {', '.join(wrong)}")
 
 

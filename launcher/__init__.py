@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "Plan", "plan_job", "run_job"]
 
-_HOMES = {"Job": "job.schema.job", "Plan": "plan.plan", "plan_job": "planner.plan_job", "run_job": "run.run_job"}
+_HOMES = {
+    "Job": "job.schema.job",
+    "Plan": "plan.plan",
+    "plan_job": "planner.plan_job",
+    "run_job": "run.run_job",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -184,8 +184,8 @@ def _refuse(error: RequestError, words: Sequence[str], rank: int | None) -> int:
 def script() -> NoReturn:
     """The command. When all is done and said, the process is over.
 
-    The interpreter would walk through all of torch once more, which takes most of a second, and then take torch down,
-    one of whose threads may abort a run that has ended well.
+    The interpreter would walk through all of torch once more, which takes most of a second, and then take
+    torch down, one of whose threads may abort a run that has ended well.
     """
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # classes of the user's own are here, as for python -m launcher

@@ -17,13 +17,16 @@ def say(text: str) -> None:
 def tell(text: str) -> None:
     """Write ``text`` and the end of its last line to standard error, in one piece.
 
-    ``print`` writes that end apart. Under torchrun all ranks and their agent share one pipe: what another says came
-    between, and the last line, which names the log to read, was no line any more.
+    ``print`` writes that end apart. Under torchrun all ranks and their agent share one pipe: what another
+    says came between, and the last line, which names the log to read, was no line any more.
     """
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 def gone() -> None:
-    """Whoever read our words has left, as ``| head`` does: no reason to end a run. What else is said goes nowhere."""
+    """Whoever read our words has left, as ``| head`` does: no reason to end a run.
+
+    What else is said goes nowhere.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,9 +27,9 @@ _SHOWN = 80
 class Problem:
     """One thing wrong with a request.
 
-    ``key`` is the dotted configuration key to change ("" when no single key is to blame),
-    ``text`` says what is wrong, ``cure`` is what to paste instead: of ``words``, where arguments are to blame that set
-    no key, else of what set the key.
+    ``key`` is the dotted configuration key to change ("" when no single key is to blame), ``text`` says what
+    is wrong, ``cure`` is what to paste instead: of ``words``, where arguments are to blame that set no key,
+    else of what set the key.
     """
 
     key: str
@@ -71,7 +71,8 @@ class RunError(RuntimeError):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """What a file says, with its control characters, those in ``keep`` excepted, as escapes for no terminal to obey.
+    """What a file says, with its control characters, those in ``keep`` excepted, as escapes
+    for no terminal to obey.
 
     >>> printable("a\\n\\x1b[31mb é")
     'a\\\\n\\\\x1b[31mb é'

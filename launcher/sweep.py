@@ -51,7 +51,10 @@ class Result:
 
 
 def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable, "-m", "launcher")) -> int:
-    """Check every cell, then run those that are not done; 1 if any failed. Raises ``RequestError`` before any runs."""
+    """Check every cell, then run those that are not done; 1 if any failed.
+
+    Raises ``RequestError`` before any runs.
+    """
     _outside(args, rank)
     requests = composed(args)
     if all(r.job.show is not None for r in requests.values()):
@@ -65,7 +68,9 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     if job := launch_env.job():
         write_text(folder / JOB, job)
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
-    refused = {c.overrides: redact.hide(_reason(e), redact.typed(args.overrides)) for c, e in impossible.items()}
+    refused = {
+        c.overrides: redact.hide(_reason(e), redact.typed(args.overrides)) for c, e in impossible.items()
+    }
     _announce(named, refused)
     results: list[Result] = []
     with heard() as told:
@@ -167,7 +172,9 @@ def composed(args: Args) -> dict[Cell, Request]:
             text = f"{request.job.run_dir}: a sweep gives each cell its own folder"
             cure = shell(f"sweep_dir={request.job.run_dir}")
             typed = tuple(o for o in args.overrides if o.lstrip("+").startswith("run_dir="))[-1:]
-            errors[cell] = BadRequest((Problem("run_dir", text, cure if typed else "", typed),), request.origins)
+            errors[cell] = BadRequest(
+                (Problem("run_dir", text, cure if typed else "", typed),), request.origins
+            )
     if errors:
         raise _together(errors)
     return out
@@ -256,7 +263,11 @@ def _result(folder: Path, cell: Cell) -> Result | None:
         return None
     error = status.get("error") or ""
     return Result(
-        cell, status["status"], dict(_scalars(status.get("metrics") or {})), status.get("seconds") or 0.0, str(error)
+        cell,
+        status["status"],
+        dict(_scalars(status.get("metrics") or {})),
+        status.get("seconds") or 0.0,
+        str(error),
     )
 
 
@@ -347,8 +358,14 @@ def _polled(child: subprocess.Popen[bytes]) -> int | None:
 
 def _why(code: int, log: Path) -> str:
     """Of a request that is refused the first problem, else the last line."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    at = next((i for i, line in enumerate(lines) if line.startswith("error: ") and "in this request" in line), None)
+    lines = [
+        line.strip()
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.strip()
+    ]
+    at = next(
+        (i for i, line in enumerate(lines) if line.startswith("error: ") and "in this request" in line), None
+    )
     if code == REFUSED and at is not None and at + 1 < len(lines):
         return lines[at + 1]
     return f"exit code {code}: {lines[-1][:200] if lines else 'no output'}"

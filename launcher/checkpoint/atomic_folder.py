@@ -15,7 +15,8 @@ from launcher.checkpoint.tensorfile.durable import publish
 
 @contextmanager
 def fresh(final: Path) -> Iterator[Path]:
-    """An empty folder beside ``final``, which takes its place when the block ends well and is deleted when not.
+    """An empty folder beside ``final``, which takes its place when the block ends well and is deleted when
+    not.
 
     Of a link it is the folder that the link leads to.
     """
@@ -39,7 +40,9 @@ def check_destination(dst: Path, overwrite: bool, own: Callable[[Path], bool], w
         return
     check_outside(dst)
     if any(dst.iterdir()) and not own(dst):
-        raise FileExistsError(f"{dst}: the destination is not empty and no {what}, so it is not overwritten either")
+        raise FileExistsError(
+            f"{dst}: the destination is not empty and no {what}, so it is not overwritten either"
+        )
 
 
 def check_empty(dst: Path, cure: str = "; give another") -> None:
@@ -62,4 +65,6 @@ def check_apart(src: Path, dst: Path) -> None:
     """Raises ``ValueError`` when one is the other or within it."""
     here, there = Path(os.path.realpath(src)), Path(os.path.realpath(dst))
     if here == there or here in there.parents or there in here.parents:
-        raise ValueError(f"{dst}: the destination and the source {src} are the same folder, or one is in the other")
+        raise ValueError(
+            f"{dst}: the destination and the source {src} are the same folder, or one is in the other"
+        )

@@ -14,7 +14,9 @@ from launcher.checkpoint.tensorfile.blob import words
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
 
-BUFFER = 1 << 20  # small enough to be in the processor's cache still when it is digested, and when it is written
+BUFFER = (
+    1 << 20
+)  # small enough to be in the processor's cache still when it is digested, and when it is written
 
 Fill = Callable[[Box, npt.NDArray[Any]], None]
 """Puts the elements of a box, in global indices, into an array as ``words`` makes it."""
@@ -30,4 +32,7 @@ def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
 
 
 def slices(box: Box) -> tuple[slice | EllipsisType, ...]:
-    return (*(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)), ...)  # with ..., 0-d gives an array too
+    return (
+        *(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)),
+        ...,
+    )  # with ..., 0-d gives an array too

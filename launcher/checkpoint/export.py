@@ -23,10 +23,10 @@ ALIASES = "launcher.aliases"
 def export(src: Path, path: Path, trust: Trust = ANYONE) -> Report:
     """Write every parameter and buffer of the checkpoint ``src``, whole, to ``path``.
 
-    A safetensors file there is replaced, any other is refused, and so is a place in a checkpoint.
-    A tied tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
-    metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all. ``trust`` says
-    who must vouch for ``src``.
+    A safetensors file there is replaced, any other is refused, and so is a place in a checkpoint. A tied
+    tensor is there once, under its first name: the format has no second. ``launcher.aliases`` in the file's
+    metadata is a JSON object of each further name and the first one, and ``read_full`` gives them all.
+    ``trust`` says who must vouch for ``src``.
     """
     check_file(path)
     reader = Reader(open_checkpoint(src, trust))
@@ -61,7 +61,9 @@ def check_file(path: Path) -> None:
         try:
             read_header(path)
         except ValueError as error:
-            raise FileExistsError(f"{path}: the file there is no safetensors file, so it is not replaced") from error
+            raise FileExistsError(
+                f"{path}: the file there is no safetensors file, so it is not replaced"
+            ) from error
 
 
 class Full(Mapping[str, Blob]):

@@ -13,7 +13,10 @@ from launcher.plan.values.text import bytes_text, spans
 
 @dataclass(frozen=True)
 class Holding:
-    """One tensor of ``nbytes``, whole. ``split`` has the axes that cut each dim, ``ranks`` all that hold a piece."""
+    """One tensor of ``nbytes``, whole.
+
+    ``split`` has the axes that cut each dim, ``ranks`` all that hold a piece.
+    """
 
     name: str
     aliases: tuple[str, ...]

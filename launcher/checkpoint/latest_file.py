@@ -31,7 +31,8 @@ _CURE = "without this file the checkpoint of the highest step is the newest"
 
 @dataclass(frozen=True)
 class Latest:
-    """``older``: checkpoints of a higher step than that of ``name``, by ``identity``; a run that began anew has some.
+    """``older``: checkpoints of a higher step than that of ``name``, by ``identity``; a run
+    that began anew has some.
 
     ``digest`` covers ``text``; ``None``: as launchers wrote it before, the name alone. ``mac``: it is one.
     """
@@ -78,7 +79,8 @@ def read(checkpoints: Path) -> Latest | None:
 
 
 def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
-    """Raises ``ValueError`` when it is damaged or, if the ``newest`` is encrypted, unless those vouch whom we trust.
+    """Raises ``ValueError`` when it is damaged or, if the ``newest`` is encrypted, unless
+    those vouch whom we trust.
 
     ``folder`` is the newest checkpoint.
     """
@@ -86,10 +88,17 @@ def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
     if found.mac:
         opened(folder, newest, trust)  # it says better that the key is another
     if found.mac:
-        if not any(hmac.compare_digest(_mac(found.text, key), str(found.digest)) for key in _keys(path, newest, trust)):
-            raise ValueError(f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}")
+        if not any(
+            hmac.compare_digest(_mac(found.text, key), str(found.digest))
+            for key in _keys(path, newest, trust)
+        ):
+            raise ValueError(
+                f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}"
+            )
     elif newest.key is not None:
-        raise ValueError(f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {_CURE}")
+        raise ValueError(
+            f"{path}: it has no MAC, and the checkpoints are encrypted: nobody vouches for it; {_CURE}"
+        )
     elif found.digest is not None and found.digest != _sha256(found.text):
         raise damaged(path)
 
@@ -103,7 +112,9 @@ def _keys(path: Path, newest: Manifest, trust: Trust) -> list[bytes]:
         except ValueError as error:
             wrong.append(str(error))
     if not keys:
-        raise ValueError(f"{path}: its MAC needs the key: {'; '.join(wrong) or f'{ANOTHER}={FORMS} says where it is'}")
+        raise ValueError(
+            f"{path}: its MAC needs the key: {'; '.join(wrong) or f'{ANOTHER}={FORMS} says where it is'}"
+        )
     return keys
 
 

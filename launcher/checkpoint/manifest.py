@@ -18,8 +18,9 @@ from launcher.checkpoint.tensorfile.safetensors import FileRecord
 
 FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1
-"""The version before manifests had a digest of themselves. Such checkpoints are read: what is wrong with their tensors
-and texts is noticed all the same, what is wrong with the manifest not always."""
+"""The version before manifests had a digest of themselves. Such checkpoints are read: what is wrong with
+their tensors and texts is noticed all the same, what is wrong with the manifest not always.
+"""
 NAME = "manifest.json"
 FILE_OF: Mapping[Kind, str] = {
     "param": "model.safetensors",
@@ -34,8 +35,9 @@ _FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stag
 class Manifest:
     """``strategy`` is the digest of the strategy; ``files`` are by path within the folder.
 
-    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``digest``: of all the rest, as
-    ``digested`` makes it; ``mac``: of the rest and the digest, as ``authentic.mac`` makes it with that key.
+    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``digest``: of
+    all the rest, as ``digested`` makes it; ``mac``: of the rest and the digest, as
+    ``authentic.mac`` makes it with that key.
     """
 
     world: int
@@ -87,7 +89,9 @@ def parse_manifest(folder: Path) -> Manifest:
     try:
         data = read_bytes(path)
     except FileNotFoundError as error:
-        raise ValueError(f"{folder}: incomplete checkpoint: it has no {NAME}, which is written last") from error
+        raise ValueError(
+            f"{folder}: incomplete checkpoint: it has no {NAME}, which is written last"
+        ) from error
     return _parse(path, parsed(path, data))
 
 
@@ -99,7 +103,9 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             raise ValueError(f"{folder}: incomplete checkpoint: {name} is missing")
         size = file.stat().st_size
         if size != record.size:
-            raise ValueError(f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}")
+            raise ValueError(
+                f"{folder}: incomplete checkpoint: {name} has {size} bytes, {NAME} says {record.size}"
+            )
 
 
 def _parse(path: Path, data: Any) -> Manifest:
@@ -107,7 +113,9 @@ def _parse(path: Path, data: Any) -> Manifest:
         raise ValueError(f'{path}: not a checkpoint manifest: "format" is not "{FORMAT}"')
     version = data.get("version")
     if type(version) is not int or version not in (UNDIGESTED, VERSION):
-        raise ValueError(f"{path}: version {version}; this launcher reads versions {UNDIGESTED} and {VERSION}")
+        raise ValueError(
+            f"{path}: version {version}; this launcher reads versions {UNDIGESTED} and {VERSION}"
+        )
     try:
         manifest = _manifest(data, version)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -135,7 +143,9 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
 def _record(fields: Any) -> FileRecord:
     _check_fields(fields, ("size", "digest", "tensors"), ("salt",))
     tensors = {name: _known_text(digest) for name, digest in fields["tensors"].items()}
-    return FileRecord(_whole(fields["size"]), _known_text(fields["digest"]), tensors, _text(fields.get("salt")))
+    return FileRecord(
+        _whole(fields["size"]), _known_text(fields["digest"]), tensors, _text(fields.get("salt"))
+    )
 
 
 def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:
@@ -190,4 +200,9 @@ def record_of(data: bytes) -> FileRecord:
 
 def stamp(rank: int, world: int, strategy: str) -> dict[str, str]:
     """What each file says of itself, so that one in another's place is noticed."""
-    return {"format": "pt", "launcher.rank": str(rank), "launcher.world": str(world), "launcher.strategy": strategy}
+    return {
+        "format": "pt",
+        "launcher.rank": str(rank),
+        "launcher.world": str(world),
+        "launcher.strategy": strategy,
+    }

@@ -33,18 +33,26 @@ def authentic(manifest: Manifest, key: bytes) -> Manifest:
 def mac(manifest: Manifest, key: bytes) -> str:
     """HMAC-SHA256 of everything else that it says, hexadecimal.
 
-    It covers every file: tensor files by their salt, the others by their SHA-256. It covers no more than the folder:
-    a whole older checkpoint in the place of a newer one is as authentic as it was, and says its own step.
+    It covers every file: tensor files by their salt, the others by their SHA-256. It covers no
+    more than the folder: a whole older checkpoint in the place of a newer one is as authentic as
+    it was, and says its own step.
     """
-    return hmac.new(derived(key, b"", INFO, 32), canonical(replace(manifest, mac=None)), hashlib.sha256).hexdigest()
+    return hmac.new(
+        derived(key, b"", INFO, 32), canonical(replace(manifest, mac=None)), hashlib.sha256
+    ).hexdigest()
 
 
 def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
-    """The key, if the checkpoint is encrypted. Raises ``ValueError`` unless those whom ``trust`` names vouch for it."""
+    """The key, if the checkpoint is encrypted.
+
+    Raises ``ValueError`` unless those whom ``trust`` names vouch for it.
+    """
     path = folder / NAME
     if manifest.key is None:
         if manifest.mac is not None:
-            raise ValueError(f"{path}: tampered with: it has a MAC, and does not say where the key is; {_CURE}")
+            raise ValueError(
+                f"{path}: tampered with: it has a MAC, and does not say where the key is; {_CURE}"
+            )
         if trust.key is not None and not trust.plain:
             raise ValueError(
                 f"{folder}: it is not encrypted, and checkpoint.encrypt is set: nothing vouches for what it holds; "
@@ -89,4 +97,6 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
             found.append(str(error))
         else:
             return Opened(place, key)
-    raise ValueError(f"{folder}: it is encrypted: {'; '.join(found)}; {ANOTHER}={FORMS} says where the key is now")
+    raise ValueError(
+        f"{folder}: it is encrypted: {'; '.join(found)}; {ANOTHER}={FORMS} says where the key is now"
+    )

@@ -61,10 +61,11 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
-    """Raises ``ValueError`` when the folder is incomplete, its parts do not belong together, or its key is another.
+    """Raises ``ValueError`` when the folder is incomplete, its parts do not belong together, or its key is
+    another.
 
-    Of an encrypted one nothing is believed before the manifest's MAC has been found right. ``trust`` says whose key
-    that must be; names, shapes, digests and state can be read without any, not changed.
+    Of an encrypted one nothing is believed before the manifest's MAC has been found right. ``trust`` says
+    whose key that must be; names, shapes, digests and state can be read without any, not changed.
     """
     manifest = parse_manifest(folder)
     secret = opened(folder, manifest, trust)
@@ -89,7 +90,9 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
 def _strategy(folder: Path, manifest: Manifest) -> Strategy:
     wanted = {name: record for name, record in manifest.files.items() if name.startswith("strategy/")}
     there = {f"strategy/{path.name}" for path in (folder / "strategy").glob("*.json")}
-    if there == wanted.keys() and all(text_record(folder / name) == record for name, record in wanted.items()):
+    if there == wanted.keys() and all(
+        text_record(folder / name) == record for name, record in wanted.items()
+    ):
         strategy = strategy_file.load(folder / "strategy")
         if strategy.digest == manifest.strategy and strategy.grid.size == manifest.world:
             return strategy
@@ -97,7 +100,8 @@ def _strategy(folder: Path, manifest: Manifest) -> Strategy:
 
 
 def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
-    """Raises ``ValueError`` unless each file that a checkpoint of this ``strategy`` has is listed, and no other.
+    """Raises ``ValueError`` unless each file that a checkpoint of this ``strategy`` has is listed, and no
+    other.
 
     Random states are of every rank, or of none: a checkpoint that was transformed or imported has none.
     """
@@ -148,7 +152,10 @@ def read_box(checkpoint: Checkpoint, name: str, box: Box, *, verify: bool = True
 def read_rank(
     checkpoint: Checkpoint, dst: Strategy, rank: int, *, kinds: tuple[Kind, ...] = KINDS, verify: bool = True
 ) -> dict[str, Blob]:
-    """All that ``rank`` of ``dst`` holds, copies and empty pieces included. ``each`` does it one tensor at a time."""
+    """All that ``rank`` of ``dst`` holds, copies and empty pieces included.
+
+    ``each`` does it one tensor at a time.
+    """
     return dict(each(checkpoint, dst, rank, kinds=kinds, verify=verify))
 
 
@@ -161,7 +168,8 @@ def each(
     verify: bool = True,
     only: Container[str] | None = None,
 ) -> Iterator[tuple[str, Blob]]:
-    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own. Tensors of other ``kinds`` need not match.
+    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own. Tensors of other
+    ``kinds`` need not match.
 
     ``only``: names to read, if not all.
     """
@@ -218,8 +226,8 @@ class Reader:
     def beside(self, helper: Executor | None = None) -> Reader:
         """Another, for use at the same time; what either has verified is verified for both.
 
-        ``helper``, of one thread, verifies what is being read: only when the last chunk has been used is it known to
-        be as it was written.
+        ``helper``, of one thread, verifies what is being read: only when the last chunk has been used is it
+        known to be as it was written.
         """
         new = Reader(self.checkpoint, verify=self._verify)
         new._verified = self._verified
@@ -291,7 +299,9 @@ def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> No
     wanted = checkpoint.manifest.files[file].tensors[name]
     if found != wanted:
         path = checkpoint.folder / file
-        raise ValueError(f"{path}: tensor {name} is damaged: its digest is {found}, the manifest says {wanted}")
+        raise ValueError(
+            f"{path}: tensor {name} is damaged: its digest is {found}, the manifest says {wanted}"
+        )
 
 
 def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
@@ -308,7 +318,9 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
     said = header.metadata
     if said != mark and said.keys() == mark.keys():
         wrong = [
-            f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}" for key in mark if said[key] != mark[key]
+            f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}"
+            for key in mark
+            if said[key] != mark[key]
         ]
         raise ValueError(f"{path}: a file from another place: it says {'; '.join(wrong)}")
 
@@ -332,4 +344,6 @@ def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file
         want = TensorSpec(box.shape, strategy.entries[name].dtype)
         found = header.entries[name].spec
         if want != found:
-            raise ValueError(f"{path}: tensor {name} is {described(found)}, the strategy says {described(want)}")
+            raise ValueError(
+                f"{path}: tensor {name} is {described(found)}, the strategy says {described(want)}"
+            )

@@ -47,11 +47,13 @@ def partial(final: Path) -> Path:
     return final.with_name(f"{final.name}.partial")
 
 
-def commit(partial_folder: Path, final_folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) -> None:
+def commit(
+    partial_folder: Path, final_folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]
+) -> None:
     """Make what the ranks wrote the newest checkpoint: called by one rank, after all have returned.
 
-    ``state`` is anything JSON can say. A checkpoint of the same name is replaced. Until the last line a reader of
-    ``latest`` finds the one before.
+    ``state`` is anything JSON can say. A checkpoint of the same name is replaced. Until the last line a
+    reader of ``latest`` finds the one before.
     """
     seal(partial_folder, records, state)
     publish(partial_folder, final_folder)
@@ -94,7 +96,9 @@ def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
         raise ValueError(f"{folder}: not one record of each rank under one strategy: {told}")
     odd = [r.rank for r in records if _has_extra(r) != _has_extra(first)]
     if odd:
-        raise ValueError(f"{folder}: all ranks have extra tensors or none: rank {first.rank} and rank {odd[0]} differ")
+        raise ValueError(
+            f"{folder}: all ranks have extra tensors or none: rank {first.rank} and rank {odd[0]} differ"
+        )
 
 
 def _check_keys(folder: Path, key: bytes, records: Sequence[RankRecord]) -> None:
@@ -125,9 +129,9 @@ def point(folder: Path, key: str | None) -> None:
 def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
     """The newest complete checkpoint, ``None`` if there is none.
 
-    That is the one of the highest step, but for those that the file ``latest`` says are older than the one it names.
-    Raises ``ValueError`` when that file is damaged or, of encrypted checkpoints, unless those whom ``trust`` names
-    vouch for it. An older file in its place does no harm: what it does not know of is newer.
+    That is the one of the highest step, but for those that the file ``latest`` says are older than the one it
+    names. Raises ``ValueError`` when that file is damaged or, of encrypted checkpoints, unless those whom
+    ``trust`` names vouch for it. An older file in its place does no harm: what it does not know of is newer.
     """
     complete_ones = _complete_steps(checkpoints)
     highest = next(complete_ones, None)
@@ -189,7 +193,10 @@ def _complete(folder: Path) -> Manifest | None:
 
 
 def prune(checkpoints: Path, keep: int) -> tuple[Path, ...]:
-    """Delete complete checkpoints beyond the newest ``keep``; returns those deleted. The last committed one stays."""
+    """Delete complete checkpoints beyond the newest ``keep``; returns those deleted.
+
+    The last committed one stays.
+    """
     if keep < 1:
         raise ValueError(f"keep: {keep} would delete the checkpoint just written; keep at least 1")
 

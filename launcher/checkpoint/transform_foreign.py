@@ -22,7 +22,13 @@ from launcher.checkpoint.mindspore.rank_conversion import (
     write_ranks,
 )
 from launcher.checkpoint.mindspore.rank_files import held_boxes, write_held
-from launcher.checkpoint.mindspore.strategy_input import StrategyInput, by_stage, of_whole, open_strategy, whole_specs
+from launcher.checkpoint.mindspore.strategy_input import (
+    StrategyInput,
+    by_stage,
+    of_whole,
+    open_strategy,
+    whole_specs,
+)
 from launcher.checkpoint.tensorfile.write_behind import WriteBehind
 from launcher.checkpoint.transform import PEAK, Report, is_checkpoint
 from launcher.plan.values.layout import Layout
@@ -86,7 +92,8 @@ def aimed(
     match(found.strategy, target)
     specs = found.whole().specs if found.loose else {}
     loose = {
-        n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype) for n in found.loose
+        n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
+        for n in found.loose
     }
     return found, Strategy(target.grid, {**target.entries, **loose})
 
@@ -112,12 +119,19 @@ def to_rank_files(
 
 
 def writer(
-    src: Path, to: StrategyInput | Layouts, strategy: str | None, *, trust: Trust = ANYONE, verify: bool = True
+    src: Path,
+    to: StrategyInput | Layouts,
+    strategy: str | None,
+    *,
+    trust: Trust = ANYONE,
+    verify: bool = True,
 ) -> RankConversion:
     """What makes the file of a rank; everything is checked, without ``verify`` no checksums of others' files."""
     if not is_foreign(src, strategy):
         if strategy is not None:
-            raise ValueError(f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out")
+            raise ValueError(
+                f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out"
+            )
         return of_checkpoint(src, None, to, trust)
     if src.is_dir() and form_of(src) == "mindspore":
         return of_rank_folders(src, _given(strategy), to, verify=verify)

@@ -48,7 +48,8 @@ class Span:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """``nbytes`` are read, and written; verifying reads them once more. ``peak`` is the bytes kept in memory at once.
+    """``nbytes`` are read, and written; verifying reads them once more. ``peak`` is the bytes kept in memory
+    at once.
 
     ``sources`` are by rank, then by file; ``names`` are the source's by the destination's.
     """
@@ -63,13 +64,17 @@ class TransformPlan:
     def spans(self, rank: int) -> Iterator[Span]:
         """Which bytes of which file ``rank`` of the destination reads, tensor by tensor."""
         headers: dict[tuple[int, str], Mapping[str, int]] = {}
-        for name, box in (item for boxes in saved_boxes(self.target, rank).values() for item in boxes.items()):
+        for name, box in (
+            item for boxes in saved_boxes(self.target, rank).values() for item in boxes.items()
+        ):
             source = self.names[name]
             entry = self.checkpoint.strategy.entries[source]
             for piece, both in overlapping_shards(entry.layout, box):
                 at = (piece.rank, FILE_OF[entry.kind])
                 if at not in headers:
-                    headers[at] = {n: slot.start for n, slot in file_header(self.checkpoint, *at).entries.items()}
+                    headers[at] = {
+                        n: slot.start for n, slot in file_header(self.checkpoint, *at).entries.items()
+                    }
                 size = ITEMSIZE[entry.dtype]
                 first, last = _ends(both.within(piece.box), piece.box.shape)
                 base = headers[at][source]
@@ -93,7 +98,8 @@ class TransformPlan:
         """Tensor by tensor, the stretch of its file that each rank looks at; at most ``limit`` rows."""
         every = ((rank, span) for rank in range(self.target.grid.size) for span in self.spans(rank))
         rows = [
-            [str(rank), s.file, s.name, str(s.start), str(s.stop), str(s.nbytes)] for rank, s in islice(every, limit)
+            [str(rank), s.file, s.name, str(s.start), str(s.stop), str(s.nbytes)]
+            for rank, s in islice(every, limit)
         ]
         rest = "and more\n" if next(every, None) is not None else ""
         head = ["rank", "reads", "tensor", "from byte", "to", "bytes"]
@@ -101,7 +107,10 @@ class TransformPlan:
 
 
 def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trust = ANYONE) -> TransformPlan:
-    """What ``transform`` to ``target`` will do. Everything is checked that is checked there; raises as it does."""
+    """What ``transform`` to ``target`` will do.
+
+    Everything is checked that is checked there; raises as it does.
+    """
     checkpoint = open_checkpoint(src, trust)
     names = match(checkpoint.strategy, target)
     Reader(checkpoint).check_headers()

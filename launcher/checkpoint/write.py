@@ -49,8 +49,9 @@ def write_rank(
 ) -> RankRecord:
     """Save this rank's share of what it holds: ``tensors`` are its pieces by first name, copies included.
 
-    ``extra`` (random states, say) belongs to no layout and comes back to the same rank only. ``folder`` is
-    ``partial(final)``; ``commit`` makes it a checkpoint once every rank has returned. Everything is checked first.
+    ``extra`` (random states, say) belongs to no layout and comes back to the same rank only.
+    ``folder`` is ``partial(final)``; ``commit`` makes it a checkpoint once every rank has returned.
+    Everything is checked first.
     """
     writer = RankWriter(folder, rank, strategy, key)
     writer.check({name: blob.spec for name, blob in tensors.items()})
@@ -101,7 +102,10 @@ class RankWriter:
             # what the strategy puts here, one file for each kind
             every = {name: box for boxes in self.boxes.values() for name, box in boxes.items()}
             for file, boxes in self.boxes.items():
-                specs = {name: TensorSpec(box.shape, self.strategy.entries[name].dtype) for name, box in boxes.items()}
+                specs = {
+                    name: TensorSpec(box.shape, self.strategy.entries[name].dtype)
+                    for name, box in boxes.items()
+                }
                 done = stream(home / file, specs, lambda name: chunks(name, every[name]))
                 files[rank_file(self.rank, file)] = done
 

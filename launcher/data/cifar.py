@@ -72,7 +72,9 @@ def read_pickle(file: Path) -> Split:
 
 
 def _flat(labels: Any) -> bool:
-    return isinstance(labels, np.ndarray) or (isinstance(labels, list) and all(type(n) is int for n in labels))
+    return isinstance(labels, np.ndarray) or (
+        isinstance(labels, list) and all(type(n) is int for n in labels)
+    )
 
 
 def read_binary(file: Path) -> Split:

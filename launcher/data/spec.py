@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def input_specs(settings: Data, batch: int, allow: tuple[str, ...] = ()) -> tuple[TensorSpec, ...]:
-    """What the model's forward takes for ``batch`` samples. A class of the user's own is asked for its first sample."""
+    """What the model's forward takes for ``batch`` samples.
+
+    A class of the user's own is asked for its first sample.
+    """
     settings, _ = resolve(settings)
     match settings:
         case Text() | RandomTokens():
@@ -48,7 +51,9 @@ def classes(settings: Data) -> int | None:
     return 10 if isinstance(settings, Mnist5k | Cifar10) else vocab(settings)
 
 
-def _sampled(settings: Target, batch: int, allow: tuple[str, ...]) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
+def _sampled(
+    settings: Target, batch: int, allow: tuple[str, ...]
+) -> tuple[tuple[TensorSpec, ...], TensorSpec]:
     from launcher.data.open import open_data
 
     with owned("data._target_", f"{settings.target}: cannot be opened"):
@@ -85,10 +90,16 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
             raise RequestError((Problem("data", f"{name}: {text}"),))
         if t.shape[:1] != (n,):
             text = f"{what}() of {n} indices returns a tensor of shape {tuple(t.shape)}; dim 0 is that of the samples"
-            raise RequestError((Problem("data", f"{name}: {text}: return one for each index, in their order"),))
-    specs = [TensorSpec((batch, *t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in (*inputs, target)]
+            raise RequestError(
+                (Problem("data", f"{name}: {text}: return one for each index, in their order"),)
+            )
+    specs = [
+        TensorSpec((batch, *t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in (*inputs, target)
+    ]
     return tuple(specs[:-1]), specs[-1]
 
 
 def _said(inputs: tuple[TensorSpec, ...], target: TensorSpec) -> str:
-    return " -> ".join((", ".join(f"{t.dtype} {t.shape[1:]}" for t in inputs), f"{target.dtype} {target.shape[1:]}"))
+    return " -> ".join(
+        (", ".join(f"{t.dtype} {t.shape[1:]}" for t in inputs), f"{target.dtype} {target.shape[1:]}")
+    )

@@ -43,7 +43,8 @@ class Request:
 
 
 class BadRequest(RequestError):
-    """A request that cannot be carried out, and where its values were set (for each problem, where that differs).
+    """A request that cannot be carried out, and where its values were set (for each problem, where that
+    differs).
 
     ``late``: each value is valid by itself, but they do not go together.
     """
@@ -130,7 +131,9 @@ def _config_files(
             typed = tuple(t for t in typed if t is not o)
 
     configs = ConfigFiles.of(user, folder)
-    found += [Problem("", f"{f}: a shipped option has this name; give yours another") for f in configs.hidden()]
+    found += [
+        Problem("", f"{f}: a shipped option has this name; give yours another") for f in configs.hidden()
+    ]
     return configs, typed
 
 
@@ -281,7 +284,9 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
             mine = origins.of(key)
             if mine is not None and not mine.typed:
                 yield Problem(
-                    key, f"{text}; a recipe leaves them out with - override /{section}: null", f"{section}=null"
+                    key,
+                    f"{text}; a recipe leaves them out with - override /{section}: null",
+                    f"{section}=null",
                 )
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
@@ -309,7 +314,9 @@ def _typed_places(overrides: Sequence[str], typed: Sequence[Override]) -> Iterat
             yield from ((key, origin) for key in keys(override.value, override.key))
 
 
-def _partial(typed: Sequence[Override], configs: ConfigFiles, places: Sequence[tuple[str, Origin]]) -> Origins:
+def _partial(
+    typed: Sequence[Override], configs: ConfigFiles, places: Sequence[tuple[str, Origin]]
+) -> Origins:
     """The origins that are known where composing failed: those in the main configuration and in the recipe."""
     recipe = next((str(o.value) for o in reversed(typed) if o.key == "recipe"), None)
     options = [CONFIG, *([f"recipe/{recipe}"] if recipe else [])]

@@ -29,7 +29,10 @@ class Cell:
 
 
 def cells(overrides: Sequence[str], configs: ConfigFiles) -> tuple[Cell, ...]:
-    """Every combination, the last override varying fastest; cells are named by what varies. Raises ``RequestError``."""
+    """Every combination, the last override varying fastest; cells are named by what varies.
+
+    Raises ``RequestError``.
+    """
     with problems() as found:
         single = sift(overrides, KnownNames(configs.groups(), configs.options("recipe")), found)
         lists = [_values(o, configs, found) for o in single]

@@ -58,12 +58,16 @@ def locate(path: str, allow: tuple[str, ...], base: type[T], *, key: str = "_tar
 
 
 def build(
-    target: Target | Mapping[str, Any], allow: tuple[str, ...], base: type[T], *given: Any, key: str = "_target_"
+    target: Target | Mapping[str, Any],
+    allow: tuple[str, ...],
+    base: type[T],
+    *given: Any,
+    key: str = "_target_",
 ) -> T:
     """An instance of the class that ``target`` names.
 
-    ``given`` are passed first, then the target's own arguments. An argument that names a class itself is checked
-    against the same ``base`` and built first.
+    ``given`` are passed first, then the target's own arguments. An argument that names a class itself is
+    checked against the same ``base`` and built first.
     """
     path, arguments = (target.target, target.arguments) if isinstance(target, Target) else _split(target)
     reserved = [name for name in arguments if name.startswith("_") and name != "_args_"]
@@ -140,7 +144,9 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
 def _absent(key: str, path: str, module: str, name: str, there: object) -> RequestError:
     close = nearest(name, [n for n in dir(there) if not n.startswith("_")], 0.8)
     right = path.replace(f"{module}.{name}", f"{module}.{close}")
-    return _error(key, path, f"{module} has no {name!r}{did_you_mean(close)}", f"{key}={right}" if close else "")
+    return _error(
+        key, path, f"{module} has no {name!r}{did_you_mean(close)}", f"{key}={right}" if close else ""
+    )
 
 
 def _inside(path: str, allow: tuple[str, ...]) -> bool:

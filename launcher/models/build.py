@@ -13,7 +13,10 @@ from launcher.models.tied_pair import EmbeddingAndHead
 
 
 def build_model(settings: Model, allow: tuple[str, ...] = ()) -> nn.Module:
-    """Built on the default device (``meta`` too) in the default dtype. ``allow``: packages ``_target_`` may name."""
+    """Built on the default device (``meta`` too) in the default dtype.
+
+    ``allow``: packages ``_target_`` may name.
+    """
     settings, _ = resolve(settings)
     match settings:
         case LanguageModel():

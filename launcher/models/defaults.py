@@ -22,5 +22,7 @@ def resolve(settings: Model) -> tuple[Model, tuple[str, ...]]:
         notes.append(f"model.kv_heads null -> {settings.heads}: one for each of model.heads")
     if settings.ffn_dim is None:
         found["ffn_dim"] = width = -(-8 * settings.dim // (3 * MULTIPLE)) * MULTIPLE
-        notes.append(f"model.ffn_dim null -> {width}: 8/3 of model.dim, rounded up to a multiple of {MULTIPLE}")
+        notes.append(
+            f"model.ffn_dim null -> {width}: 8/3 of model.dim, rounded up to a multiple of {MULTIPLE}"
+        )
     return settings.model_copy(update=found), tuple(notes)

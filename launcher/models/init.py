@@ -1,7 +1,7 @@
 """Layers whose ``reset_parameters`` is the initialisation that the models here use.
 
-Every module that owns parameters re-initialises those, and no others, so that a rank can make the numbers of one
-module from a seed of its own.
+Every module that owns parameters re-initialises those, and no others, so that a rank can make the numbers of
+one module from a seed of its own.
 """
 
 from __future__ import annotations

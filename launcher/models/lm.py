@@ -14,7 +14,10 @@ from launcher.models.rope import angles, rotate
 
 
 class Attention(nn.Module):
-    """Causal, with rotary positions. Heads are counted off the projections' width, so a rank may hold a part."""
+    """Causal, with rotary positions.
+
+    Heads are counted off the projections' width, so a rank may hold a part.
+    """
 
     def __init__(self, dim: int, heads: int, kv_heads: int, theta: float, std: float) -> None:
         super().__init__()
@@ -32,14 +35,20 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
         q, k, v = (self._heads(proj(x)) for proj in (self.q, self.k, self.v))
-        cos, sin = angles(q.shape[2], self.head, self.theta, x, start)  # not x's: a rank may hold a part of its time
+        cos, sin = angles(
+            q.shape[2], self.head, self.theta, x, start
+        )  # not x's: a rank may hold a part of its time
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         kept = k, v
         if past:
             k, v = (torch.cat(ts, 2) for ts in zip(*past, kept, strict=True))
         if self.group > 1:
             k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
-        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(start) if past else None
+        seen = (
+            torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(start)
+            if past
+            else None
+        )
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
         y: Tensor = self.o(out.transpose(1, 2).flatten(2))
         return y, kept

@@ -27,16 +27,18 @@ class Parts(Protocol):
 def cross_entropy(
     output: Tensor, target: Tensor, parts: Parts | None = None, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
-    """Mean or sum over all positions that count, in nats: logits (samples, ..., classes) against class numbers
-    (samples, ...), or as torch has it (samples, classes, ...); where both fit, the first.
+    """Mean or sum over all positions that count, in nats: logits (samples, ..., classes) against class
+    numbers (samples, ...), or as torch has it (samples, classes, ...); where both fit, the first.
 
-    Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has this
-    rank's classes only, and every rank gets the whole loss. Where nothing counts, the sum and its gradients are zero.
-    Raises ``RunError`` for targets of another shape.
+    Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has
+    this rank's classes only, and every rank gets the whole loss. Where nothing counts, the sum and its
+    gradients are zero. Raises ``RunError`` for targets of another shape.
     """
     dims = class_dims(output.shape, target.shape)
     if not dims or (parts is not None and dims[0] != output.dim() - 1):
-        raise RunError(f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}")
+        raise RunError(
+            f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}"
+        )
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     if dims[0] != output.dim() - 1:
         return F.cross_entropy(wide, target.long(), ignore_index=IGNORED, reduction=reduction)
@@ -50,8 +52,9 @@ def cross_entropy(
 class _OverParts(Function):
     """The sum of the losses.
 
-    The logits of one position are never all on one rank: only its largest, its sum and its target's travel. A target
-    that is no class of any rank makes the loss NaN, where torch would raise: nobody waits for a GPU to know.
+    The logits of one position are never all on one rank: only its largest, its sum and its target's
+    travel. A target that is no class of any rank makes the loss NaN, where torch would raise: nobody
+    waits for a GPU to know.
     """
 
     @staticmethod

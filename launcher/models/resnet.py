@@ -18,7 +18,11 @@ class Residual(nn.Module):
         super().__init__()
         self.body = body
         same = inputs == outputs and stride == 1
-        self.skip = nn.Identity() if same else nn.Sequential(Conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        self.skip = (
+            nn.Identity()
+            if same
+            else nn.Sequential(Conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.skip(x))

@@ -9,8 +9,8 @@ from torch import Tensor
 def angles(time: int, head: int, theta: float, like: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every (position, pair of ``head`` dims) from position ``start`` on.
 
-    Worked out in float64: an angle of thousands has few digits left in float32, and logits are off by 1e-4 for it.
-    Returned in float64 for float64 inputs, else in float32.
+    Worked out in float64: an angle of thousands has few digits left in float32, and logits are off by 1e-4
+    for it. Returned in float64 for float64 inputs, else in float32.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     place = torch.arange(start, start + time, device=like.device, dtype=torch.float64)

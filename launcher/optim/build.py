@@ -16,10 +16,12 @@ from launcher.optim.local_shards import LocalShards
 
 
 def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
-    """``params`` are those to train, local to this rank; where there are none, for all its stages are frozen, it idles.
+    """``params`` are those to train, local to this rank; where there are none, for all its
+    stages are frozen, it idles.
 
-    Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is called with plain
-    tensors in one list, this rank's pieces where they are cut, then its arguments; it groups them itself.
+    Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is
+    called with plain tensors in one list, this rank's pieces where they are cut, then its
+    arguments; it groups them itself.
     """
     optimizer = _build(settings, params or [("nothing", nn.Parameter(torch.empty(0)))], allow)
     keep_rates(optimizer)
@@ -56,7 +58,9 @@ def _build(settings: Optim, params: Named, allow: tuple[str, ...]) -> torch.opti
             return LocalShards(own, tensors) if any(isinstance(p, DTensor) for p in tensors) else own(tensors)
 
 
-def build_own(settings: Target, allow: tuple[str, ...], tensors: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def build_own(
+    settings: Target, allow: tuple[str, ...], tensors: Sequence[nn.Parameter]
+) -> torch.optim.Optimizer:
     """Of the user's class, as it is."""
     from launcher.job.targets import build
 

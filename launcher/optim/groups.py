@@ -14,11 +14,13 @@ Named = Sequence[tuple[str, nn.Parameter]]
 def groups(params: Named, weight_decay: float) -> list[dict[str, Any]]:
     """Groups of one kind each, in order of first appearance, named.
 
-    A kind is where a tensor lives (plain, or the mesh of a DTensor: fused and foreach kernels refuse a mixture) and
-    whether it decays: tensors of two or more dims do; gains and biases do not.
+    A kind is where a tensor lives (plain, or the mesh of a DTensor: fused and foreach kernels refuse a
+    mixture) and whether it decays: tensors of two or more dims do; gains and biases do not.
     """
     found: dict[Any, list[tuple[str, nn.Parameter]]] = {}
     for name, p in params:
         mesh = p.device_mesh if isinstance(p, DTensor) else None
         found.setdefault((mesh, p.ndim >= 2), []).append((name, p))
-    return [{"params": named, "weight_decay": weight_decay if many else 0.0} for (_, many), named in found.items()]
+    return [
+        {"params": named, "weight_decay": weight_decay if many else 0.0} for (_, many), named in found.items()
+    ]

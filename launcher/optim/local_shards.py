@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 class LocalShards(torch.optim.Optimizer):
     """``inner`` is given this rank's pieces: what it does to each number must not depend on the others.
 
-    A class of the user's own need not know of DTensor, nor have operations that it has a rule for. The pieces share
-    memory with the parameters; gradients are handed over before a step.
+    A class of the user's own need not know of DTensor, nor have operations that it has a rule for. The pieces
+    share memory with the parameters; gradients are handed over before a step.
     """
 
     def __init__(

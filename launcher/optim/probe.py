@@ -25,10 +25,11 @@ DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)
 def probe(
     build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
 ) -> OptimizerTraits:
-    """What the class at ``name`` does to tensors of such ``shapes``; ``build`` makes it for a list of tensors.
+    """What the class at ``name`` does to tensors of such ``shapes``; ``build`` makes it for a list of
+    tensors.
 
-    ``device`` and ``dtype`` are those of the weights. Raises ``RequestError`` when there is no such class, or its
-    arguments do not fit.
+    ``device`` and ``dtype`` are those of the weights. Raises ``RequestError`` when there is no such class, or
+    its arguments do not fit.
     """
     why = ""
     with _apart():
@@ -137,7 +138,9 @@ def _lost(trial: Trial, seen: Observation, want: Sequence[Tensor]) -> str:
         return f"it keeps {found[0]}, which no checkpoint can hold"
     if _alike(trial.resumed(seen.counters), want):
         return ""
-    return "given back what is in its state and its groups, it goes on to other numbers: it keeps some elsewhere"
+    return (
+        "given back what is in its state and its groups, it goes on to other numbers: it keeps some elsewhere"
+    )
 
 
 def _copies(seen: Observation) -> int:

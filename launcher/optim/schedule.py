@@ -10,7 +10,8 @@ from launcher.job.schema.components import Constant, Schedule
 def factor(settings: Schedule, step: int, total: int) -> float:
     """For optimizer step ``step`` (from 0) of ``total``.
 
-    ``warmup_steps`` rise evenly to 1, reached by the last of them; then from 1 down to ``final`` at the last step.
+    ``warmup_steps`` rise evenly to 1, reached by the last of them; then from 1 down to
+    ``final`` at the last step.
 
     >>> from launcher.job.schema.components import Linear
     >>> [factor(Linear(name="linear", warmup_steps=2), step, 7) for step in range(7)]

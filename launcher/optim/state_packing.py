@@ -19,11 +19,12 @@ GROUP = "param_group"
 
 
 def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as tensors without
-    dims, whose names end in what they were: ``step/int``, ``history/list`` (its length) and ``history/0/float``.
+    """Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as
+    tensors without dims, whose names end in what they were: ``step/int``, ``history/list`` (its length)
+    and ``history/0/float``.
 
-    ``counters``: values of the parameter's group that belong to the state too: ``param_group/k/int``. What is none of
-    these is left out: ``unpackable`` names it.
+    ``counters``: values of the parameter's group that belong to the state too: ``param_group/k/int``. What is
+    none of these is left out: ``unpackable`` names it.
     """
     return {
         name: t
@@ -36,7 +37,9 @@ def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = 
 def unpackable(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> list[str]:
     """``key of type type``, of what ``pack`` leaves out."""
     return [
-        f"{key} of type {kind}" for key, value in _entries(optimizer, p, counters) if (kind := _strange(key, value))
+        f"{key} of type {kind}"
+        for key, value in _entries(optimizer, p, counters)
+        if (kind := _strange(key, value))
     ]
 
 
@@ -67,7 +70,9 @@ def _group(optimizer: torch.optim.Optimizer, at: Tensor) -> dict[str, Any]:
     return next((g for g in optimizer.param_groups if any(at is q for q in g["params"])), {})
 
 
-def _entries(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str]) -> Iterator[tuple[Any, Any]]:
+def _entries(
+    optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str]
+) -> Iterator[tuple[Any, Any]]:
     at = _own(optimizer, p)
     state = optimizer.state.get(at, {})
     yield from state.items() if isinstance(state, Mapping) else [(type(state), state)]
@@ -82,7 +87,11 @@ def _strange(key: Any, value: Any) -> str:
     if type(value) in (list, tuple):
         return next(filter(None, (_strange(key, one) for one in value)), "")
     if isinstance(value, Tensor):
-        return "" if _plain(value) else f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
+        return (
+            ""
+            if _plain(value)
+            else f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
+        )
     if value is None or type(value) in (bool, float):
         return ""
     return "" if type(value) is int and -(2**63) <= value < 2**63 else type(value).__name__

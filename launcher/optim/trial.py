@@ -53,9 +53,11 @@ class TrialCut:
 
 @dataclass
 class Observation:
-    """What a run left: the tensors afterwards, the optimizer, and which values of its groups it changed itself.
+    """What a run left: the tensors afterwards, the optimizer, and which values of its groups it changed
+    itself.
 
-    ``first``: the keys of its state after one step; ``paths``: how far each number went in all steps together.
+    ``first``: the keys of its state after one step; ``paths``: how far each number went in all steps
+    together.
     """
 
     params: list[nn.Parameter]
@@ -90,13 +92,17 @@ class Trial:
         self.starts = [torch.randn(s, generator=g, dtype=self.dtype) for s in self.shapes]
 
     def gradients(self, step: int) -> list[Tensor]:
-        """Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in its own way;
-        now and then the first or the last number is far larger than the rest.
+        """Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in
+        its own way; now and then the first or the last number is far larger than the rest.
         """
         g = torch.Generator().manual_seed(1 + step)
         out = []
         for i, s in enumerate(self.shapes):
-            size = torch.linspace(0.1, 2.0, prod(s), dtype=self.dtype) * SCALES[(step + 2 * i) % len(SCALES)] * (1 + i)
+            size = (
+                torch.linspace(0.1, 2.0, prod(s), dtype=self.dtype)
+                * SCALES[(step + 2 * i) % len(SCALES)]
+                * (1 + i)
+            )
             if spike := SPIKES.get((step + i) % 6):
                 size[spike] *= 1e4
             out.append(torch.randn(s, generator=g, dtype=self.dtype) * size.reshape(s))
@@ -179,7 +185,10 @@ class Trial:
 
 
 def advance(
-    params: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, grads: Sequence[Tensor | None], step: int
+    params: Sequence[nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    grads: Sequence[Tensor | None],
+    step: int,
 ) -> None:
     """One step with gradients that are given, at the rate that a schedule sets."""
     for p, g in zip(params, grads, strict=True):

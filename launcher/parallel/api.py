@@ -45,12 +45,14 @@ class Net(nn.Module):
 def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     """This rank's share of ``model``, laid out by ``plan``. Every rank of the process group calls this.
 
-    A function that builds the model starts it from ``plan.seed``, shard by shard; a module keeps the numbers it has,
-    and must not be used afterwards. Raises ``ValueError`` when the group has not as many ranks as the plan, or the
-    module has no numbers (meta device).
+    A function that builds the model starts it from ``plan.seed``, shard by shard; a module keeps the numbers
+    it has, and must not be used afterwards. Raises ``ValueError`` when the group has not as many ranks as the
+    plan, or the module has no numbers (meta device).
     """
     if dist.get_world_size() != plan.sizes.grid.size:
-        raise ValueError(f"plan: it has {plan.sizes.grid.size} ranks, the process group {dist.get_world_size()}")
+        raise ValueError(
+            f"plan: it has {plan.sizes.grid.size} ranks, the process group {dist.get_world_size()}"
+        )
     device = torch.device("cpu")
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
@@ -93,16 +95,19 @@ def _empty(model: nn.Module) -> None:
 
 
 def sync_pipeline_shared_parameters(net: nn.Module) -> None:
-    """Make all copies of every shared parameter equal to the first stage's; nothing to do where there is one stage.
+    """Make all copies of every shared parameter equal to the first stage's; nothing to do
+    where there is one stage.
 
-    ``net`` is what ``parallelize`` gave, or a module around it. Every rank calls this. Raises ``TypeError`` for
-    anything else.
+    ``net`` is what ``parallelize`` gave, or a module around it. Every rank calls this. Raises
+    ``TypeError`` for anything else.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
     found = inside(net)
     if found is None:
-        raise TypeError(f"net: {type(net).__name__} is not what launcher.parallel.parallelize gave, nor around it")
+        raise TypeError(
+            f"net: {type(net).__name__} is not what launcher.parallel.parallelize gave, nor around it"
+        )
     for tied in found.live.ties:
         tied.sync()
 

@@ -88,7 +88,10 @@ class ParallelModel:
 
 
 def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> ParallelModel:
-    """Turn the model of a blueprint into this rank's stages, with its numbers in place. The blueprint is used up."""
+    """Turn the model of a blueprint into this rank's stages, with its numbers in place.
+
+    The blueprint is used up.
+    """
     # this rank's stages, still without numbers
     drawn.axis.join(meshes.coords["tp"], meshes.tp)
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)

@@ -17,10 +17,11 @@ from launcher.plan.values.facts import TensorSpec
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What one build starts from: it cuts ``model``, which is on the meta device, into stages and lays them out.
+    """What one build starts from: it cuts ``model``, which is on the meta device, into stages and lays them
+    out.
 
-    ``whole``: the numbers of its tensors; ``axis``: the tensor-parallel axis of its operators, which belongs to no rank
-    yet; ``tracer``: has traced its forward, if it runs in several stages.
+    ``whole``: the numbers of its tensors; ``axis``: the tensor-parallel axis of its operators, which belongs
+    to no rank yet; ``tracer``: has traced its forward, if it runs in several stages.
     """
 
     model: nn.Module

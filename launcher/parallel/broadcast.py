@@ -34,11 +34,11 @@ class Sent:
 def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_rank: int = 0) -> Sent:
     """Give every replica the numbers of the first rank that holds them; stages keep to themselves.
 
-    ``layout`` is that of every parameter of the whole model, as ``{p.name: p.layout for p in plan.params}``, or as a
-    file has it: what ``launcher.checkpoint.build_searched_strategy`` reads, a ``Strategy``, its entries, or the JSON of
-    a file of ours. Every rank calls this with its own ``cur_rank`` and the lowest rank of its stage, ``initial_rank``;
-    anything else, a parameter that ``net`` lacks or has laid out in another way, is a ``ValueError``. Raises
-    ``RunError`` if afterwards two replicas differ.
+    ``layout`` is that of every parameter of the whole model, as ``{p.name: p.layout for p in plan.params}``,
+    or as a file has it: what ``launcher.checkpoint.build_searched_strategy`` reads, a ``Strategy``, its
+    entries, or the JSON of a file of ours. Every rank calls this with its own ``cur_rank`` and the lowest
+    rank of its stage, ``initial_rank``; anything else, a parameter that ``net`` lacks or has laid out in
+    another way, is a ``ValueError``. Raises ``RunError`` if afterwards two replicas differ.
     """
     if not isinstance(net, nn.Module):
         raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
@@ -53,7 +53,9 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
             raise ValueError(f"layout: it is for {grid.size} ranks, the process group has {world}")
         first = grid.ranks(pp=grid.coords(rank)["pp"])[0]
         if initial_rank != first:
-            raise ValueError(f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}, {first}")
+            raise ValueError(
+                f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}, {first}"
+            )
     held = _held(net)
     for name, lay in layout.items():
         if lay.holds(rank) and name not in held:
@@ -79,7 +81,9 @@ def layouts(given: Any) -> dict[str, Layout]:
 
 def _is_file(rows: Any) -> bool:
     """Whether it is the JSON of a strategy file of ours."""
-    return isinstance(rows, Mapping) and all(isinstance(rows.get(part), Mapping) for part in ("tensors", "grid"))
+    return isinstance(rows, Mapping) and all(
+        isinstance(rows.get(part), Mapping) for part in ("tensors", "grid")
+    )
 
 
 def _staged(layout: Layout) -> Layout:
@@ -112,7 +116,10 @@ def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
 
 def _held(net: nn.Module) -> dict[str, tuple[Tensor, ...]]:
     """All copies on this rank of every parameter and buffer, by first name and by its own."""
-    own = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
+    own = {
+        **dict(net.named_parameters(remove_duplicate=False)),
+        **dict(net.named_buffers(remove_duplicate=False)),
+    }
     out: dict[str, tuple[Tensor, ...]] = {n: (t,) for n, t in own.items()}
     return out | (net.copies() if isinstance(net, Net) else {})
 

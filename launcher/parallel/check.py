@@ -25,7 +25,9 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
             box = placed.layout.box(rank)
             assert box is not None, f"rank {rank} holds {name}, which the plan puts on stages {placed.stages}"
             got = where(t)
-            assert got == box or (got.empty and box.empty), f"rank {rank} holds {got} of {name}, planned {box}"
+            assert got == box or (got.empty and box.empty), (
+                f"rank {rank} holds {got} of {name}, planned {box}"
+            )
             twins = [n for n in placed.names if n in named and named[n] is not t]
             assert not twins, f"rank {rank}: {twins} should be the same tensor as {name}"
             seen.add(placed.name)
@@ -41,7 +43,9 @@ def where(t: torch.Tensor) -> Box:
     assert at is not None
     lo, size = [0] * t.dim(), list(t.shape)
     strided = [isinstance(place, _StridedShard) for place in t.placements]
-    for axis in sorted(range(len(t.placements)), key=lambda a: strided[a]):  # FSDP2 cuts what tp has cut before
+    for axis in sorted(
+        range(len(t.placements)), key=lambda a: strided[a]
+    ):  # FSDP2 cuts what tp has cut before
         place = t.placements[axis]
         if isinstance(place, Shard | _StridedShard):
             sizes = [len(c) for c in torch.arange(size[place.dim]).chunk(t.device_mesh.size(axis))]

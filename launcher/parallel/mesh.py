@@ -14,7 +14,10 @@ from launcher.plan.values.grid import Grid
 
 @dataclass(frozen=True)
 class Meshes:
-    """This rank's groups. ``ties`` has one a row of pipeline ranks; ``dp`` and ``tp`` of one rank are ``None``."""
+    """This rank's groups.
+
+    ``ties`` has one a row of pipeline ranks; ``dp`` and ``tp`` of one rank are ``None``.
+    """
 
     rank: int
     grid: Grid

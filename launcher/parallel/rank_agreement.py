@@ -18,7 +18,10 @@ CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
 
 
 def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
-    """Every rank calls this. Raises ``RunError`` where weights would start from other numbers, or stages not fit."""
+    """Every rank calls this.
+
+    Raises ``RunError`` where weights would start from other numbers, or stages not fit.
+    """
     # one digest a rank: nearly always they are equal
     code = parts[0].code
     made = whole.texts() if isinstance(whole, InitialTensors) else {}

@@ -37,7 +37,8 @@ class MatmulCall:
 
 @dataclass(frozen=True)
 class Product:
-    """A gradient of ``weight`` that is still to be computed: ``left`` transposed times ``right``, over their rows.
+    """A gradient of ``weight`` that is still to be computed: ``left`` transposed times
+    ``right``, over their rows.
 
     ``versions`` are those of both when the first half was done.
     """
@@ -70,8 +71,8 @@ class Product:
 class Deferral(TorchFunctionMode):
     """Around the forwards of a stage. While ``deferring``, a backward leaves these weight gradients out.
 
-    Only that one backward does, and of products only; the user's own ``autograd.grad`` in a forward, a backward inside
-    a backward and a second derivative are done at once and whole.
+    Only that one backward does, and of products only; the user's own ``autograd.grad`` in a forward, a
+    backward inside a backward and a second derivative are done at once and whole.
     """
 
     def __init__(self) -> None:
@@ -127,7 +128,9 @@ class Deferral(TorchFunctionMode):
         given = [x] if call.bias is None else [x, call.bias]
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
             return False
-        if any(type(t) not in PLAIN or t.dtype != call.weight.dtype or t.layout != torch.strided for t in given):
+        if any(
+            type(t) not in PLAIN or t.dtype != call.weight.dtype or t.layout != torch.strided for t in given
+        ):
             return False
         known = x.requires_grad or _storage(x) in self.inputs
         return bool(x.dim() > 1 and x.is_floating_point() and known and not _transformed())
@@ -189,11 +192,15 @@ class _Product(Function):
         ctx.save_for_backward(x, leaf)
         ctx.across = call.across != turned
         ctx.to = to
-        ctx.leaf = leaf  # hooks on what is saved may hand back another tensor, whose gradient nobody would see
+        ctx.leaf = (
+            leaf  # hooks on what is saved may hand back another tensor, whose gradient nobody would see
+        )
         ctx.bias = None if bias is None else bias.shape
         weight = local(leaf)
         out = call.run(x, weight.t() if turned else weight, bias)
-        return torch.ops.aten._unsafe_view(out, out.shape)  # a view out of a Function could not be changed in place
+        return torch.ops.aten._unsafe_view(
+            out, out.shape
+        )  # a view out of a Function could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
@@ -230,7 +237,9 @@ def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
     grad = (right.t() @ left).t() if local(leaf).t().is_contiguous() else left.t() @ right
     if isinstance(leaf, DTensor):
         shape, stride = leaf.shape, leaf.stride()
-        return DTensor.from_local(grad, leaf.device_mesh, leaf.placements, run_check=False, shape=shape, stride=stride)
+        return DTensor.from_local(
+            grad, leaf.device_mesh, leaf.placements, run_check=False, shape=shape, stride=stride
+        )
     return grad
 
 

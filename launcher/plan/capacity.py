@@ -72,7 +72,10 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
         return None
     held = {rank: _held(plan, rank, trains="train" in kinds) for rank in ranks}
     if free.devices:
-        each = [Fit(held[r], n, f"cuda:{i}", (r,)) for i, (r, n) in enumerate(zip(ranks, free.devices, strict=False))]
+        each = [
+            Fit(held[r], n, f"cuda:{i}", (r,))
+            for i, (r, n) in enumerate(zip(ranks, free.devices, strict=False))
+        ]
         return max(each, key=lambda at: at.needed / max(at.free, 1))
     needed = sum(held[rank] + besides.get(rank, 0) + PROCESS for rank in ranks)
     return Fit(needed, free.ram, free.where, tuple(ranks))

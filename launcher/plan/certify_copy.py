@@ -15,10 +15,11 @@ from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.precision import precision
 
 TOLERANCE: Final = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 8 * 2.0**-8, "fp16": 8 * 2.0**-11}
-"""In half precision 8 roundings, where a layout rounds in another order than one process: the terms of operators cut
-over ``tp`` before they are added up (most measured: 5, of 8 layers on 4 ranks), what later pieces of a sequence read
-of earlier ones (2), the two gradients of a tied parameter (1), gradients that travel in it (2). Other layouts are held
-to what fp32 is, in which their gradients are added up."""
+"""In half precision 8 roundings, where a layout rounds in another order than one process: the terms of
+operators cut over ``tp`` before they are added up (most measured: 5, of 8 layers on 4 ranks), what later
+pieces of a sequence read of earlier ones (2), the two gradients of a tied parameter (1), gradients that
+travel in it (2). Other layouts are held to what fp32 is, in which their gradients are added up.
+"""
 SCALE: Final = 1024.0
 """A loss scale that stays what it is: a step that one of two trainings skips cannot be compared."""
 SAMPLES = 2
@@ -26,8 +27,9 @@ SAMPLES = 2
 MORE = 2
 """Steps after those that are asked for: one on samples that leave experts idle, one after a load."""
 WARMUP, FINAL = 2, 0.1
-"""Of the learning rate: more steps of warming up would make the first updates too small to compare, and so would the
-last one be if nothing were left of it."""
+"""Of the learning rate: more steps of warming up would make the first updates too small to compare, and so
+would the last one be if nothing were left of it.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Copy:
 
 
 def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
-    """The copy in the precision that the certificate is asked for, and one in the request's own where that is another.
+    """The copy in the precision that the certificate is asked for, and one in the request's
+    own where that is another.
 
     A precision has bugs of its own: casts that get lost, gradients that travel in too few bits.
     """
@@ -54,7 +57,8 @@ def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
 def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     """Widths, vocabulary and lengths stay: sharding thresholds and fusion depend on them.
 
-    A tokenizer out of a file comes with weights, and neither is needed to compare numbers: tokens are made at random.
+    A tokenizer out of a file comes with weights, and neither is needed to compare numbers:
+    tokens are made at random.
     """
     micro = min(SAMPLES, sizes.micro_batch)
     batch = job.train.batch_size // sizes.micro_batch * micro
@@ -114,7 +118,9 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
         if isinstance(step, Certify):
             first, *own = copies(job, step, sizes)
             what = ", ".join(f"{key} {change}" for key, change in first.changes) or "nothing changed"
-            then = "".join(f"; then one in {c.job.train.precision}, errors up to {c.tolerance:.0e}" for c in own)
+            then = "".join(
+                f"; then one in {c.job.train.precision}, errors up to {c.tolerance:.0e}" for c in own
+            )
             allowed = f"errors up to {first.tolerance:.0e} are allowed"
             yield Note(f"steps.{name}", f"trains a copy first: {what}; {allowed}{then}")
 

@@ -37,7 +37,8 @@ def _dims(axes: Axes) -> list[Any]:
 
 
 def parsed(data: Any) -> tuple[int, dict[str, Any]]:
-    """The size of ``tp`` and the strategy of each module. Raises ``ValueError`` when ``data`` is no such file.
+    """The size of ``tp`` and the strategy of each module. Raises ``ValueError`` when ``data`` is no such
+    file.
 
     The strategies themselves are looked at where those of ``parallel.operators`` are.
     """

@@ -61,9 +61,9 @@ class Estimate:
 class Observed:
     """What the model and the optimizer were seen to do when they were tried.
 
-    ``optimizer``: a class of the user's own; ``None`` for one of ours.
-    ``restored``: parameters and buffers that a forward in evaluation mode changes, under all their names; ``unsteady``:
-    those of them that its output depends on; ``mixed``: modules that then normalize over the samples of a micro batch.
+    ``optimizer``: a class of the user's own; ``None`` for one of ours. ``restored``: parameters and buffers
+    that a forward in evaluation mode changes, under all their names; ``unsteady``: those of them that its
+    output depends on; ``mixed``: modules that then normalize over the samples of a micro batch.
     ``batch_dependent``: what is computed while training hangs on which samples are a micro batch.
     """
 
@@ -76,13 +76,14 @@ class Observed:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that will happen. ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1.
+    """Everything that will happen. ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to
+    s + 1.
 
-    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it is.
-    ``pieces`` are the lengths in which sequences pass while training; empty when they pass whole.
-    ``operators``: how modules are spread over ``tp``; ``sums`` are the gradients to add up over it once a step.
-    ``output`` is what a rank has of the model's output.
-    ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps its shards.
+    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
+    is. ``pieces`` are the lengths in which sequences pass while training; empty when they pass whole.
+    ``operators``: how modules are spread over ``tp``; ``sums`` are the gradients to add up over it once a
+    step. ``output`` is what a rank has of the model's output. ``deferred``: parameters are made shard by
+    shard; otherwise each rank builds the model once and keeps its shards.
     """
 
     name: str
@@ -278,7 +279,9 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
     yield from evaluation.problems(job, model.skeleton, model.graph)
 
 
-def _estimate(job: Job, at: CutModel, fused: Fused, timeline: Timeline, traits: OptimizerTraits | None) -> Estimate:
+def _estimate(
+    job: Job, at: CutModel, fused: Fused, timeline: Timeline, traits: OptimizerTraits | None
+) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
     sent = traffic(at, fused.sums)
     moments = full(at, fused.sums)

@@ -43,7 +43,9 @@ def _groups(plan: Plan) -> Iterator[Groups]:
     if all(grid[axis] > 1 for axis in REPLICAS):
         yield _along(grid, "dp", REPLICAS)
     for rows in dict.fromkeys(t.ranks for t in plan.ties):
-        ranks = dict.fromkeys(tuple(grid.rank(**grid.coords(r) | {"pp": pp}) for pp in rows) for r in range(grid.size))
+        ranks = dict.fromkeys(
+            tuple(grid.rank(**grid.coords(r) | {"pp": pp}) for pp in rows) for r in range(grid.size)
+        )
         yield Groups(f"tied {','.join(map(str, rows))}", ("pp",), USES["tied"], tuple(ranks))
 
 
@@ -67,4 +69,8 @@ def as_json(plan: Plan) -> str:
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
     rows = ",\n".join(f"    {json.dumps(g.__dict__)}" for g in groups(plan))
     listed = f"[\n{rows}\n  ]" if rows else "[]"
-    return "{\n" + "".join(lines) + f'  "groups": {listed},\n  "same_checkpoint": {json.dumps(alike(plan))}\n}}\n'
+    return (
+        "{\n"
+        + "".join(lines)
+        + f'  "groups": {listed},\n  "same_checkpoint": {json.dumps(alike(plan))}\n}}\n'
+    )

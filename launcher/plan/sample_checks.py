@@ -32,7 +32,10 @@ def _number(plan: Plan, dim: int) -> int:
 
 
 def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
-    """Why the loss of a micro batch cannot be worked out, or not as meant. ``own``: a model of the user's own."""
+    """Why the loss of a micro batch cannot be worked out, or not as meant.
+
+    ``own``: a model of the user's own.
+    """
     output = plan.output[0]
     if not output.dtype.startswith(("float", "bfloat")):
         text = f"its forward returns {output.dtype}, and the loss takes logits: floating numbers, one a class"
@@ -40,7 +43,10 @@ def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
     if target.dtype not in NUMBERS:
         text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers: return them as int64"
         yield Problem(DATA, text)
-    fits, shapes = class_dims(output.shape, target.shape), f"targets are {_said(target)} and the model's output is"
+    fits, shapes = (
+        class_dims(output.shape, target.shape),
+        f"targets are {_said(target)} and the model's output is",
+    )
     text = f"for {target.shape[0]} samples {shapes} {_said(output)}"
     if not fits:
         text += "; an output is (samples, ..., classes) or (samples, classes, ...), its targets are all but the classes"
@@ -77,4 +83,6 @@ def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
         return None
     text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch, and the last of"
     text += f" {held_out} held-out samples would share theirs with padding"
-    return Problem("model", f"{text}; let it track running statistics, or hold out a multiple of {size} samples")
+    return Problem(
+        "model", f"{text}; let it track running statistics, or hold out a multiple of {size} samples"
+    )

@@ -29,7 +29,9 @@ def text(plan: Plan) -> str:
     out = [f"plan of {plan.name}"]
     last = ""
     for label, row in (r for part in parts for r in part(plan)):
-        for line in wrap(row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False):
+        for line in wrap(
+            row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        ):
             out.append(f"  {label if label != last else '':<9} {line}")
             last = label
     return "\n".join(out)
@@ -42,7 +44,11 @@ def _head(plan: Plan) -> Rows:
     frozen = sum(prod(p.spec.shape) for p in plan.params if not p.buffer and not p.trainable)
     still = f", {_count(frozen)} of them frozen" if frozen else ""
     yield "model", f"{_count(total)} parameters{still}, {plan.precision}, seed {plan.seed}"
-    parts = (many(sz.replicas, "data-parallel rank"), many(sz.micros, "micro batch"), many(sz.micro_batch, "sample"))
+    parts = (
+        many(sz.replicas, "data-parallel rank"),
+        many(sz.micros, "micro batch"),
+        many(sz.micro_batch, "sample"),
+    )
     yield "batch", f"{many(sz.global_batch, 'sample')} = {' x '.join(parts)}; {many(sz.steps, 'step')}"
 
 
@@ -57,7 +63,10 @@ def _pipeline(plan: Plan) -> Rows:
     sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
     yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
     if plan.pieces:
-        yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {', '.join(map(str, plan.pieces))} positions"
+        yield (
+            "schedule",
+            f"sequences pass in {len(plan.pieces)} pieces of {', '.join(map(str, plan.pieces))} positions",
+        )
     bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
     names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
     lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]
@@ -128,7 +137,10 @@ def _hsdp(plan: Plan) -> Rows:
         yield "hsdp", f"{plan.hsdp.optimizer_level}: no parameter is sharded over {over}"
         return
     sharded = many(count, "parameter")
-    yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {many(len(plan.groups), 'group')}"
+    yield (
+        "hsdp",
+        f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {many(len(plan.groups), 'group')}",
+    )
     for (n, size, _), same in _runs(plan.groups, lambda g: (len(g.names), g.nbytes, len(g.modules))):
         each = " each" if len(same) > 1 else ""
         yield (
@@ -155,7 +167,10 @@ def _operators(plan: Plan) -> Rows:
 
 
 def _traffic(plan: Plan) -> Rows:
-    """What one step sends: how many collectives of each kind, and their bytes. A row a rank; ranks alike in a row."""
+    """What one step sends: how many collectives of each kind, and their bytes.
+
+    A row a rank; ranks alike in a row.
+    """
     kinds = [k for k in KINDS if any(t.kind == k for t in plan.estimate.traffic)]
     if plan.sizes.grid.size == 1:
         return

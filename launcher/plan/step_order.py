@@ -9,7 +9,18 @@ from typing import cast
 
 from launcher.errors import Problem
 from launcher.job.schema.steps import Step
-from launcher.plan.verbs import CHECKPOINT, EXPORTED, TRANSFORMED, VERBS, Where, loads, needs, starts, verb, where
+from launcher.plan.verbs import (
+    CHECKPOINT,
+    EXPORTED,
+    TRANSFORMED,
+    VERBS,
+    Where,
+    loads,
+    needs,
+    starts,
+    verb,
+    where,
+)
 
 
 @dataclass(frozen=True)

@@ -60,5 +60,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         names = [f.name for f in fields(value) if f.name not in LEFT_OUT.get(type(value), ())]
         out = {name: _plain(getattr(value, name)) for name in (*names, *DERIVED.get(type(value), ()))}
-        return out | ({"split": value.layout.split, "at": value.layout.at} if isinstance(value, Placed) else {})
+        return out | (
+            {"split": value.layout.split, "at": value.layout.at} if isinstance(value, Placed) else {}
+        )
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value

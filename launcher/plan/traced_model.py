@@ -14,9 +14,9 @@ from launcher.plan.values.facts import Graph, Skeleton
 class TracedModel:
     """A model's parameters and modules (``skeleton``), and the calls of one forward (``graph``).
 
-    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it is.
-    ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot.
-    ``operators``: how modules are spread over ``tp``; ``pieces``: how its sequences are cut, if they are.
+    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
+    is. ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot. ``operators``:
+    how modules are spread over ``tp``; ``pieces``: how its sequences are cut, if they are.
     """
 
     skeleton: Skeleton

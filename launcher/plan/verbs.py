@@ -18,14 +18,16 @@ CHECKPOINT, TRANSFORMED, EXPORTED = "a checkpoint", "a transformed checkpoint", 
 
 @dataclass(frozen=True)
 class Verb:
-    """What is known of a verb before anything of it is imported; adding one is a row here and the module it names.
+    """What is known of a verb before anything of it is imported; adding one is a row here and the module it
+    names.
 
-    ``settings`` is its model, which the union ``Step`` of the schema lists too. ``launcher.steps`` says what is in
-    ``module``; ``checks``: also what refuses a step before anything starts, so the module imports without torch.
-    ``where`` and ``needs`` may hang on the settings of a step. ``source`` and ``output`` are the settings that name
-    what it reads and what it writes: a step whose source is named ``needs`` nothing of those before it.
-    ``trains``: the weights are others behind it. ``checkpoints``: it writes some of the run's own. ``brings``: its
-    weights come from elsewhere. ``copies``: it trains copies of the run, before there is a model of the run itself.
+    ``settings`` is its model, which the union ``Step`` of the schema lists too. ``launcher.steps`` says what
+    is in ``module``; ``checks``: also what refuses a step before anything starts, so the module imports
+    without torch. ``where`` and ``needs`` may hang on the settings of a step. ``source`` and ``output`` are
+    the settings that name what it reads and what it writes: a step whose source is named ``needs`` nothing of
+    those before it. ``trains``: the weights are others behind it. ``checkpoints``: it writes some of the
+    run's own. ``brings``: its weights come from elsewhere. ``copies``: it trains copies of the run, before
+    there is a model of the run itself.
     """
 
     settings: type[Settings]

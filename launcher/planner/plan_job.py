@@ -40,7 +40,9 @@ def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
     from launcher.data.spec import input_specs
 
     specs = input_specs(job.data, batch, job.security.allow)
-    return tuple(TensorSpec(s.shape, COMPUTE[job.train.precision]) if s.dtype.startswith("float") else s for s in specs)
+    return tuple(
+        TensorSpec(s.shape, COMPUTE[job.train.precision]) if s.dtype.startswith("float") else s for s in specs
+    )
 
 
 def builder(job: Job) -> Callable[[], nn.Module]:
@@ -70,7 +72,8 @@ class Checked:
 
 
 def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
-    """Reads the files of a ``settled`` job. Raises ``RequestError`` with all that can be refused without torch.
+    """Reads the files of a ``settled`` job. Raises ``RequestError`` with all that can be refused without
+    torch.
 
     ``found``: what is known to be wrong already.
     """
@@ -99,7 +102,11 @@ def planning() -> Iterator[None]:
 def _unlike(job: Job, own: bool) -> list[Problem]:
     """Slices of the data set that are not those of its tensors; a class of the user's own must be opened to know."""
     strategy = job.parallel.dataset_strategy
-    if isinstance(strategy, str) or isinstance(job.data, Target) is not own or not (strategy and all(strategy)):
+    if (
+        isinstance(strategy, str)
+        or isinstance(job.data, Target) is not own
+        or not (strategy and all(strategy))
+    ):
         return []
     from launcher.data.spec import input_specs, target_spec
 
@@ -164,7 +171,9 @@ def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
     names = stage_config.unwrapped(asked.config, skeleton, asked.sizes.virtual)
     if names == asked.config:
         return asked, []
-    note = Note(stage_config.KEY, f"{stage_config.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model")
+    note = Note(
+        stage_config.KEY, f"{stage_config.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model"
+    )
     return replace(asked, config=names), [note]
 
 
@@ -174,7 +183,9 @@ def _mismatched(job: Job, made: Plan) -> list[Problem]:
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     found = list(sample_checks.problems(made, target, own=isinstance(job.model, Target)))
-    if made.observed.mixed and isinstance(job.data, Target):  # of ours only the files know how many samples they hold
+    if made.observed.mixed and isinstance(
+        job.data, Target
+    ):  # of ours only the files know how many samples they hold
         from launcher.data.open import open_data
 
         held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
@@ -260,7 +271,9 @@ def _planned(
     if fallback := resolve_data(job.data)[1]:
         notes.append(Note(*fallback.split(" ", 1)))
     if job.debug.onerank:
-        notes.append(Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept"))
+        notes.append(
+            Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept")
+        )
     notes += own_optimizer.note(traits)
     note = None
     if model.lost:

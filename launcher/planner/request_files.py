@@ -116,7 +116,9 @@ def _fits_mindspores(mine: Strategy, file: StrategyFile, path: str) -> None:
     except ValueError as error:
         raise RequestError((Problem(LAYOUTS, f"{path}: {error}"),)) from error
     if theirs.grid.size != mine.grid.size:
-        text = f"{path}: its layouts are on {many(theirs.grid.size, 'rank')}, this plan is on {mine.grid.size}"
+        text = (
+            f"{path}: its layouts are on {many(theirs.grid.size, 'rank')}, this plan is on {mine.grid.size}"
+        )
         raise RequestError((Problem(LAYOUTS, text),))
     for name, entry in theirs.entries.items():
         if name in mine.entries and meaning(entry.layout) != meaning(mine.entries[name].layout):

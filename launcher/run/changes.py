@@ -26,13 +26,18 @@ def unknown(job: Job) -> Iterator[Problem]:
     """Names in ``accept_changes`` that no setting has."""
     from launcher.job.schema import schema_keys
 
-    known = [*schema_keys.everywhere(), *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s)))]
+    known = [
+        *schema_keys.everywhere(),
+        *(f"{s}.{name}" for s in CHOSEN for name in _arguments(getattr(job, s))),
+    ]
     for key in job.checkpoint.accept_changes:
         if key not in known:
             meant = nearest(key, known)
             said = did_you_mean(meant)
             right = [meant if k == key else k for k in job.checkpoint.accept_changes]
-            yield Problem(ACCEPT, f"there is no setting {key!r}{said}", _pasted(ACCEPT, right) if meant else "")
+            yield Problem(
+                ACCEPT, f"there is no setting {key!r}{said}", _pasted(ACCEPT, right) if meant else ""
+            )
 
 
 def _arguments(settings: Any) -> Collection[str]:

@@ -1,7 +1,7 @@
 """Every problem of a request at once, with the cures that hold: pasted, they pass and keep what was meant.
 
-What is wrong hides what would be found behind it. So each problem is mended, by its cure or with something that the
-schema takes, and the request is looked at again. Nothing is started, nothing is written.
+What is wrong hides what would be found behind it. So each problem is mended, by its cure or with something
+that the schema takes, and the request is looked at again. Nothing is started, nothing is written.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ class ListedProblem:
 
 
 def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bool], None]) -> BadRequest:
-    """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that hold.
+    """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that
+    hold.
 
-    ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else; ``False``: without a
-    plan, and without torch, which takes seconds to import. So a plan is made only where one has found what is wrong.
+    ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else;
+    ``False``: without a plan, and without torch, which takes seconds to import. So a plan is made only
+    where one has found what is wrong.
     """
     listed = _findings(error, words)
     see = _seeing(words, look, error.planned)
@@ -71,12 +73,15 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
     for problem in error.problems:
         origins = places if isinstance(places, Origins) else places.get(problem, Origins())
         problem = swept(whole_override(problem, origins), origins, words)
-        out.append(ListedProblem(problem if kept(problem, origins, late) else replace(problem, cure=""), origins))
+        out.append(
+            ListedProblem(problem if kept(problem, origins, late) else replace(problem, cure=""), origins)
+        )
     return out
 
 
 def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: bool) -> Look:
-    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is imported.
+    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is
+    imported.
 
     Whether there is a device for each rank torch alone knows.
     """
@@ -100,7 +105,9 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
     """Whether it is about a key that is listed, or one above or below it: it may follow from what stands in there."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
-    return any(key.startswith(k) or k.startswith(key) for k in keys) or finding.said in {f.said for f in listed}
+    return any(key.startswith(k) or k.startswith(key) for k in keys) or finding.said in {
+        f.said for f in listed
+    }
 
 
 def _mended(
@@ -141,7 +148,11 @@ def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -
 
 
 def _alone(
-    f: ListedProblem, words: Sequence[str], listed: Sequence[ListedProblem], bare: set[tuple[str, str]], see: Look
+    f: ListedProblem,
+    words: Sequence[str],
+    listed: Sequence[ListedProblem],
+    bare: set[tuple[str, str]],
+    see: Look,
 ) -> ListedProblem:
     """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
     if not f.problem.cure or not (new := _new(_mended(words, listed, False, f), bare, see)):

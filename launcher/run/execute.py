@@ -34,7 +34,10 @@ Work = Callable[["World"], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Run:
-    """What every phase needs. ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to go on from."""
+    """What every phase needs.
+
+    ``others``: the ranks of an outer launcher; ``resume``: the checkpoint to go on from.
+    """
 
     job: Job
     plan: Plan
@@ -53,7 +56,9 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
         return _on_ranks(run, phase, hear)
     if phase.where == "alone" and run.start.mode == "spawn":
         return _in_a_process(run, phase, results, hear)
-    return on_files.run(phase.steps, run.job, run.plan, run.folder, results, lambda line: hear(0, {"text": line}))
+    return on_files.run(
+        phase.steps, run.job, run.plan, run.folder, results, lambda line: hear(0, {"text": line})
+    )
 
 
 def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
@@ -176,10 +181,18 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
     for name in phase.steps:
         module(run.job.steps[name])
 
-    work = partial(_by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results))
+    work = partial(
+        _by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results)
+    )
     launch = run.job.launch
     return run_ranks(
-        work, 1, timeout_s=launch.timeout_s, folder=run.folder, threads=launch.threads, on_message=hear, alone=True
+        work,
+        1,
+        timeout_s=launch.timeout_s,
+        folder=run.folder,
+        threads=launch.threads,
+        on_message=hear,
+        alone=True,
     )[0]
 
 

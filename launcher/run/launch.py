@@ -17,7 +17,10 @@ THEY = "torchrun or srun"
 
 @dataclass(frozen=True)
 class Start:
-    """``backend`` ``None`` fits ``device``, which is ``cpu`` or ``cuda``. ``notes``: what has no effect, and why."""
+    """``backend`` ``None`` fits ``device``, which is ``cpu`` or ``cuda``.
+
+    ``notes``: what has no effect, and why.
+    """
 
     mode: Mode
     device: str
@@ -33,9 +36,16 @@ def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
 
 def at_home(job: Job, outer: int | None) -> Job:
     """``launch.nproc: null`` under an outer launcher is what that has started."""
-    if outer is None or job.launch.nproc is not None or mode(job, outer) != "external" or outer % job.launch.nnodes:
+    if (
+        outer is None
+        or job.launch.nproc is not None
+        or mode(job, outer) != "external"
+        or outer % job.launch.nnodes
+    ):
         return job
-    return job.model_copy(update={"launch": job.launch.model_copy(update={"nproc": outer // job.launch.nnodes})})
+    return job.model_copy(
+        update={"launch": job.launch.model_copy(update={"nproc": outer // job.launch.nnodes})}
+    )
 
 
 def mode(job: Job, outer: int | None) -> Mode:
@@ -88,7 +98,11 @@ def _device(job: Job, here: int) -> tuple[str, list[str]]:
         raise RequestError((Problem("launch.device", text),))
     if asked != "auto":
         return asked, []
-    few = [f"launch.device auto -> cpu: {here} ranks on this machine, {there} CUDA devices"] if 0 < there < here else []
+    few = (
+        [f"launch.device auto -> cpu: {here} ranks on this machine, {there} CUDA devices"]
+        if 0 < there < here
+        else []
+    )
     return ("cuda" if there >= here else "cpu"), few
 
 

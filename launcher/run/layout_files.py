@@ -74,13 +74,19 @@ def write(job: Job, plan: Plan, run: Path) -> None:
     if (path := par.param_strategy.save) is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
         for name, rank in _each(path, plan):
-            _write(name, run, _layouts(strategy, None if rank is None else plan.sizes.grid.coords(rank)["pp"], path))
+            _write(
+                name,
+                run,
+                _layouts(strategy, None if rank is None else plan.sizes.grid.coords(rank)["pp"], path),
+            )
     if par.operator_strategy.save is not None:
         _write(par.operator_strategy.save, run, operator_file.as_json(plan).encode())
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
             _write(
-                name, run, group_text(_groups(plan, rank)) if _mindspores(path) else rank_groups.as_json(plan).encode()
+                name,
+                run,
+                group_text(_groups(plan, rank)) if _mindspores(path) else rank_groups.as_json(plan).encode(),
             )
 
 
@@ -103,7 +109,9 @@ def _mindspores(path: str) -> bool:
 def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
     """Of one stage, or of all of them."""
     if _mindspores(path):
-        return strategy_text(merged_file(strategy) if stage is None else stage_files(strategy)[stage], "protobuf")
+        return strategy_text(
+            merged_file(strategy) if stage is None else stage_files(strategy)[stage], "protobuf"
+        )
     if stage is None:
         return text(strategy, tuple(range(strategy.stages))).encode()
     held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}

@@ -20,7 +20,10 @@ from launcher.runtime.cluster.launch_env import place
 
 
 def checked(job: Job, plan: Plan, start: Start) -> Start:
-    """``start`` with what its notes have to say of memory. Raises ``RequestError`` where it does not suffice."""
+    """``start`` with what its notes have to say of memory.
+
+    Raises ``RequestError`` where it does not suffice.
+    """
     ranks = local_ranks(job, plan)
     free = free_memory.free(len(ranks), start.device) if ranks else None
     found = None if free is None else _fit(job, plan, ranks, free)
@@ -65,7 +68,8 @@ def _copied(job: Job, plan: Plan, rank: int) -> int:
     trained = {p.name for p in plan.params if p.trainable}
     boxes = [(name, box) for boxes in saved_boxes(layout, rank).values() for name, box in boxes.items()]
     return sum(
-        prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * (1 + each * (name in trained)) for name, box in boxes
+        prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * (1 + each * (name in trained))
+        for name, box in boxes
     )
 
 

@@ -87,7 +87,9 @@ class Others:
             raise RunError(f"{text} (launch.timeout_s); each {what}")
         for rank in range(1, self._at.size):
             if (size := int(self._own.get(f"size{rank}"))) != self._at.size:
-                text = f"rank {rank} was told that there are {size} ranks, rank 0 that there are {self._at.size}"
+                text = (
+                    f"rank {rank} was told that there are {size} ranks, rank 0 that there are {self._at.size}"
+                )
                 raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
 
     def share(self, root: Path, key: str) -> None:
@@ -109,7 +111,10 @@ class Others:
             raise RequestError((Problem(key, text),))
 
     def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
-        """All ranks do ``order``; returns when the others have left. Raises ``RanksFailed`` with the root cause."""
+        """All ranks do ``order``; returns when the others have left.
+
+        Raises ``RanksFailed`` with the root cause.
+        """
         self.went_to(order.folder)
         self._over = True
         self._tell(order)
@@ -143,7 +148,9 @@ class Others:
         """Until every other rank has; a store that rank 0 hosts must not end before."""
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
         if late := await_ranks(self._own, what, ranks, LAST_WORD_S, tell, "have not answered rank 0"):
-            _log.warning("%s: not heard of within %.0f s", ranks_text(late), LAST_WORD_S)  # their launcher sees to them
+            _log.warning(
+                "%s: not heard of within %.0f s", ranks_text(late), LAST_WORD_S
+            )  # their launcher sees to them
 
 
 @contextmanager
@@ -167,7 +174,8 @@ def leading(at: Place | None = None) -> Iterator[Others]:
 
 
 def follow(timeout_s: Seconds) -> int:
-    """Any rank but 0: do what rank 0 says; returns the exit code. A failure is told by rank 0, and in ``errors/``.
+    """Any rank but 0: do what rank 0 says; returns the exit code. A failure is told by rank 0, and in
+    ``errors/``.
 
     ``timeout_s``: how long rank 0 may take to come; it is asked when that takes long.
     """

@@ -44,7 +44,10 @@ def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:
 
 
 def pending(job: Job, plan: Plan) -> list[str]:
-    """Of a plan that is only shown: what is seen when the run starts. Raises ``RequestError`` for what does not fit."""
+    """Of a plan that is only shown: what is seen when the run starts.
+
+    Raises ``RequestError`` for what does not fit.
+    """
     looks = [FileChecks(name, job, shown=True) for name in job.steps]
     if found := [p for at in looks for p in _unfit(at, plan)]:
         raise RequestError(tuple(found))
@@ -57,7 +60,8 @@ def previews(job: Job) -> list[str]:
 
 
 def _step_problems(run: Settled) -> list[Problem]:
-    """Of the files that steps name; what a step before may write is left to the step, as are those that are done.
+    """Of the files that steps name; what a step before may write is left to the step, as are those that are
+    done.
 
     What files say together is looked at when each of them can be read.
     """

@@ -79,7 +79,10 @@ def _closed(key: str, path: Path, job: Job) -> list[Problem]:
 
 
 def own(job: Job, run: Path) -> Path | None:
-    """The newest complete checkpoint of ``run``. Raises ``RequestError`` when nobody can say which that is."""
+    """The newest complete checkpoint of ``run``.
+
+    Raises ``RequestError`` when nobody can say which that is.
+    """
     try:
         return latest(run / "checkpoints", trust(job))
     except (ValueError, OSError) as error:
@@ -108,12 +111,19 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
         return
     paths = [Path(path) for path in _loads(job).values()]
     paths += [] if job.checkpoint.resume in ("auto", "never") else [Path(job.checkpoint.resume)]
-    paths += [] if job.run_dir is None else sorted((Path(job.run_dir) / "checkpoints").glob("step-*"), reverse=True)
+    paths += (
+        []
+        if job.run_dir is None
+        else sorted((Path(job.run_dir) / "checkpoints").glob("step-*"), reverse=True)
+    )
     found = next(((path, place) for path in paths if (place := encrypted(path)) is not None), None)
     if found is None:
         return
     path, place = found
-    from launcher.job.overrides.grammar import paste, shell  # imports Hydra, which a rank that joins has no use for
+    from launcher.job.overrides.grammar import (
+        paste,
+        shell,
+    )  # imports Hydra, which a rank that joins has no use for
 
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
     text = f"null: {path} is encrypted, and what this run writes would not be; {accepted} lets it be so"
@@ -152,7 +162,9 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
         found += more
         if source.key == "run_dir":
             name = checkpoint.folder.name
-            notes += [Note(source.key, f"goes on from {name}: {why}") for why in passed_over(checkpoint.folder)]
+            notes += [
+                Note(source.key, f"goes on from {name}: {why}") for why in passed_over(checkpoint.folder)
+            ]
         if source.trains:
             misfit = any(p.key == source.key for p in more)
             wrong, told = changes(checkpoint, job, plan, overrides, misfit)
@@ -168,14 +180,23 @@ def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
     absent = [Note(key, f"{path} is not here: whether it fits is seen when the run starts")
               for key, path in keys.items() if not os.path.lexists(path)]  # fmt: skip
     here = [s for s in sources(job) if os.path.lexists(s.path)]
-    refuse([*unknown(job), *(p for s in here for p in _closed(s.key, s.path, job)), *_in_plain(job, overrides, ())])
+    refuse(
+        [
+            *unknown(job),
+            *(p for s in here for p in _closed(s.key, s.path, job)),
+            *_in_plain(job, overrides, ()),
+        ]
+    )
     found, notes = _compared(job, plan, here, overrides)
     refuse(found)
     return [*absent, *notes]
 
 
 def source(job: Job, plan: Plan, run: Path, trains: bool, overrides: Sequence[str]) -> Path | None:
-    """The checkpoint named, or the newest complete one of ``run``. Raises ``RequestError`` if it does not fit."""
+    """The checkpoint named, or the newest complete one of ``run``.
+
+    Raises ``RequestError`` if it does not fit.
+    """
     if job.checkpoint.resume == "never":
         return None
     if job.checkpoint.resume != "auto":
@@ -208,7 +229,10 @@ def _unfit(key: str, checkpoint: Checkpoint, job: Job, plan: Plan) -> list[Probl
 
 
 def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Checkpoint) -> str | None:
-    """A checkpoint without any optimizer state fits every optimizer. ``own``: what a class of the user's own does."""
+    """A checkpoint without any optimizer state fits every optimizer.
+
+    ``own``: what a class of the user's own does.
+    """
     keys = (name.split(".")[1] for name in checkpoint.strategy.only("optim").entries)
     has = {key.split("/")[0] for key in keys if not key.startswith("param_group/")}
     match optim:

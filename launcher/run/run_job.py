@@ -52,7 +52,9 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
 
     log.console()
     try:
-        _carry_out(RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others)
+        _carry_out(
+            RunRequest(request.job, launch.command(words), as_yaml(request.data), request.overrides), others
+        )
     except Interrupted as stop:
         tell(str(stop))
         return stop.code
@@ -62,8 +64,9 @@ def run_request(request: Request, words: Sequence[str], others: Others | None = 
 def run_job(job: Job, *, command: Sequence[str] = (), overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Plan ``job``, run its steps, return their figures.
 
-    Raises ``RequestError`` before anything is started or written, ``RunError`` when it failed, ``Interrupted`` when it
-    was told to stop. Under torchrun or srun rank 0 alone calls it; the others call ``join``.
+    Raises ``RequestError`` before anything is started or written, ``RunError`` when it failed,
+    ``Interrupted`` when it was told to stop. Under torchrun or srun rank 0 alone calls it; the others call
+    ``join``.
     """
     from launcher.job.cures.report import as_yaml  # imports Hydra, which a rank that joins has no use for
 
@@ -211,7 +214,9 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
     ):
         for phase in left:
             check()
-            record.add(phase.steps, execute.do(run, phase, record.results, partial(_hear, run.folder, bar, metrics)))
+            record.add(
+                phase.steps, execute.do(run, phase, record.results, partial(_hear, run.folder, bar, metrics))
+            )
 
 
 def _hear(run: Path, bar: SilentProgress, metrics: Metrics, rank: int, news: object) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class Settled:
     """A request to be carried out. ``config``: all of it, as it is written into the folder of the run.
 
-    ``outer``: how many ranks an outer launcher has started; ``done``: the steps that a start before this one has done.
+    ``outer``: how many ranks an outer launcher has started; ``done``: the steps that a start
+    before this one has done.
     """
 
     job: Job

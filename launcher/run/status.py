@@ -89,7 +89,9 @@ def begun(home: Path, config: str) -> Path | None:
     job = launch_env.job()
     if job is None or not launch_env.again() or not home.is_dir():
         return None
-    for run in sorted((p for p in home.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name), reverse=True):
+    for run in sorted(
+        (p for p in home.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name), reverse=True
+    ):
         if _reads(run / "config.yaml") == config and (folder.read_status(run) or {}).get("job") == job:
             return run
     return None
@@ -108,7 +110,10 @@ def done(run_dir: str | None, overrides: Sequence[str], config: str, anew: bool)
 
 
 def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool) -> None:
-    """The files that say what this run is. Errors of an earlier start go; ``anew``: its strategy files too."""
+    """The files that say what this run is.
+
+    Errors of an earlier start go; ``anew``: its strategy files too.
+    """
     for stale in (*run.glob("errors/rank*.json"), *(run.glob("strategy/*.json") if anew else ())):
         stale.unlink()
     folder.write_command(run, [redact.text(word) for word in command])

@@ -3,4 +3,14 @@
 It carries the plan out; a choice made here is a bug. It knows no Hydra.
 """
 
-__all__ = ["faults", "folder", "free_memory", "gc_thresholds", "interrupts", "lock", "log", "preemption", "stdio"]
+__all__ = [
+    "faults",
+    "folder",
+    "free_memory",
+    "gc_thresholds",
+    "interrupts",
+    "lock",
+    "log",
+    "preemption",
+    "stdio",
+]

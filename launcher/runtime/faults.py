@@ -56,7 +56,10 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One rank's end. ``type`` is an exception's, a signal's name or ``exit``; ``echo``: it only lost its peer."""
+    """One rank's end.
+
+    ``type`` is an exception's, a signal's name or ``exit``; ``echo``: it only lost its peer.
+    """
 
     rank: int
     attempt: int
@@ -112,7 +115,10 @@ class Interrupted(BaseException):
 
 
 class Preempted(Interrupted):
-    """Asked to stop, it stopped where nothing is lost: the same command goes on. ``saved``: the checkpoint written."""
+    """Asked to stop, it stopped where nothing is lost: the same command goes on.
+
+    ``saved``: the checkpoint written.
+    """
 
     def __init__(self, signum: int, saved: str | None = None) -> None:
         super().__init__(signum)
@@ -161,7 +167,10 @@ def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
 
 
 def died(rank: int, attempt: int, code: int) -> Fault:
-    """The fault of a process that ended without telling why. ``code`` as in ``subprocess``: negative is a signal."""
+    """The fault of a process that ended without telling why.
+
+    ``code`` as in ``subprocess``: negative is a signal.
+    """
     if code >= 0:
         return silent(rank, attempt, "exit", f"ended with exit code {code} and no Python error")
     name = signal_name(-code)
@@ -200,11 +209,15 @@ def root(faults: Iterable[Fault]) -> Fault:
 
 
 def failed(
-    faults: Iterable[Fault], stopped: Iterable[int] = (), finished: Iterable[int] = (), folder: Path | None = None
+    faults: Iterable[Fault],
+    stopped: Iterable[int] = (),
+    finished: Iterable[int] = (),
+    folder: Path | None = None,
 ) -> RanksFailed:
     """The error to raise: the root cause, its traceback, what became of the others, the log to read.
 
-    ``stopped`` are ranks that were still running and had to be killed, ``finished`` those that brought a result.
+    ``stopped`` are ranks that were still running and had to be killed, ``finished`` those that brought a
+    result.
     """
     # the root cause
     every = tuple(faults)
@@ -249,10 +262,11 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def write(fault: Fault, folder: Path) -> None:
-    """The end of the rank's log, then ``errors/rank<N>.json`` of a run folder, where a later attempt replaces it.
+    """The end of the rank's log, then ``errors/rank<N>.json`` of a run folder, where a later attempt replaces
+    it.
 
-    Under an outer launcher rank 0 looks for that file while it is written: it sees a whole one or none, and the log
-    that it then points to is there.
+    Under an outer launcher rank 0 looks for that file while it is written: it sees a whole one or none, and
+    the log that it then points to is there.
     """
     error = folder / "errors" / f"rank{fault.rank}.json"
     log = log_file(folder, fault.rank)

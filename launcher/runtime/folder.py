@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 def check_writable(root: Path, key: str = "runs", what: str = "a run folder") -> Problem | None:
     """What would keep a folder from being made at ``root`` or below; writes nothing."""
     there = root
-    while not os.path.lexists(there) and there != there.parent:  # a current folder that may not be read has no end
+    while (
+        not os.path.lexists(there) and there != there.parent
+    ):  # a current folder that may not be read has no end
         there = there.parent
     if os.path.lexists(there) and not there.is_dir():
         return _problem(key, root, f"{there} is not a folder", what)
@@ -53,7 +55,10 @@ def check_entries(run: Path) -> Problem | None:
 
 
 def make(root: Path, name: str) -> Path:
-    """A new ``<root>/<name>/<NNNN>``, ``latest`` beside it pointing there. Runs that start at once get one each."""
+    """A new ``<root>/<name>/<NNNN>``, ``latest`` beside it pointing there.
+
+    Runs that start at once get one each.
+    """
     with _refused("runs", root):
         home = root / name
         home.mkdir(parents=True, exist_ok=True)
@@ -107,7 +112,10 @@ def reserve_status(run: Path) -> None:
 
 
 def read_status(run: Path) -> dict[str, Any] | None:
-    """``None`` when the run never got so far as to have one. Raises ``RequestError`` for one that is damaged."""
+    """``None`` when the run never got so far as to have one.
+
+    Raises ``RequestError`` for one that is damaged.
+    """
     path = run / STATUS
     try:
         return status_of(path)
@@ -121,7 +129,10 @@ def read_status(run: Path) -> dict[str, Any] | None:
 
 
 def status_of(path: Path) -> dict[str, Any]:
-    """What a ``status.json`` says. Raises ``ValueError`` for one that is damaged; ``OSError`` as ``open`` does."""
+    """What a ``status.json`` says.
+
+    Raises ``ValueError`` for one that is damaged; ``OSError`` as ``open`` does.
+    """
     status = parsed(path, read_bytes(path, TEXT))
     if not isinstance(status, dict):
         raise ValueError(f"{path}: no mapping")
@@ -132,7 +143,10 @@ def status_of(path: Path) -> dict[str, Any]:
 
 
 def _digested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """As the file has it. What hits the digest, or its name, leaves the version at the other end: it asks for one."""
+    """As the file has it.
+
+    What hits the digest, or its name, leaves the version at the other end: it asks for one.
+    """
     digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
     return {"version": 2, **json.loads(json.dumps(fields)), "digest": digest}
 

@@ -78,7 +78,9 @@ def _groups(proc: Path) -> Iterator[_Group]:
             above = [p for p in (here, *here.parents) if p.is_relative_to(point)]
             for folder in above if path.startswith(root) else [point]:
                 if kinds:
-                    yield _Group(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                    yield _Group(
+                        folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+                    )
                 else:
                     yield _Group(folder, "memory.max", "memory.current", "inactive_file")
 

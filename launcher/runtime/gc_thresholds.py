@@ -9,7 +9,10 @@ _USUAL = gc.get_threshold()
 
 
 def seldom() -> None:
-    """For a process that is about to import torch: half a million objects that stay. Looking takes a seventh of it."""
+    """For a process that is about to import torch: half a million objects that stay.
+
+    Looking takes a seventh of it.
+    """
     gc.set_threshold(*_SELDOM)
 
 

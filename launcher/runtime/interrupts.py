@@ -35,7 +35,8 @@ def stoppable() -> Iterator[None]:
 
 
 def deafen() -> None:
-    """From now on no signal that asks to stop does anything. One from before may still raise ``Interrupted``, once.
+    """From now on no signal that asks to stop does anything. One from before may still raise ``Interrupted``,
+    once.
 
     A mask would not do: it is the main thread's, and the system hands the signal to one of torch's.
     """
@@ -61,5 +62,7 @@ def check() -> None:
 
 def _stop(signum: int, _: FrameType | None) -> None:
     for more in STOPS:
-        signal.signal(more, signal.SIG_IGN)  # a launcher sends what the terminal has sent already; we are leaving
+        signal.signal(
+            more, signal.SIG_IGN
+        )  # a launcher sends what the terminal has sent already; we are leaving
     raise Interrupted(signum)

@@ -24,9 +24,11 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Holds ``run`` for this process and the ranks forked from it; ``RequestError`` while another launcher has it.
+    """Holds ``run`` for this process and the ranks forked from it; ``RequestError`` while
+    another launcher has it.
 
-    The kernel lets go when the last of them has ended, however that came. A file system without locks costs a warning.
+    The kernel lets go when the last of them has ended, however that came. A file system
+    without locks costs a warning.
     """
     path = run / NAME
     mine = f"{os.getpid()} {socket.gethostname()}\n".encode()

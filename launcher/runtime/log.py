@@ -55,8 +55,8 @@ def console() -> None:
 def configure(rank: int, folder: Path | None, console: logging.Handler | None = None) -> None:
     """Rank 0 logs to the console and to its file; all that another rank prints or logs goes to its file.
 
-    ``console`` stands for rank 0's console where the supervisor owns it. Without a run folder the other ranks keep
-    the console too, each line naming the rank.
+    ``console`` stands for rank 0's console where the supervisor owns it. Without a run folder the other ranks
+    keep the console too, each line naming the rank.
     """
     handlers = [] if rank else [console or _handler(logging.StreamHandler(), "%(message)s")]
     if folder is None:

@@ -13,7 +13,9 @@ from types import FrameType
 from launcher.runtime.faults import Interrupted
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-ONCE_S = 0.5  # a signal that comes again so soon was sent once: to the whole process group, and on by its leader
+ONCE_S = (
+    0.5  # a signal that comes again so soon was sent once: to the whole process group, and on by its leader
+)
 LEAVE_S = 1.5  # from the second signal until a process that waits in native code is ended
 
 
@@ -53,8 +55,8 @@ def polled(signums: tuple[signal.Signals, ...] = STOPS) -> StopFlag:
 def heard(forced: bool = False) -> Iterator[StopFlag]:
     """In the block the first signal sets the flag, a second one raises ``Interrupted``.
 
-    ``forced``: a process that waits in native code for a peer, where nothing is raised, is ended soon after. Only the
-    main thread gets signals; ``deafen`` within the block lasts.
+    ``forced``: a process that waits in native code for a peer, where nothing is raised, is ended soon after.
+    Only the main thread gets signals; ``deafen`` within the block lasts.
     """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():

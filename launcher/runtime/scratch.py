@@ -18,8 +18,8 @@ OWNER = "owner"
 def scratch() -> Iterator[Path]:
     """A new folder, deleted with the block; so are those of owners that were killed.
 
-    The file ``owner`` in it is locked: by the kernel, so the lock goes with the last process that has it, and is seen
-    from other containers, where a process id says nothing.
+    The file ``owner`` in it is locked: by the kernel, so the lock goes with the last process that has it, and
+    is seen from other containers, where a process id says nothing.
     """
     home = Path(tempfile.gettempdir())
     sweep(home)

@@ -50,12 +50,15 @@ def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan]
 
 
 def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings) -> str:
-    """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not hold.
+    """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not
+    hold.
 
     What does not hold in one precision is not looked at in the next.
     """
     job = copies[0][0].job
-    data = open_data(job.data, seed=job.seed, allow=job.security.allow)  # once: a tokenizer takes its time to train
+    data = open_data(
+        job.data, seed=job.seed, allow=job.security.allow
+    )  # once: a tokenizer takes its time to train
     done: list[tuple[Certificate, Copy, Plan]] = []
     for copy, plan in copies:
         certificate = examine(world, copy, plan, folder, data, drawn)
@@ -75,7 +78,8 @@ def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, 
 def examine(
     world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: Drawings | None = None
 ) -> Certificate | None:
-    """Train all steps of ``copy`` twice; rank 0 compares and has the result. Leaves random streams as they were.
+    """Train all steps of ``copy`` twice; rank 0 compares and has the result. Leaves random streams as they
+    were.
 
     The last but one is on samples that leave experts idle; the last follows a save and a load.
     """
@@ -86,7 +90,9 @@ def examine(
         _compare(Setup(world, job, plan, place, data, judge, drawn), steps - MORE)
     if judge is None:
         return None
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)  # all ranks have trained on: they have read what they need
+    shutil.rmtree(
+        folder / FOLDER, ignore_errors=True
+    )  # all ranks have trained on: they have read what they need
     return Certificate(tuple(judge.findings), copy.tolerance, job.train.precision)
 
 
@@ -188,7 +194,9 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
     scale, feed, judge = live.scaling.factor, live.feed, s.judge
     if narrow is not None:
         local, order = s.plan.sizes.local_batch, feed.order
-        live.feed = replace(feed, train=narrow.view(feed.train), order=lambda *at: narrow.order(order(*at), local))
+        live.feed = replace(
+            feed, train=narrow.view(feed.train), order=lambda *at: narrow.order(order(*at), local)
+        )
     try:
         loop.train(live, replace(train.asked(live, s.job), until=live.step + 1, clip=clip, log_every=1))
     except RunError as error:  # on every rank
@@ -209,7 +217,8 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
 def _validate(live: Session, judge: Judge | None) -> None:
     """On held-out samples that do not fill their last batch; nor a micro batch, where padding may not matter.
 
-    Not of a model whose output depends on what an evaluation before it has changed: no two ways to cut it agree.
+    Not of a model whose output depends on what an evaluation before it has changed: no two ways to cut it
+    agree.
     """
     feed, sizes = live.feed, live.plan.sizes
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from launcher.checkpoint.atomic_folder import check_apart
 from launcher.checkpoint.export import check_file, export
-from launcher.checkpoint.foreign.hf_write import check_beside, check_folder, size_in_bytes, to_theirs, write_hf
+from launcher.checkpoint.foreign.hf_write import (
+    check_beside,
+    check_folder,
+    size_in_bytes,
+    to_theirs,
+    write_hf,
+)
 from launcher.checkpoint.foreign.rename import renamed
 from launcher.checkpoint.foreign.rename_tables import from_ours
 from launcher.checkpoint.layout.derived import of_plan
@@ -36,7 +42,9 @@ def check(step: Export, at: FileChecks) -> list[Problem]:
     found = [*_own_problems(step, at)]
     if not found and step.src is not None and at.here(step.src):
         src = Path(step.src)
-        found += at.problems("names", lambda: check_names(step, step.src, open_checkpoint(src, at.trust).strategy))
+        found += at.problems(
+            "names", lambda: check_names(step, step.src, open_checkpoint(src, at.trust).strategy)
+        )
         found += at.problems("src", lambda: check_source(step, src, at.trust))
     return [*found, *at.unwritable("path", step.path)]
 
@@ -75,13 +83,18 @@ def run_on_files(step: Export, run: RunFiles) -> dict[str, float]:
 
 
 def _compared(step: Export, run: RunFiles) -> dict[str, float]:
-    """The loss of what was written, and how far it is from the run's. Raises ``RunError`` when that is too far."""
+    """The loss of what was written, and how far it is from the run's.
+
+    Raises ``RunError`` when that is too far.
+    """
     from launcher.steps.model import single_process
 
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     loss = single_process.held_out_loss(single_process.of(job, read(run)), job, _batches(job), terms)
     if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
-        run.say(f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)")
+        run.say(
+            f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)"
+        )
         return {"exported_loss": loss}
 
     gap = abs(loss - before["val_loss"])
@@ -147,7 +160,9 @@ def read(run: RunFiles) -> Mapping[str, Tensor]:
         return load_file(path)
     ours = open_checkpoint(source(step, run), run.trust).strategy.only("param", "buffer").entries
     back = {theirs: name for name, theirs in renamed(ours, from_ours(step.names)).names.items()}
-    return {back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()}
+    return {
+        back[name]: t for file in sorted(path.glob("*.safetensors")) for name, t in load_file(file).items()
+    }
 
 
 def _write(step: Export, src: Path, path: Path, trusted: Trust) -> Report:
@@ -167,4 +182,6 @@ def _write(step: Export, src: Path, path: Path, trusted: Trust) -> Report:
 
 def _batches(job: Job) -> int | None:
     """What the run's own last evaluation read."""
-    return next((s.batches for s in reversed(job.steps.values()) if isinstance(s, Evaluate) and s.of == "run"), None)
+    return next(
+        (s.batches for s in reversed(job.steps.values()) if isinstance(s, Evaluate) and s.of == "run"), None
+    )

@@ -61,7 +61,8 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
 
 
 def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
-    """Everything is checked before the checkpoint appears, encrypted with the key of the run; it becomes the newest.
+    """Everything is checked before the checkpoint appears, encrypted with the key of the run; it becomes the
+    newest.
 
     What the run has saved since an earlier start is kept, unless it resumes never: the ranks go on from that.
     """

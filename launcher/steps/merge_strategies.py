@@ -56,9 +56,14 @@ def merge(step: MergeStrategies, source: Path, merged: Path) -> int:
 
 
 def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Callable[[], None]]:
-    """How many files will be merged, and what writes the result. Raises as ``merge``; writes nothing itself."""
+    """How many files will be merged, and what writes the result.
+
+    Raises as ``merge``; writes nothing itself.
+    """
     if merged.is_dir():
-        raise ValueError(f"{merged}: the merged strategy is one file, this is a folder; give a file name in it")
+        raise ValueError(
+            f"{merged}: the merged strategy is one file, this is a folder; give a file name in it"
+        )
     check_outside(merged)
     files = sorted(p for p in source.glob("*") if p.suffix in SUFFIX.values()) if source.is_dir() else []
     if step.form == "same" or not files or (step.form == "ours" and all(map(is_ours, files))):

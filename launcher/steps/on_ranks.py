@@ -26,9 +26,10 @@ from launcher.steps.model.shared_construction import Drawings
 class RankSteps:
     """The steps ``names`` of one phase, and what every rank needs to carry them out.
 
-    ``resume`` is the checkpoint to go on from, if any; ``before`` the newest one that ``folder`` had at the start: a
-    restarted attempt goes on from a newer one. ``copies``: what each step that has no use for the model of the run
-    trains in its place; those are done first, while there is no model yet. ``drawn``: of models.
+    ``resume`` is the checkpoint to go on from, if any; ``before`` the newest one that ``folder`` had
+    at the start: a restarted attempt goes on from a newer one. ``copies``: what each step that has no
+    use for the model of the run trains in its place; those are done first, while there is no model
+    yet. ``drawn``: of models.
     """
 
     job: Job
@@ -42,7 +43,10 @@ class RankSteps:
 
 
 def work(world: World, todo: RankSteps) -> dict[str, Any]:
-    """Build the model, go on from a checkpoint if there is one, carry out the steps. Returns the figures they left."""
+    """Build the model, go on from a checkpoint if there is one, carry out the steps.
+
+    Returns the figures they left.
+    """
     if todo.job.deterministic:
         deterministic()
 

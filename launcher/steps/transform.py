@@ -42,7 +42,9 @@ def check(step: Transform, at: FileChecks) -> list[Problem]:
     named = (step.src, step.strategy, step.src_strategy)
     if not found and step.src is not None and not any(map(at.later, named)):
         src = Path(step.src)
-        found = at.problems("src" if step.strategy is None else "strategy", lambda: check_heads(step, src, at.trust))
+        found = at.problems(
+            "src" if step.strategy is None else "strategy", lambda: check_heads(step, src, at.trust)
+        )
     return [*found, *at.unwritable("dst", step.dst)]
 
 
@@ -75,7 +77,10 @@ def fits(step: Transform, at: FileChecks, plan: Plan) -> list[Problem]:
 
 
 def preview(step: Transform, at: FileChecks) -> list[str]:
-    """What it will read and write, of a checkpoint that is there; nothing is written. Raises ``RequestError``."""
+    """What it will read and write, of a checkpoint that is there; nothing is written.
+
+    Raises ``RequestError``.
+    """
     if step.src is None:
         return []
     try:
@@ -95,7 +100,9 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     doubt = unvouched(src, run.trust) if is_checkpoint(src) else ""
     files = "" if step.format == "launcher" else f" in .{step.format} files"
     clear = ", not encrypted" if files and job.checkpoint.encrypt is not None else ""
-    run.say(f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}{files}{clear}, {done.path}{doubt}")
+    run.say(
+        f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}{files}{clear}, {done.path}{doubt}"
+    )
     if done.left:
         run.say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
     return {}
@@ -137,11 +144,20 @@ def rewrite(step: Transform, src: Path, dst: Path, key: str | None = None, trust
         form = RankFormat(step.format, step.prefix or PREFIX)
         how = _to(step, src)
         return to_rank_files(
-            src, dst, how, form, step.src_strategy, overwrite=step.overwrite, workers=step.workers, trust=trust
+            src,
+            dst,
+            how,
+            form,
+            step.src_strategy,
+            overwrite=step.overwrite,
+            workers=step.workers,
+            trust=trust,
         )
     if is_foreign(src, step.src_strategy):
         how = _to(step, src)
-        return to_checkpoint(src, dst, how, step.src_strategy, overwrite=step.overwrite, key=key, workers=step.workers)
+        return to_checkpoint(
+            src, dst, how, step.src_strategy, overwrite=step.overwrite, key=key, workers=step.workers
+        )
     to = target(step, _ours(step, src, trust))
     return transform(src, dst, to, overwrite=step.overwrite, key=key, workers=step.workers, trust=trust)
 
@@ -194,12 +210,17 @@ def transfer(step: Transform, src: Path, trust: Trust) -> str:
 def _ours(step: Transform, src: Path, trust: Trust) -> Strategy:
     strategy = open_checkpoint(src, trust).strategy
     if step.src_strategy is not None:
-        raise ValueError(f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out")
+        raise ValueError(
+            f"{src}: a checkpoint of ours, which says how it is laid out; leave src_strategy out"
+        )
     return strategy
 
 
 def _to(step: Transform, src: Path) -> StrategyInput | Layouts:
-    """MindSpore's file as it is: of one stage or of all is for the source to say. All else is worked out from it."""
+    """MindSpore's file as it is: of one stage or of all is for the source to say.
+
+    All else is worked out from it.
+    """
     found = open_strategy("strategy", step.strategy)
     if found is None or not is_foreign(src, step.src_strategy):
         return lambda strategy: target(step, strategy)

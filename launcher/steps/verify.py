@@ -48,6 +48,5 @@ def verified(folder: Path, trust: Trust) -> str:
     checkpoint = open_checkpoint(folder, trust)
     entries, files = checkpoint.strategy.entries, checkpoint.manifest.files
     nbytes = bytes_text(sum(e.spec.nbytes for e in entries.values()))
-    return (
-        f"{folder}: {many(len(entries), 'tensor')}, {nbytes}, in {many(len(files), 'file')}: whole, every digest right"
-    )
+    held = f"{many(len(entries), 'tensor')}, {nbytes}, in {many(len(files), 'file')}"
+    return f"{folder}: {held}: whole, every digest right"

@@ -22,7 +22,8 @@ KINDS = {
 class Collectives(Dispatch):
     """While entered: how many of each kind (``count``), and their bytes (``nbytes``).
 
-    Bytes are those of the whole tensor: what a gather yields, what a scatter is given. Nothing is moved by counting.
+    Bytes are those of the whole tensor: what a gather yields, what a scatter is given. Nothing is moved by
+    counting.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,9 @@ class Collectives(Dispatch):
             name = func.__name__.split(".")[0]
             kind = KINDS.get(name, name)
             self.count[kind] += 1
-            self.nbytes[kind] += max(map(_bytes, args[:2]))  # output and input of a gather or scatter; or a tensor
+            self.nbytes[kind] += max(
+                map(_bytes, args[:2])
+            )  # output and input of a gather or scatter; or a tensor
         return func(*args, **(kwargs or {}))
 
     def totals(self) -> dict[str, tuple[int, int]]:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
 TEXT = 32 << 20
-"""Bytes of a file that lists tensors or settings: twice what the largest published model needs for its 140 000 tensors
-(Kimi K2; 100 to 140 bytes each in the index and in headers, of which it has 61)."""
+"""Bytes of a file that lists tensors or settings: twice what the largest published model needs for its 140
+000 tensors (Kimi K2; 100 to 140 bytes each in the index and in headers, of which it has 61).
+"""
 DIMS = 64  # of a tensor, as torch and numpy have it
 DEPTH = 64
 """Levels of JSON; none of the formats that are read has more than ten."""
@@ -61,7 +62,10 @@ def check(path: str | os.PathLike[str], most: int | None = None) -> None:
 
 
 def opened(path: str | os.PathLike[str], most: int | None = None) -> BinaryIO:
-    """For reading. Raises ``OSError``: also for what is no regular file, and for one of more than ``most`` bytes."""
+    """For reading.
+
+    Raises ``OSError``: also for what is no regular file, and for one of more than ``most`` bytes.
+    """
     _check_kind(path, os.stat(path).st_mode)  # first: to open a device can do something to it
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -99,11 +103,14 @@ def read_json(path: str | os.PathLike[str], most: int = TEXT, *, unique: bool = 
 
 
 def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> Any:
-    """What JSON says. Raises ``ValueError``: ``JSONDecodeError`` or ``UnicodeDecodeError`` for what is none, and for
-    what is nested too deeply; another with ``unique`` for a key that is listed twice, with ``finite`` for NaN.
+    """What JSON says. Raises ``ValueError``: ``JSONDecodeError`` or ``UnicodeDecodeError`` for what is
+    none, and for what is nested too deeply; another with ``unique`` for a key that is listed twice,
+    with ``finite`` for NaN.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_once if unique else None, parse_constant=_none if finite else None)
+        value = json.loads(
+            text, object_pairs_hook=_once if unique else None, parse_constant=_none if finite else None
+        )
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -114,7 +121,9 @@ def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> 
     for _ in range(DEPTH):
         if not level:
             return value
-        level = [v for over in level for v in (over.values() if isinstance(over, dict) else over) if _nests(v)]
+        level = [
+            v for over in level for v in (over.values() if isinstance(over, dict) else over) if _nests(v)
+        ]
     raise _too_deep()
 
 

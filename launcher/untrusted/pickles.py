@@ -34,8 +34,8 @@ class RefusedPickle(ValueError):
 
 
 class Bounded(pickle._Unpickler):
-    """Time and memory are those of the stream's length. A subclass says in ``find_class`` which names there are, in
-    ``keys`` of which types a key may be besides small numbers.
+    """Time and memory are those of the stream's length. A subclass says in ``find_class`` which names there
+    are, in ``keys`` of which types a key may be besides small numbers.
 
     The reader in Python: its memo is a mapping, which no number in the stream makes large.
     """

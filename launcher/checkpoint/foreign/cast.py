@@ -16,7 +16,10 @@ from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
 
 WIDTHS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
-"""Binary digits that a number of each dtype keeps. Others are no plain numbers: fp8 comes with scales of its own."""
+"""Binary digits that a number of each dtype keeps.
+
+Others are no plain numbers: fp8 comes with scales of its own.
+"""
 INTO = ("float32", "float64")
 
 

@@ -52,7 +52,8 @@ class HfFolder(Mapping[str, Blob]):
 def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> HfFolder:
     """The folder ``path``, or one safetensors file. ``names`` turns its names into ours, as ``renamed`` does.
 
-    Every header is read and checked. Raises ``ValueError`` naming the file; with ``strict`` also for unmatched names.
+    Every header is read and checked. Raises ``ValueError`` naming the file; with ``strict``
+    also for unmatched names.
     """
     if stands(path):
         return HfFolder({path: read_header(path)}, names, strict=strict)

@@ -38,10 +38,10 @@ def write_hf(
 ) -> Report:
     """Write the parameters and buffers of the checkpoint ``src``; ``folder`` appears when complete.
 
-    ``names`` turns our names into theirs, as ``renamed`` does; with ``strict`` each must be matched, else ``Report``
-    lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is in bytes, or text
-    (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config, tokenizer) are copied
-    along. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
+    ``names`` turns our names into theirs, as ``renamed`` does; with ``strict`` each must be matched, else
+    ``Report`` lists those left out. A tied tensor is there once, under its first name. ``max_shard_size`` is
+    in bytes, or text (``500MB``, ``2GiB``); a larger tensor has a shard of its own. Files ``beside`` (config,
+    tokenizer) are copied along. ``trust`` says who must vouch for ``src``. Raises as ``transform`` does.
     """
     # everything is checked first
     limit = size_in_bytes(max_shard_size)
@@ -93,12 +93,17 @@ def check_beside(beside: Sequence[Path]) -> None:
         if not path.is_file():
             raise ValueError(f"{path}: no such file to copy beside the model")
         if path.name in seen or _model_file(path):
-            raise ValueError(f"{path}: the folder has a {path.name} already; it cannot be copied beside the model")
+            raise ValueError(
+                f"{path}: the folder has a {path.name} already; it cannot be copied beside the model"
+            )
         seen.add(path.name)
 
 
 def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: bool = True) -> Renamed:
-    """What ``names`` makes of our names in ``src``. Raises ``ValueError`` also when it leaves all of them out."""
+    """What ``names`` makes of our names in ``src``.
+
+    Raises ``ValueError`` also when it leaves all of them out.
+    """
     new = renamed(ours, names, strict=strict)
     if not new.names:
         raise ValueError(f"names: no tensor of {src} is left to write; the table leaves all of them out")
@@ -106,7 +111,10 @@ def to_theirs(src: object, ours: Iterable[str], names: Table | None, *, strict: 
 
 
 def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, TensorSpec]]:
-    """In order: a new one where the next tensor would pass ``limit`` bytes. At least one, which may be empty."""
+    """In order: a new one where the next tensor would pass ``limit`` bytes.
+
+    At least one, which may be empty.
+    """
     out: list[dict[str, TensorSpec]] = [{}]
     size = 0
     for name, spec in specs.items():
@@ -122,7 +130,10 @@ def index(parts: Mapping[str, Mapping[str, TensorSpec]]) -> str:
     """``model.safetensors.index.json``, as transformers writes it."""
     total = sum(spec.nbytes for part in parts.values() for spec in part.values())
     weights = {name: file for file, part in parts.items() for name in part}
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2, sort_keys=True) + "\n"
+    return (
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2, sort_keys=True)
+        + "\n"
+    )
 
 
 def size_in_bytes(size: int | str) -> int:
@@ -132,7 +143,9 @@ def size_in_bytes(size: int | str) -> int:
     (1500, 1024, 7)
     """
     number, unit = (str(size), "") if isinstance(size, int) else (size, "")
-    if isinstance(size, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", size, re.IGNORECASE)):
+    if isinstance(size, str) and (
+        match := re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", size, re.IGNORECASE)
+    ):
         number, unit = match[1], match[2].upper()
     try:
         found = int(float(number) * UNITS[unit]) if unit else int(number)

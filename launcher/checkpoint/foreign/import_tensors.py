@@ -34,10 +34,10 @@ def import_full(
 ) -> Report:
     """Write the tensors of ``src`` as the checkpoint ``dst``, laid out by ``target``.
 
-    ``state`` is what it says of itself, anything JSON can say. ``src`` is ``read_full`` or ``read_hf`` of a file, or
-    blobs in memory. A tied tensor may come under any of its names, under several if they are equal. ``key``
-    says where the key is to encrypt with. Everything is checked before the first byte is written. Raises as
-    ``transform`` does.
+    ``state`` is what it says of itself, anything JSON can say. ``src`` is ``read_full`` or ``read_hf`` of a
+    file, or blobs in memory. A tied tensor may come under any of its names, under several if they are equal.
+    ``key`` says where the key is to encrypt with. Everything is checked before the first byte is written.
+    Raises as ``transform`` does.
     """
     return import_whole(Blobs(src), dst, target, state, overwrite=overwrite, key=key)
 
@@ -91,7 +91,9 @@ def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) 
     twins = {n for names in given.values() for n in names[1:]}
     grid = Grid(())
     entries = {
-        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype) for n, s in specs.items() if n not in twins
+        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype)
+        for n, s in specs.items()
+        if n not in twins
     }
     return match(Strategy(grid, entries), target)
 
@@ -101,7 +103,9 @@ def _check_ties(src: FullTensors, specs: Mapping[str, TensorSpec], given: Mappin
     for names in given.values():
         for name in names[1:]:
             if specs[names[0]] != specs[name] or not _same(src, names[0], name):
-                found.append(f"{name}: tied to {names[0]} in the destination, but the source has other values for it")
+                found.append(
+                    f"{name}: tied to {names[0]} in the destination, but the source has other values for it"
+                )
     if found:
         raise ValueError("\n".join(found))
 

@@ -16,11 +16,19 @@ SHOWN = 6
 
 
 def strange(
-    key: str, src: object, specs: Mapping[str, TensorSpec], names: NameTable, target: Strategy, *, strict: bool
+    key: str,
+    src: object,
+    specs: Mapping[str, TensorSpec],
+    names: NameTable,
+    target: Strategy,
+    *,
+    strict: bool,
 ) -> list[Problem]:
-    """All that is wrong with bringing the tensors ``specs`` of ``src`` into ``target`` under the table ``names``.
+    """All that is wrong with bringing the tensors ``specs`` of ``src`` into ``target`` under the table
+    ``names``.
 
-    ``key`` is that of the step whose settings are to blame, ``target`` the model; of a tied tensor any name will do.
+    ``key`` is that of the step whose settings are to blame, ``target`` the model; of a tied
+    tensor any name will do.
     """
     try:
         new = attempted(specs, to_ours(names))
@@ -32,7 +40,11 @@ def strange(
         *(_unknown(key, src, new, names, target) if strict else ()),
         *_missing(key, src, new, names, target),
     ]
-    return [*found, *(_idle(key, src, new, names) if found and strict else ()), *_unlike(key, src, specs, new, target)]
+    return [
+        *found,
+        *(_idle(key, src, new, names) if found and strict else ()),
+        *_unlike(key, src, specs, new, target),
+    ]
 
 
 def _row(key: str, names: NameTable, row: str) -> str:
@@ -42,7 +54,9 @@ def _row(key: str, names: NameTable, row: str) -> str:
 
 def _doubled(key: str, new: Renamed, names: NameTable) -> Iterator[Problem]:
     for name, olds in new.doubled.items():
-        yield Problem(_row(key, names, new.rows[olds[-1]]), f"{both(olds, name)}; null leaves one of them out")
+        yield Problem(
+            _row(key, names, new.rows[olds[-1]]), f"{both(olds, name)}; null leaves one of them out"
+        )
 
 
 def _unmatched(key: str, src: object, new: Renamed, target: Strategy) -> Iterator[Problem]:
@@ -70,9 +84,15 @@ def _missing(key: str, src: object, new: Renamed, names: NameTable, target: Stra
     if not (gaps := _gaps(new, target)):
         return
     unknown = [n for n in new.names.values() if n not in target.named]
-    why = _way(new, target) if unknown or new.unmatched else "the sizes of the model must be those of the source"
+    why = (
+        _way(new, target)
+        if unknown or new.unmatched
+        else "the sizes of the model must be those of the source"
+    )
     yield Problem(
-        f"{key}.names", f"{src}: nothing is there for the model's {few(gaps)}; {why}", _another(key, new, target)
+        f"{key}.names",
+        f"{src}: nothing is there for the model's {few(gaps)}; {why}",
+        _another(key, new, target),
     )
 
 

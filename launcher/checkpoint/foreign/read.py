@@ -42,7 +42,10 @@ class Incoming:
 
 
 def form_of(path: Path) -> ForeignForm:
-    """Told by what is there. Raises ``ValueError`` naming ``path`` when it is nothing that can be imported."""
+    """Told by what is there.
+
+    Raises ``ValueError`` naming ``path`` when it is nothing that can be imported.
+    """
     if kind := irregular(path):
         raise ValueError(f"{path}: {kind}")
     if path.is_file():
@@ -79,12 +82,15 @@ def read_incoming(
     found = foreign(path, strategy)
     source = found.whole()
     new = renamed(source.specs, names, strict=strict)
-    return Incoming(RenamedTensors(source, {name: old for old, name in new.names.items()}), new.unmatched, found.others)
+    return Incoming(
+        RenamedTensors(source, {name: old for old, name in new.names.items()}), new.unmatched, found.others
+    )
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the source's files.
+    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the source's
+    files.
 
     ``loose`` are those that it does not list, of one element each; ``others`` entries that are no tensors.
     """
@@ -116,7 +122,8 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
 def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
     grid, specs = Grid(()), whole().specs
     entries = {
-        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs)) for n, s in specs.items()
+        n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs))
+        for n, s in specs.items()
     }
     return Foreign(whole, Strategy(grid, entries), (), others)
 

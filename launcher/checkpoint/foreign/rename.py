@@ -33,16 +33,17 @@ class Renamed:
 def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -> Renamed:
     """The first row that matches decides. Without a table every name stays.
 
-    Raises ``ValueError`` for a bad table, for two names that become one, with ``strict`` for unmatched names too.
+    Raises ``ValueError`` for a bad table, for two names that become one, with ``strict`` for unmatched names
+    too.
 
-    A key that starts with ``^`` is a regular expression for the whole name, its value may use ``\\1``. Any other is a
-    module, whose name is replaced in front of what follows: ``""`` is all modules, as a value it takes the key away.
-    A value of ``None`` leaves the tensor out.
+    A key that starts with ``^`` is a regular expression for the whole name, its value may use ``\\1``. Any
+    other is a module, whose name is replaced in front of what follows: ``""`` is all modules, as a value it
+    takes the key away. A value of ``None`` leaves the tensor out.
 
     >>> table = {"rotary": None, r"^model\\.layers\\.(\\d+)\\.(.+)": r"layers.\\1.\\2", "model": ""}
     >>> renamed(["model.layers.3.w", "model.norm.w", "rotary.freq", "lm_head.w"], table, strict=False)
     Renamed(names={'model.layers.3.w': 'layers.3.w', 'model.norm.w': 'norm.w'}, \
-dropped=('rotary.freq',), unmatched=('lm_head.w',))
+    dropped=('rotary.freq',), unmatched=('lm_head.w',))
     """
     new = attempted(names, table)
     found = [f"names: {told}" for told in map(both, new.doubled.values(), new.doubled)]

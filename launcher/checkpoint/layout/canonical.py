@@ -13,8 +13,8 @@ RankStride = tuple[int, int]
 def meaning(layout: Layout) -> list[object]:
     """For each dim the spans of ranks that cut it, outermost first; then those whose coordinates are pinned.
 
-    Two layouts with equal ones put the same parts on the same ranks. Axes of one rank are left out, and neighbours
-    that count on are one span, where a dim divides evenly: ragged, two cuts are not one.
+    Two layouts with equal ones put the same parts on the same ranks. Axes of one rank are left out, and
+    neighbours that count on are one span, where a dim divides evenly: ragged, two cuts are not one.
 
     >>> from launcher.plan.values.grid import Grid
     >>> a = Layout(Grid.of(pp=2, dp=2, tp=2), (8,), (("dp", "tp"),), (("pp", (1,)),))

@@ -28,7 +28,8 @@ def of_plan(plan: Plan, only_trainable: bool = False) -> Strategy:
 def followed(target: Strategy, src: Strategy) -> Strategy:
     """``target`` with the optimizer states of ``src`` that it does not list, each where its parameter is.
 
-    A state of another shape than its parameter (a step counter) is whole on every rank that holds the parameter.
+    A state of another shape than its parameter (a step counter) is whole on every rank that holds the
+    parameter.
     """
     entries = dict(target.entries)
     for name, entry in src.entries.items():
@@ -46,10 +47,10 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
 def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, tp: int = 1) -> Strategy:
     """The tensors of ``src`` over ``stages`` pipeline stages, each with ``nproc // stages`` ranks.
 
-    Stages are merged, never cut (that takes the model): source stage ``s`` goes to ``s * stages // source stages``, a
-    tied tensor to each of its stages. Dim 0 is cut over ``shard_size`` ranks for the tensors that the source cut
-    anywhere; if it cut none, for parameters and optimizer states of at least 64 KB. Dims that the source cuts for
-    tensor parallelism are cut over ``tp`` ranks. Raises ``RequestError``.
+    Stages are merged, never cut (that takes the model): source stage ``s`` goes to ``s * stages // source
+    stages``, a tied tensor to each of its stages. Dim 0 is cut over ``shard_size`` ranks for the tensors that
+    the source cut anywhere; if it cut none, for parameters and optimizer states of at least 64 KB. Dims that
+    the source cuts for tensor parallelism are cut over ``tp`` ranks. Raises ``RequestError``.
     """
     layout = {"nproc": nproc, "stages": stages, "shard_size": shard_size, "tp": tp}
     found = list(unmergeable("steps.transform", src.stages, **layout))

@@ -70,10 +70,11 @@ class Strategy:
 
     @cached_property
     def meaning(self) -> str:
-        """A digest that is the same for strategies that put the same parts of the same tensors on the same ranks.
+        """A digest that is the same for strategies that put the same parts of the same tensors on the same
+        ranks.
 
-        It does not tell names of axes, further names of a tied tensor, or what a tensor is for: other forms of a
-        strategy do not say these.
+        It does not tell names of axes, further names of a tied tensor, or what a tensor is for: other forms
+        of a strategy do not say these.
         """
         rows = {n: [e.dtype, list(e.layout.shape), meaning(e.layout)] for n, e in self.entries.items()}
         return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.size, rows], sort_keys=True).encode())
@@ -121,7 +122,9 @@ def single(strategy: Strategy) -> Strategy:
     return Strategy(grid, {name: relaid(entry, grid, (), ()) for name, entry in strategy.entries.items()})
 
 
-def relaid(entry: Entry, grid: Grid, axes: tuple[str, ...], at: tuple[tuple[str, tuple[int, ...]], ...]) -> Entry:
+def relaid(
+    entry: Entry, grid: Grid, axes: tuple[str, ...], at: tuple[tuple[str, tuple[int, ...]], ...]
+) -> Entry:
     """``entry`` on ``grid``, its dim 0 cut by ``axes``."""
     shape = entry.layout.shape
     split = (axes, *((),) * (len(shape) - 1)) if shape else ()
@@ -129,7 +132,8 @@ def relaid(entry: Entry, grid: Grid, axes: tuple[str, ...], at: tuple[tuple[str,
 
 
 def match(src: Strategy, dst: Strategy) -> dict[str, str]:
-    """For each entry of ``dst`` the name of the entry of ``src`` that it is made from, through aliases where needed.
+    """For each entry of ``dst`` the name of the entry of ``src`` that it is made from, through aliases where
+    needed.
 
     Raises ``ValueError`` with every name that only one side has, and every dtype or shape that differs.
     """
@@ -163,7 +167,9 @@ def _differences(name: str, src: TensorSpec, dst: TensorSpec) -> list[str]:
     if src.shape != dst.shape:
         out.append(f"{name}: shape {list(src.shape)} in the source, {list(dst.shape)} in the destination")
     if src.dtype != dst.dtype:
-        out.append(f"{name}: {src.dtype} in the source, {dst.dtype} in the destination; a dtype is never changed here")
+        out.append(
+            f"{name}: {src.dtype} in the source, {dst.dtype} in the destination; a dtype is never changed here"
+        )
     return out
 
 

@@ -55,7 +55,10 @@ def load(path: Path) -> Strategy:
 
 
 def merge(parts: Sequence[StageStrategy]) -> Strategy:
-    """One strategy out of the parts. Raises ``ValueError`` where two disagree, or a stage or a tied copy is missing."""
+    """One strategy out of the parts.
+
+    Raises ``ValueError`` where two disagree, or a stage or a tied copy is missing.
+    """
     assert parts
     first = parts[0]
     entries: dict[str, Entry] = {}
@@ -65,11 +68,15 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
     for part in parts:
         if part.strategy.grid != first.strategy.grid:
             axes = [dict(p.strategy.grid.axes) for p in (first, part)]
-            raise ValueError(f"{first.origin} and {part.origin} disagree on the grid: {axes[0]} and {axes[1]}")
+            raise ValueError(
+                f"{first.origin} and {part.origin} disagree on the grid: {axes[0]} and {axes[1]}"
+            )
         for name, entry in part.strategy.entries.items():
             if entries.setdefault(name, entry) != entry:
                 rows = [json.dumps(row(e)) for e in (entries[name], entry)]
-                raise ValueError(f"{origin[name]} and {part.origin} disagree on {name}: {rows[0]} and {rows[1]}")
+                raise ValueError(
+                    f"{origin[name]} and {part.origin} disagree on {name}: {rows[0]} and {rows[1]}"
+                )
             origin.setdefault(name, part.origin)
 
     # and every stage with all that it holds
@@ -99,7 +106,9 @@ def _parse(origin: str, data: Any) -> StageStrategy:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
     if data.get("version") != VERSION:
-        raise ValueError(f"{origin}: version {brief(data.get('version'))}; this launcher reads version {VERSION}")
+        raise ValueError(
+            f"{origin}: version {brief(data.get('version'))}; this launcher reads version {VERSION}"
+        )
     try:
         grid = Grid(tuple((str(a), _whole(n)) for a, n in data["grid"].items()))
         entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
@@ -157,4 +166,6 @@ def _check_listed(part: StageStrategy, strategy: Strategy, origin: dict[str, str
     for name, entry in strategy.entries.items():
         here = sorted({*part.stages} & {*stages(entry.layout)})
         if here and name not in part.strategy.entries:
-            raise ValueError(f"{part.origin}: {name} is missing; {origin[name]} says that stage {here[0]} holds it too")
+            raise ValueError(
+                f"{part.origin}: {name} is missing; {origin[name]} says that stage {here[0]} holds it too"
+            )

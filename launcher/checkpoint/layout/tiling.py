@@ -39,7 +39,8 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
 
 
 def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box] | None:
-    """Two that share an element: slabs between the edges along ``dim``, each looked at along the dims that are left.
+    """Two that share an element: slabs between the edges along ``dim``, each looked at along the dims that
+    are left.
 
     ``left`` is how many looks there still may be, more raise ``_Uneven``.
     """

@@ -1,3 +1,6 @@
-"""Checkpoints as MindSpore has them: one file a rank, functions of the same names. Formats are in ``formats``."""
+"""Checkpoints as MindSpore has them: one file a rank, functions of the same names.
+
+Formats are in ``formats``.
+"""
 
 __all__ = ["formats", "merge_files", "rank_conversion", "strategy_input"]

@@ -32,8 +32,8 @@ PathLike = str | os.PathLike[str] | None
 def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
     """The layout of each parameter in a strategy file, ours or MindSpore's of either form.
 
-    MindSpore's protobuf form leaves shapes out: theirs are then the smallest that can be cut so. Raises ``TypeError``
-    for something that is no path, ``ValueError`` for what is no strategy file.
+    MindSpore's protobuf form leaves shapes out: theirs are then the smallest that can be cut so. Raises
+    ``TypeError`` for something that is no path, ``ValueError`` for what is no strategy file.
     """
     found = open_strategy("strategy_filename", strategy_filename)
     if found is None:
@@ -45,10 +45,12 @@ def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
 def rank_list_for_transform(
     rank_id: int, src_strategy_file: PathLike = None, dst_strategy_file: PathLike = None
 ) -> list[int]:
-    """The source ranks whose files ``rank_id`` of the destination is made from, descending; only those needed.
+    """The source ranks whose files ``rank_id`` of the destination is made from, descending; only those
+    needed.
 
-    A strategy of ``None`` is one full checkpoint, on rank 0. Raises ``TypeError`` for arguments of other types,
-    ``ValueError`` for a strategy that cannot be read, a rank outside the destination, or strategies that do not fit.
+    A strategy of ``None`` is one full checkpoint, on rank 0. Raises ``TypeError`` for arguments of other
+    types, ``ValueError`` for a strategy that cannot be read, a rank outside the destination, or
+    strategies that do not fit.
     """
     _check_type("rank_id", rank_id, int)
     before = open_strategy("src_strategy_file", src_strategy_file)
@@ -73,9 +75,11 @@ def transform_checkpoint_by_rank(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
 ) -> None:
-    """Write the file of ``rank_id`` of the destination, from source files by rank: at least those of the rank list.
+    """Write the file of ``rank_id`` of the destination, from source files by rank: at least those of the rank
+    list.
 
-    Raises as ``rank_list_for_transform``; ``ValueError`` also for a source file that is missing or does not fit.
+    Raises as ``rank_list_for_transform``; ``ValueError`` also for a source file that is
+    missing or does not fit.
     """
     # the arguments, as MindSpore looks at them
     _check_type("rank_id", rank_id, int)
@@ -110,21 +114,25 @@ def transform_checkpoints(
     process_num: int = 1,
     output_format: str | None = None,
 ) -> None:
-    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when complete.
+    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when
+    complete.
 
     ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of the source.
 
-    The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be a
-    checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by threads; one
-    more syncs them. Everything is checked first. Raises ``TypeError`` and ``ValueError`` as the functions above,
-    ``NotADirectoryError`` for a source or destination that is no folder, ``FileExistsError`` for one not empty.
+    The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be
+    a checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by
+    threads; one more syncs them. Everything is checked first. Raises ``TypeError`` and ``ValueError`` as the
+    functions above, ``NotADirectoryError`` for a source or destination that is no folder,
+    ``FileExistsError`` for one not empty.
     """
     # the arguments, as MindSpore looks at them
     source = _folder("src_checkpoints_dir", src_checkpoints_dir)
     target = _folder("dst_checkpoints_dir", dst_checkpoints_dir)
     _check_type("ckpt_prefix", ckpt_prefix, str)
     if Path(f"{ckpt_prefix}0").name != f"{ckpt_prefix}0" or "\0" in ckpt_prefix:
-        raise ValueError(f"ckpt_prefix: {ckpt_prefix!r} leaves the rank's folder; give the start of a file name")
+        raise ValueError(
+            f"ckpt_prefix: {ckpt_prefix!r} leaves the rank's folder; give the start of a file name"
+        )
     _check_type("process_num", process_num, int)
     if process_num < 1:
         raise ValueError(f"process_num: {process_num} is not at least 1")

@@ -20,15 +20,17 @@ def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
         data += chunk
     dtype = getattr(torch, spec.dtype)
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return torch.nn.Parameter(flat.reshape(spec.shape), requires_grad=dtype.is_floating_point or dtype.is_complex)
+    return torch.nn.Parameter(
+        flat.reshape(spec.shape), requires_grad=dtype.is_floating_point or dtype.is_complex
+    )
 
 
 def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
     """Copy ``found`` into the tensors of ``net`` that have their names.
 
-    Unless ``strict``, a tensor of the net also takes one whose name ends in its own, behind a dot, and numbers of
-    another width are cast, floating to floating and whole to whole. ``strict`` wants the same names on both sides.
-    Everything is checked first: raises ``ValueError`` with all that does not fit.
+    Unless ``strict``, a tensor of the net also takes one whose name ends in its own, behind a dot, and
+    numbers of another width are cast, floating to floating and whole to whole. ``strict`` wants the same
+    names on both sides. Everything is checked first: raises ``ValueError`` with all that does not fit.
     """
     state = net.state_dict()
     wrong = []
@@ -76,7 +78,9 @@ def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
     if spec == have:
         return ""
     if spec.shape == have.shape and not strict and _kind(new) == _kind(old) != "":
-        return "" if _fits(new.detach(), old.dtype) else f"{name}: it has numbers that {have.dtype} cannot hold"
+        return (
+            "" if _fits(new.detach(), old.dtype) else f"{name}: it has numbers that {have.dtype} cannot hold"
+        )
     return f"{name}: the files have {described(spec)}, the net {described(have)}"
 
 
@@ -95,4 +99,6 @@ def _spec(tensor: Any) -> TensorSpec:
 def _kind(tensor: Any) -> str:
     """What may be cast into each other; bool and complex numbers may not."""
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return next((kind for kind in ("float", "int") if dtype.removeprefix("u").removeprefix("b").startswith(kind)), "")
+    return next(
+        (kind for kind in ("float", "int") if dtype.removeprefix("u").removeprefix("b").startswith(kind)), ""
+    )

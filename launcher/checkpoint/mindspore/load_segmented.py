@@ -25,13 +25,13 @@ def load_segmented_checkpoints(
 ) -> dict[str, Any]:
     """The tensors of every ``*.safetensors``, or every ``*.ckpt``, in the folder, by name.
 
-    They are ``torch.nn.Parameter``; strings that were saved among them are ``str``. Left out are names that start with
-    one of ``filter_prefix`` or with none of ``specify_prefix``; where neither is given, those that ``choice_func`` says
-    False to. ``net``, a ``torch.nn.Module``, takes what it has a place for, by its name or by the end of it, in the
-    width that the net has; with ``strict_load`` names and dtypes must be those in the files. ``dec_key`` opens
-    ``.ckpt`` files encrypted in ``dec_mode``.
-    Raises ``TypeError`` for arguments of other types, ``ValueError`` for a folder that is missing, empty, of two
-    formats, of files that cannot be read, or with one name for two tensors.
+    They are ``torch.nn.Parameter``; strings that were saved among them are ``str``. Left out are names that
+    start with one of ``filter_prefix`` or with none of ``specify_prefix``; where neither is given, those that
+    ``choice_func`` says False to. ``net``, a ``torch.nn.Module``, takes what it has a place for, by its name
+    or by the end of it, in the width that the net has; with ``strict_load`` names and dtypes must be those in
+    the files. ``dec_key`` opens ``.ckpt`` files encrypted in ``dec_mode``. Raises ``TypeError`` for arguments
+    of other types, ``ValueError`` for a folder that is missing, empty, of two formats, of files that cannot
+    be read, or with one name for two tensors.
     """
     if not isinstance(ckpt_file_dir, str):
         raise TypeError(f"ckpt_file_dir: expected str, got {type(ckpt_file_dir).__name__}")
@@ -76,7 +76,9 @@ def _same(first: RankSource, other: RankSource, name: str) -> bool:
     """Segments repeat what belongs to all of them: counters of steps."""
     if first is other:
         return True
-    return first.specs[name] == other.specs[name] and b"".join(first.chunks(name)) == b"".join(other.chunks(name))
+    return first.specs[name] == other.specs[name] and b"".join(first.chunks(name)) == b"".join(
+        other.chunks(name)
+    )
 
 
 def _files(folder: Path, key: bytes | None) -> list[Path]:

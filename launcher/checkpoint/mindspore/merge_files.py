@@ -20,13 +20,15 @@ def merge_pipeline_strategies(
 ) -> None:
     """Join the strategy files in the folder ``src_strategy_dirs``, told apart by content; the form stays.
 
-    Raises ``NotADirectoryError`` unless it is a folder, ``ValueError`` when it holds no strategy file, two forms, or
-    files that do not belong together.
+    Raises ``NotADirectoryError`` unless it is a folder, ``ValueError`` when it holds no strategy file, two
+    forms, or files that do not belong together.
     """
     merging(src_strategy_dirs, dst_strategy_file)()
 
 
-def merging(src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]) -> Callable[[], None]:
+def merging(
+    src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | os.PathLike[str]
+) -> Callable[[], None]:
     """What writes the file; all that ``merge_pipeline_strategies`` raises for is found before that."""
     for key, value in (("src_strategy_dirs", src_strategy_dirs), ("dst_strategy_file", dst_strategy_file)):
         if not isinstance(value, str | os.PathLike):
@@ -40,7 +42,9 @@ def merging(src_strategy_dirs: str | os.PathLike[str], dst_strategy_file: str | 
     ours = [file for file in files if is_ours(file)]
     if ours and len(ours) < len(files):
         other = next(file for file in files if file not in ours)
-        raise ValueError(f"two forms in one merge: {ours[0]} is ours, {other} is MindSpore's; merge files of one form")
+        raise ValueError(
+            f"two forms in one merge: {ours[0]} is ours, {other} is MindSpore's; merge files of one form"
+        )
     return _merging_ours(files, path) if ours else _merging_mindspores(files, path)
 
 
@@ -61,7 +65,9 @@ def _merging_ours(files: list[Path], path: Path) -> Callable[[], None]:
 def _merging_mindspores(files: list[Path], path: Path) -> Callable[[], None]:
     merged, form = read_stages(files)
     if path.suffix != SUFFIX[form]:
-        raise ValueError(f"dst_strategy_file: {path}: the files are {form}; give a name that ends in {SUFFIX[form]}")
+        raise ValueError(
+            f"dst_strategy_file: {path}: the files are {form}; give a name that ends in {SUFFIX[form]}"
+        )
 
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,13 @@ from typing import Any
 from launcher.checkpoint.atomic_folder import fresh
 from launcher.checkpoint.layout.strategy import Strategy, match, single
 from launcher.checkpoint.mindspore.formats import StrategyFile
-from launcher.checkpoint.mindspore.rank_files import HeldTensors, RankFiles, held_boxes, whole_strategy, write_held
+from launcher.checkpoint.mindspore.rank_files import (
+    HeldTensors,
+    RankFiles,
+    held_boxes,
+    whole_strategy,
+    write_held,
+)
 from launcher.checkpoint.mindspore.rank_folders import rank_paths
 from launcher.checkpoint.mindspore.rank_source import RankSource, open_source
 from launcher.checkpoint.mindspore.source_ranks import takes
@@ -39,7 +45,8 @@ Layouts = Callable[[Strategy], Strategy]
 
 @dataclass(frozen=True)
 class RankFileTransform:
-    """What becomes of the source's files: the layout ``after``, with the source's ``names`` by the destination's.
+    """What becomes of the source's files: the layout ``after``, with the source's ``names`` by the
+    destination's.
 
     ``stage`` is the pipeline stage that the source is of, where it is one of several.
     """
@@ -126,7 +133,10 @@ def of_checkpoint(
 ) -> RankConversion:
     """Of a checkpoint of ours, which brings its strategy along."""
     checkpoint = open_checkpoint(folder, trust)
-    if src is not None and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning:
+    if (
+        src is not None
+        and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning
+    ):
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
         )
@@ -161,7 +171,9 @@ def file_transform(
 ) -> RankFileTransform:
     """Everything checked, without ``verify`` no checksums; for one ``rank`` the files that it needs are enough."""
     if src is None and to is None:
-        raise ValueError("src_strategy_file and dst_strategy_file are both None: there is no other layout to write")
+        raise ValueError(
+            "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"
+        )
     dst = to if isinstance(to, Strategy | StrategyFile) else None
     files = {at: open_source(path, verify=verify) for at, path in paths.items()}
     slices = _slices(files)
@@ -192,7 +204,9 @@ def _check_ranks(paths: Mapping[int, Path], before: Strategy, *, all_needed: boo
     world = before.grid.size
     outside = [at for at in paths if not 0 <= at < world]
     if outside:
-        raise ValueError(f"{paths[outside[0]]}: rank {outside[0]} is not in the source strategy's world of {world}")
+        raise ValueError(
+            f"{paths[outside[0]]}: rank {outside[0]} is not in the source strategy's world of {world}"
+        )
     lost = [at for at in range(world) if at not in paths and before.held(at)] if all_needed else []
     if lost:
         raise ValueError(f"the source strategy has {world} ranks; no folder for {_ranks_text(lost)}")

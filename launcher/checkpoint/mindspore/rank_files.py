@@ -30,7 +30,10 @@ from launcher.plan.values.layout import Box, Layout
 
 @dataclass(frozen=True)
 class HeldTensors:
-    """Tensors of one rank, put together from the files of several. Regions count in indices of the full tensors."""
+    """Tensors of one rank, put together from the files of several.
+
+    Regions count in indices of the full tensors.
+    """
 
     specs: Mapping[str, TensorSpec]
     fills: Mapping[str, Fill]
@@ -42,7 +45,8 @@ class HeldTensors:
 class RankFiles:
     """The files of some ranks or of all, which fit the strategy that they were saved with.
 
-    ``loose`` are tensors of a single element that no strategy lists, equal wherever they are: step counters, say.
+    ``loose`` are tensors of a single element that no strategy lists, equal wherever they are: step counters,
+    say.
     """
 
     def __init__(
@@ -67,7 +71,10 @@ class RankFiles:
         for take in takes(self.strategy, dst, names, rank, self.files):
             chosen[take.name].append(take)
 
-        specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
+        specs = {
+            name: TensorSpec(box.shape, dst.entries[name].dtype)
+            for name, box in held_boxes(dst, rank).items()
+        }
         specs |= {name: self.files[source].specs[name] for name, source in self.loose.items()}
 
         # what is loose is the same in every file that has it
@@ -77,7 +84,12 @@ class RankFiles:
         return HeldTensors(specs, fills)
 
     def write(
-        self, dst: Strategy, names: Mapping[str, str], rank: int, path: Path, behind: WriteBehind | None = None
+        self,
+        dst: Strategy,
+        names: Mapping[str, str],
+        rank: int,
+        path: Path,
+        behind: WriteBehind | None = None,
     ) -> None:
         """All that ``rank`` of ``dst`` holds, and what is loose; ``names`` as ``match`` has them."""
         held = self.held(dst, names, rank)
@@ -150,13 +162,16 @@ def write_held(
     texts: Mapping[str, str] | None = None,
     behind: WriteBehind | None = None,
 ) -> None:
-    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its suffix says which format.
+    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its
+    suffix says which format.
 
-    Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return, a
-    safetensors file when ``behind`` is done.
+    Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return,
+    a safetensors file when ``behind`` is done.
     """
     strings = texts or {}
-    specs = {name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()}
+    specs = {
+        name: TensorSpec(box.shape, dst.entries[name].dtype) for name, box in held_boxes(dst, rank).items()
+    }
     specs |= more or {}
     if path.suffix == ".ckpt":
         specs |= {name: TensorSpec((len(text),), TEXT) for name, text in strings.items()}

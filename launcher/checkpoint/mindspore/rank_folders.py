@@ -14,12 +14,14 @@ _STEP = re.compile(r"(?:(\d+)_)?(\d+)$")
 def rank_paths(folder: Path) -> dict[int, Path]:
     """The file of each ``rank_<k>`` below ``folder``, by rank: of several, that of the highest step.
 
-    All are safetensors files, or all ``.ckpt``. Raises ``NotADirectoryError``, and ``ValueError`` for two formats, a
-    rank without a file or with files that cannot be ordered.
+    All are safetensors files, or all ``.ckpt``. Raises ``NotADirectoryError``, and ``ValueError`` for two
+    formats, a rank without a file or with files that cannot be ordered.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: not a folder")
-    homes = {int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) and path.is_dir()}
+    homes = {
+        int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) and path.is_dir()
+    }
     if not homes:
         raise ValueError(f"{folder}: no rank_<k> folders in it")
     found = {rank: newest(homes[rank]) for rank in sorted(homes)}
@@ -32,7 +34,9 @@ def rank_paths(folder: Path) -> dict[int, Path]:
 
 def newest(home: Path) -> Path:
     """``net-10_5`` before ``net-9_7``: the numbers that the name ends in are epoch and step, or the step alone."""
-    files = sorted(path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file())  # a pipe would block
+    files = sorted(
+        path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file()
+    )  # a pipe would block
     if not files:
         raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
     other = [path for path in files if path.suffix != files[0].suffix]

@@ -44,7 +44,10 @@ class RankSource(Protocol):
 def open_source(
     path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
 ) -> RankSource:
-    """Heads are read, and with ``verify`` of a ``.ckpt`` with a checksum everything. Raises ``ValueError``."""
+    """Heads are read, and with ``verify`` of a ``.ckpt`` with a checksum everything.
+
+    Raises ``ValueError``.
+    """
     return _Ckpt(open_ckpt(path, key, mode, verify=verify)) if path.suffix == ".ckpt" else _Safetensors(path)
 
 
@@ -70,7 +73,9 @@ class _Ckpt:
     def __init__(self, file: Ckpt) -> None:
         self.path, self._file = file.path, file
         self.specs = {name: stored.spec for name, stored in file.entries.items() if stored.spec.dtype != TEXT}
-        self.texts = {name: file.text(name) for name, stored in file.entries.items() if stored.spec.dtype == TEXT}
+        self.texts = {
+            name: file.text(name) for name, stored in file.entries.items() if stored.spec.dtype == TEXT
+        }
         if strange := {s.dtype for s in self.specs.values()} - ITEMSIZE.keys():
             raise ValueError(
                 f"{self.path}: tensors of dtype {', '.join(sorted(strange))}, which has no place elsewhere"

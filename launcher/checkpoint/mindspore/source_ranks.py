@@ -24,10 +24,11 @@ class Take:
 def takes(
     src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int, among: Collection[int] | None = None
 ) -> tuple[Take, ...]:
-    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as ``match`` has them.
+    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as ``match`` has
+    them.
 
-    From few ranks: a copy is taken from a rank that is read anyway, else from the lowest. Only ranks ``among`` are
-    there, if given; raises ``ValueError`` when a piece is on none of them.
+    From few ranks: a copy is taken from a rank that is read anyway, else from the lowest. Only ranks
+    ``among`` are there, if given; raises ``ValueError`` when a piece is on none of them.
     """
     wanted = _wanted(src, dst, names, rank)
     holders = [_holders(src.entries[names[name]].layout, piece.rank, among) for name, piece, _ in wanted]
@@ -44,12 +45,16 @@ def takes(
     return tuple(out[i] for i in sorted(out))
 
 
-def _wanted(src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int) -> list[tuple[str, SavedShard, Box]]:
+def _wanted(
+    src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int
+) -> list[tuple[str, SavedShard, Box]]:
     out = []
     for name, entry in dst.held(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
-        out += [(name, piece, both) for piece, both in overlapping_shards(src.entries[names[name]].layout, box)]
+        out += [
+            (name, piece, both) for piece, both in overlapping_shards(src.entries[names[name]].layout, box)
+        ]
     return out
 
 

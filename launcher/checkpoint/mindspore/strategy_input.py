@@ -10,7 +10,13 @@ from typing import TypeVar
 
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.strategy import Strategy
-from launcher.checkpoint.mindspore.formats import Slicing, StrategyFile, full_specs, read_strategy, to_strategy
+from launcher.checkpoint.mindspore.formats import (
+    Slicing,
+    StrategyFile,
+    full_specs,
+    read_strategy,
+    to_strategy,
+)
 from launcher.checkpoint.mindspore.formats.strategy_files import form_of
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import parsed, read_bytes
@@ -61,7 +67,9 @@ def by_stage(src: StrategyInput | None, dst: StrategyInput | None) -> int | None
     return src.stage if listed(src) < listed(dst) else None
 
 
-def of_slices(strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
+def of_slices(
+    strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None
+) -> Strategy:
     """With the shapes that the ranks' ``slices`` make; ``stages`` is that of the whole pipeline, where known."""
     if isinstance(strategy, Strategy):
         return strategy
@@ -108,13 +116,16 @@ def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, S
 
 def _paper(file: StrategyFile, known: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
     rows = ((n, s) for layouts in file.stages().values() for n, s in layouts.items() if n not in known)
-    return {n: TensorSpec(s.shape or tuple(s.count(d) for d in range(len(s.dims))), "float32") for n, s in rows}
+    return {
+        n: TensorSpec(s.shape or tuple(s.count(d) for d in range(len(s.dims))), "float32") for n, s in rows
+    }
 
 
 def _unsized(src: StrategyInput, dst: StrategyInput | None, name: str) -> bool:
     """No side has a shape for it."""
     return all(
-        side is None or (isinstance(side, StrategyFile) and all(s.shape is None for s in _slicings(side, name)))
+        side is None
+        or (isinstance(side, StrategyFile) and all(s.shape is None for s in _slicings(side, name)))
         for side in (src, dst)
     )
 

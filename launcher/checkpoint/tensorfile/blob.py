@@ -41,7 +41,9 @@ class Blob:
         try:
             flat = np.frombuffer(data, np.uint8).data
         except ValueError as error:
-            raise ValueError(f"the data of a {described(spec)} tensor is not contiguous: copy it first") from error
+            raise ValueError(
+                f"the data of a {described(spec)} tensor is not contiguous: copy it first"
+            ) from error
         if flat.nbytes != spec.nbytes:
             raise ValueError(f"a {described(spec)} tensor has {spec.nbytes} bytes, not {flat.nbytes}")
         return cls(dtype, shape, flat)

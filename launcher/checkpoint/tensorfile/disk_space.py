@@ -19,7 +19,10 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Unwritten(OSError, RunError):
-    """A file of ours that cannot be written. Its text says all that the user has to know: no traceback is needed."""
+    """A file of ours that cannot be written.
+
+    Its text says all that the user has to know: no traceback is needed.
+    """
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -40,7 +43,11 @@ def unwritten(error: BaseException) -> Unwritten | None:
     """``error`` itself, or what says so when it is of a disk and comes from code of ours or of torch."""
     if isinstance(error, Unwritten):
         return error
-    if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN) or users_frame(error) is not None:
+    if (
+        not isinstance(error, OSError)
+        or error.errno not in (*FULL, *BROKEN)
+        or users_frame(error) is not None
+    ):
         return None
     if error.filename is None:
         return Unwritten(error.errno, os.strerror(error.errno), "a file")
@@ -49,7 +56,9 @@ def unwritten(error: BaseException) -> Unwritten | None:
 
 def _of(error: OSError, path: Path, needed: int) -> Unwritten:
     code = error.errno or errno.EIO
-    return Unwritten(code, _reason(code, path, needed) if code in FULL else os.strerror(code), os.fspath(path))
+    return Unwritten(
+        code, _reason(code, path, needed) if code in FULL else os.strerror(code), os.fspath(path)
+    )
 
 
 def _reason(code: int, path: Path, needed: int) -> str:
@@ -60,11 +69,15 @@ def _reason(code: int, path: Path, needed: int) -> str:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Make an empty file ``size`` bytes long, with room for all of them where the file system can promise that.
+    """Make an empty file ``size`` bytes long, with room for all of them where the file system can promise
+    that.
 
-    A full disk is known before the first byte, and ext4 takes half the time to write where there is room already.
+    A full disk is known before the first byte, and ext4 takes half the time to write where there is room
+    already.
     """
-    take = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)  # posix_fallocate may write every block itself
+    take = getattr(
+        ctypes.CDLL(None, use_errno=True), "fallocate", None
+    )  # posix_fallocate may write every block itself
     code = errno.ENOSYS
     while take is not None:
         code = 0 if take(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0 else ctypes.get_errno()

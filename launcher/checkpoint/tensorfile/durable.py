@@ -35,7 +35,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def copy(src: Path, dst: Path) -> None:
-    """On disk when this returns. Raises ``OSError`` for what is no regular file, or larger than ``COPIED``."""
+    """On disk when this returns.
+
+    Raises ``OSError`` for what is no regular file, or larger than ``COPIED``.
+    """
     with opened(src, COPIED) as old, told(dst, src.stat().st_size), dst.open("wb") as new:
         shutil.copyfileobj(old, new)
         new.flush()
@@ -52,7 +55,8 @@ def sync(folder: Path) -> None:
 
 
 def publish(new: Path, final: Path) -> None:
-    """Give the folder ``new`` its final name, in the place of what is there: one step where the kernel can swap.
+    """Give the folder ``new`` its final name, in the place of what is there: one step where the kernel can
+    swap.
 
     Elsewhere a kill between two renames leaves the old folder, whole, as ``.trash``.
     """

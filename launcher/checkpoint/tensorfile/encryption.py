@@ -1,9 +1,9 @@
 """Files encrypted in blocks that are each sealed on their own: AES-256-GCM.
 
-The head is magic, key id, salt, size of the plain text and a tag over these; the blocks follow, ``BLOCK`` bytes of
-plain text and a tag each. Each file has a key of its own, made of the user's and the salt by HKDF, so the number of a
-block is its nonce: one in another's place does not open. The head is authenticated with every block: nor does one of
-another file.
+The head is magic, key id, salt, size of the plain text and a tag over these; the blocks follow, ``BLOCK``
+bytes of plain text and a tag each. Each file has a key of its own, made of the user's and the salt by HKDF,
+so the number of a block is its nonce: one in another's place does not open. The head is authenticated with
+every block: nor does one of another file.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class Encryptor:
 
 
 class EncryptedFile:
-    """An encrypted file as its plain text; a few blocks are kept. Raises ``ValueError`` that names the file."""
+    """An encrypted file as its plain text; a few blocks are kept.
+
+    Raises ``ValueError`` that names the file.
+    """
 
     def __init__(self, path: Path, key: bytes) -> None:
         self.path = path
@@ -89,7 +92,9 @@ class EncryptedFile:
         if not is_sealed(head):
             raise ValueError(f"{path}: it is not encrypted, and the manifest says that it is")
         if len(head) < HEAD + TAG:
-            raise ValueError(f"{path}: truncated: an encrypted file has at least {HEAD + TAG} bytes, this one {size}")
+            raise ValueError(
+                f"{path}: truncated: an encrypted file has at least {HEAD + TAG} bytes, this one {size}"
+            )
         _check_key(path, head, key)
 
         # whether the head is as it was written, and the file as long as it says
@@ -124,7 +129,9 @@ class EncryptedFile:
         try:
             return self._aead.decrypt(nonce, data, self._head)
         except InvalidTag as error:
-            raise ValueError(f"{self.path}: damaged or tampered with: {what} does not open with the key") from error
+            raise ValueError(
+                f"{self.path}: damaged or tampered with: {what} does not open with the key"
+            ) from error
 
 
 def check_key(path: Path, key: bytes) -> None:

@@ -70,7 +70,9 @@ def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tup
 def read_header(path: Path, key: bytes | None = None) -> Header:
     """``key`` is that of an encrypted file, whose ``size`` is then that of its plain text.
 
-    Raises ``ValueError`` naming the file unless the tensors fill it exactly: no gap, no overlap, not cut short."""
+    Raises ``ValueError`` naming the file unless the tensors fill it exactly: no gap, no overlap, not cut
+    short.
+    """
     if key is not None:
         sealed = EncryptedFile(path, key)
         return _read(path, BytesIO(sealed.read(0, min(8, sealed.size))), sealed.size, sealed)
@@ -81,7 +83,9 @@ def read_header(path: Path, key: bytes | None = None) -> Header:
 def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -> Header:
     head = file.read(8)
     if is_sealed(head):
-        raise ValueError(f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is")
+        raise ValueError(
+            f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is"
+        )
     if len(head) < 8:
         raise ValueError(f"{path}: truncated: a safetensors file has at least 8 bytes, this one {size}")
     length = int.from_bytes(head, "little")
@@ -146,4 +150,8 @@ def _slot(name: str, row: Any, base: int) -> Slot:
 
 
 def _naturals(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= DIMS and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+    return (
+        isinstance(value, list)
+        and len(value) <= DIMS
+        and all(type(n) is int and 0 <= n < 1 << 63 for n in value)
+    )

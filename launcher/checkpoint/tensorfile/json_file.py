@@ -12,12 +12,16 @@ LONGEST = 1 << 28  # bytes; the manifest of 10000 ranks with 400 tensors each is
 
 
 def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
-    """All of a file. Raises ``OSError``: ``RefusedFile``, which is a ``ValueError``, for what is none or too long."""
+    """All of a file.
+
+    Raises ``OSError``: ``RefusedFile``, which is a ``ValueError``, for what is none or too long.
+    """
     return files.read_bytes(path, longest)
 
 
 def parsed(path: Path, data: bytes, what: str = "") -> Any:
-    """What ``data``, read from ``path``, says. Raises ``ValueError`` for no JSON, and for a key that is listed twice.
+    """What ``data``, read from ``path``, says. Raises ``ValueError`` for no JSON, and for a
+    key that is listed twice.
 
     ``what`` says what it is then.
     """

@@ -24,7 +24,10 @@ def is_place(text: str) -> bool:
 
 
 def load_key(place: str) -> bytes:
-    """The key at ``place``. Raises ``ValueError``, which shows no key; also when cryptography is not installed."""
+    """The key at ``place``.
+
+    Raises ``ValueError``, which shows no key; also when cryptography is not installed.
+    """
     if find_spec("cryptography") is None:
         raise ValueError(
             "encrypted checkpoints need the package cryptography, which is not installed: "
@@ -63,6 +66,10 @@ def _of_file(place: str, path: Path) -> bytes:
 
 def _decoded(text: bytes) -> bytes | None:
     try:
-        return bytes.fromhex(text.decode("ascii")) if len(text) == 2 * SIZE else base64.b64decode(text, validate=True)
+        return (
+            bytes.fromhex(text.decode("ascii"))
+            if len(text) == 2 * SIZE
+            else base64.b64decode(text, validate=True)
+        )
     except (ValueError, binascii.Error):
         return None

@@ -31,7 +31,9 @@ class Window:
         self._touched: dict[int, mmap.mmap] = {}
         self._resident = 0
 
-    def copy(self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+    def copy(
+        self, path: Path, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
+    ) -> None:
         """``out[...] = tensor[where]``; ``out`` is as ``words`` makes it."""
         if self._sealed is not None:
             _opened(self._sealed(path), slot, where, out)
@@ -42,7 +44,9 @@ class Window:
     def take(self, blob: Blob, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
         """As ``copy``, of a tensor in memory, or in a file that is mapped for reading."""
         owner = blob.data.obj
-        file = owner if isinstance(owner, mmap.mmap) and blob.data.readonly else None  # else pages may be changed ones
+        file = (
+            owner if isinstance(owner, mmap.mmap) and blob.data.readonly else None
+        )  # else pages may be changed ones
         self._paced(file, words(blob.data, blob.spec)[where], out)
 
     def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
@@ -89,9 +93,15 @@ def _sealed(key: bytes, path: Path) -> EncryptedFile:
     return EncryptedFile(path, key)
 
 
-def _opened(file: EncryptedFile, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
+def _opened(
+    file: EncryptedFile, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
+) -> None:
     """As ``Window.copy``: the stretch of plain text around the part, in halves while it is long."""
-    strides = np.cumprod([out.itemsize, *reversed(slot.spec.shape[1:])])[::-1] if slot.spec.shape else np.array([], int)
+    strides = (
+        np.cumprod([out.itemsize, *reversed(slot.spec.shape[1:])])[::-1]
+        if slot.spec.shape
+        else np.array([], int)
+    )
     steps = tuple(int(stride) for stride in strides)
     cuts = [cut for cut in where if isinstance(cut, slice)]
     first = sum(cut.start * step for cut, step in zip(cuts, steps, strict=True))

@@ -28,9 +28,9 @@ STRETCH = 32 << 20  # bytes of a file that the disk is given at once
 class FileRecord:
     """What is known of a file that was written; digests are hexadecimal.
 
-    Of a tensor file ``digest`` is that of the header and ``tensors`` has one for each tensor (xxh3, 128 bits), both of
-    the plain text. Any other has a ``digest`` of all its bytes (SHA-256). ``salt`` is that of an encrypted file, which
-    no other file has: as ``salt_of`` says it.
+    Of a tensor file ``digest`` is that of the header and ``tensors`` has one for each tensor (xxh3, 128
+    bits), both of the plain text. Any other has a ``digest`` of all its bytes (SHA-256). ``salt`` is that of
+    an encrypted file, which no other file has: as ``salt_of`` says it.
     """
 
     size: int
@@ -98,7 +98,9 @@ class FileWriter:
     def __enter__(self) -> FileWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         try:
             if kind is None and self._sealer is not None:
                 self._sealer.finish()
@@ -125,10 +127,11 @@ def write_stream(
     digested: bool = True,
     behind: WriteBehind | None = None,
 ) -> FileRecord:
-    """A file whose tensors come chunk by chunk, each in order, digested on the way. A chunk may be reused after.
+    """A file whose tensors come chunk by chunk, each in order, digested on the way. A chunk may be reused
+    after.
 
-    With a ``key`` the file is encrypted; the digests are those of the plain text. ``digested``: False where nothing
-    keeps them. The file is on the disk on return, or when ``behind`` is done.
+    With a ``key`` the file is encrypted; the digests are those of the plain text. ``digested``: False where
+    nothing keeps them. The file is on the disk on return, or when ``behind`` is done.
     """
     digests = {}
     with FileWriter(path, specs, metadata, key, behind) as file:

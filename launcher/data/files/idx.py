@@ -15,7 +15,9 @@ from launcher.untrusted.files import RefusedFile, opened, stands
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BYTES = 0x08
-INFLATED = 1 << 30  # bytes of a gzipped file, which is read into memory; the largest of EMNIST has half as much
+INFLATED = (
+    1 << 30
+)  # bytes of a gzipped file, which is read into memory; the largest of EMNIST has half as much
 
 
 def find(root: str, name: str) -> Path | None:
@@ -61,7 +63,9 @@ def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
         raise BadFile(f"an array of {len(shape)} dims, not {dims}")
     need = offset(shape) + prod(shape)
     if need > INFLATED and file.suffix == ".gz":
-        raise BadFile(f"its header promises {need} bytes; at most {INFLATED} are unpacked in memory: gunzip it")
+        raise BadFile(
+            f"its header promises {need} bytes; at most {INFLATED} are unpacked in memory: gunzip it"
+        )
     have = _size(file)
     if have != (need % 2**32 if file.suffix == ".gz" else need):
         size = " x ".join(map(str, shape))
@@ -71,7 +75,10 @@ def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
 
 
 def _size(file: Path) -> int:
-    """Bytes, uncompressed. A gzip file says so in its last four (modulo 4 GB), which a cut-off one does not have."""
+    """Bytes, uncompressed.
+
+    A gzip file says so in its last four (modulo 4 GB), which a cut-off one does not have.
+    """
     if file.suffix != ".gz":
         return file.stat().st_size
     with opened(file) as stream:

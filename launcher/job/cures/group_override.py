@@ -16,7 +16,9 @@ from launcher.job.schema.redact import values
 from launcher.job.yaml.origins import Origins
 
 
-def with_group_cures(problems: Sequence[Problem], typed: Sequence[Override], origins: Origins) -> tuple[Problem, ...]:
+def with_group_cures(
+    problems: Sequence[Problem], typed: Sequence[Override], origins: Origins
+) -> tuple[Problem, ...]:
     """``problems``; where an override that sets a group of keys is to blame, the cure is that override, corrected."""
     blamed = {p: _blamed(p, typed, origins) for p in problems}
     cures: dict[str, str] = {}

@@ -21,7 +21,8 @@ def render(
     origins: Origins | Mapping[Problem, Origins] | None = None,
     secrets: Collection[str] = (),
 ) -> str:
-    """Every problem with where its key was set and what to type instead, without ``secrets``; no newline at the end.
+    """Every problem with where its key was set and what to type instead, without ``secrets``; no newline at
+    the end.
 
     ``origins``: those of the request, or of each problem.
     """

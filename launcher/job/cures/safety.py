@@ -19,8 +19,9 @@ WEIGHT_SOURCES = {"train", "load", "import"}
 def kept(problem: Problem, origins: Origins, late: bool) -> bool:
     """Whether the cure leaves what the user has set, or moves it to the nearest possible value.
 
-    A value that is valid by itself (``late``) and does not go with others is never changed: nobody knows which of
-    them was meant. Otherwise a new value for the key itself is safe, and so is an unknown key that moves elsewhere.
+    A value that is valid by itself (``late``) and does not go with others is never changed: nobody
+    knows which of them was meant. Otherwise a new value for the key itself is safe, and so is an
+    unknown key that moves elsewhere.
     """
     changes = list(settings(shlex.split(problem.cure)))
     if not late:

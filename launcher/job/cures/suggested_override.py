@@ -26,7 +26,8 @@ def value(parts: tuple[str, ...], bad: Any, data: Any) -> str:
 def group(parts: tuple[str, ...], bad: Mapping[str, Any], data: Any) -> str:
     """``key={...}`` with the first change to ``bad`` that the schema accepts; "" when it accepts none.
 
-    Tried are: its lists of numbers sorted and without repeats, then every other word at a key that takes words.
+    Tried are: its lists of numbers sorted and without repeats, then every other word at a key that takes
+    words.
     """
     note = schema_keys.at(parts, data)
     for good in (_sorted_lists(bad), *_other_words(parts, bad, data)):

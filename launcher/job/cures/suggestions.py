@@ -16,7 +16,8 @@ def choice(word: object, names: Sequence[str], title: str) -> str:
 
 
 def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
-    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` where none or several would do.
+    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` where none or several would
+    do.
 
     Without ``data``, keys of every model, data set, optimizer and step count as valid.
     """

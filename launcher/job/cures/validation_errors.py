@@ -178,7 +178,9 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     tags = [t for t in schema_keys.kinds(schema_keys.at(parts, data)) if t != "_target_"]
     title = f"{KINDS[section]}s"
     if not isinstance(bad, Mapping):
-        return Problem(".".join(parts), f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})")
+        return Problem(
+            ".".join(parts), f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})"
+        )
 
     # a step without a kind has its name for one; all else is chosen by kind or name
     field = "kind" if section == "steps" else "name"

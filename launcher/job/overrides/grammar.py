@@ -203,7 +203,9 @@ def _unreadable(text: str, why: str) -> Problem:
     if re.search(r"\d{4301}", value):
         return Problem(key, f"{told}: a number of {len(value)} digits")
     if key in OPEN:
-        return Problem(key, f"{told}: cannot be read; name by name any name can be written", _by_name(key, value))
+        return Problem(
+            key, f"{told}: cannot be read; name by name any name can be written", _by_name(key, value)
+        )
     better = rewritten(text)
     if better:
         how = "write key=value" if value.startswith("=") else "lists are [a,b], groups of keys {a: 1}"

@@ -1,3 +1,16 @@
-"""The schema of a request: every key, its type, and which keys are secret. Opens no file, imports no Hydra."""
+"""The schema of a request: every key, its type, and which keys are secret.
 
-__all__ = ["base", "components", "job", "parallel", "redact", "run_paths", "schema_keys", "similar_names", "steps"]
+Opens no file, imports no Hydra.
+"""
+
+__all__ = [
+    "base",
+    "components",
+    "job",
+    "parallel",
+    "redact",
+    "run_paths",
+    "schema_keys",
+    "similar_names",
+    "steps",
+]

@@ -90,7 +90,9 @@ class Text(Settings):
     name: Literal["text"]
     path: str | None = Field(None, description="null: the text that ships with the launcher")
     tokenizer: Literal["bytes", "bpe", "file"] = "bytes"
-    tokenizer_file: str | None = Field(None, description="of tokenizer=file: a tokenizer.json, as Hugging Face has it")
+    tokenizer_file: str | None = Field(
+        None, description="of tokenizer=file: a tokenizer.json, as Hugging Face has it"
+    )
     vocab_size: Annotated[int, Field(ge=256)] = 256
     seq_len: Count = 128
     val_fraction: Fraction = 0.1
@@ -214,6 +216,8 @@ Optim = Annotated[
     Discriminator(_kind),
 ]
 Schedule = Annotated[
-    Annotated[Constant, Tag("constant")] | Annotated[Cosine, Tag("cosine")] | Annotated[Linear, Tag("linear")],
+    Annotated[Constant, Tag("constant")]
+    | Annotated[Cosine, Tag("cosine")]
+    | Annotated[Linear, Tag("linear")],
     Discriminator(_kind),
 ]

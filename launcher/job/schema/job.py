@@ -18,10 +18,14 @@ class Train(Settings):
     steps: Count
     batch_size: Count
     precision: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
-    loss_scale: float | None = Field(None, gt=0, description="fp16 only; null: from 65536, halved at an overflow")
+    loss_scale: float | None = Field(
+        None, gt=0, description="fp16 only; null: from 65536, halved at an overflow"
+    )
     clip_norm: float | None = Field(1.0, gt=0)
     log_every: Count = 1
-    eval_every: Count | None = Field(None, description="optimizer steps between validations; null: none while training")
+    eval_every: Count | None = Field(
+        None, description="optimizer steps between validations; null: none while training"
+    )
     eval_batches: Count | None = Field(
         None, description="global batches a validation reads; null: all held-out samples"
     )
@@ -46,7 +50,10 @@ class Launch(Settings):
 
 
 class Checkpoint(Settings):
-    """``every``: optimizer steps between checkpoints while training; null: none. ``keep``: newest kept; null: all."""
+    """``every``: optimizer steps between checkpoints while training; null: none.
+
+    ``keep``: newest kept; null: all.
+    """
 
     every: Count | None = None
     keep: Count | None = 2
@@ -54,7 +61,9 @@ class Checkpoint(Settings):
     asynchronous: Flag = Field(False, alias="async")
     encrypt: str | None = None
     accept_plain: Flag = False
-    on_error: Literal["stop", "continue"] = Field("stop", description="when there is no room for one while training")
+    on_error: Literal["stop", "continue"] = Field(
+        "stop", description="when there is no room for one while training"
+    )
     accept_changes: tuple[str, ...] = ()
     resume: str = "auto"
 

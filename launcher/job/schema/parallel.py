@@ -10,7 +10,15 @@ from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.run_paths import RUN, checked
 
 Scheduler = Literal[
-    "gpipe", "1f1b", "zero_bubble_h1", "zero_bubble_v", "dualpipe_v", "seqpipe", "seqvpp", "seqsmartvpp", "auto"
+    "gpipe",
+    "1f1b",
+    "zero_bubble_h1",
+    "zero_bubble_v",
+    "dualpipe_v",
+    "seqpipe",
+    "seqvpp",
+    "seqsmartvpp",
+    "auto",
 ]
 
 
@@ -61,16 +69,21 @@ class Pipeline(Settings):
     scheduler: Scheduler = "1f1b"
     interleave: Flag = False
     chunks: Count = Field(2, description="virtual stages a rank when interleave is on")
-    less_memory: Flag = Field(False, description="interleaved 1f1b that runs ahead by one forward a rank, not two")
+    less_memory: Flag = Field(
+        False, description="interleaved 1f1b that runs ahead by one forward a rank, not two"
+    )
     micro_batch_num: Count | None = Field(None, description="null: as many as stages")
     loss_reduction: Literal["mean", "sum"] = "mean"
     seq_chunks: Count = Field(1, description="pieces of a sequence, for the seq* schedulers")
-    seq_split: Literal["balanced", "equal"] = Field("balanced", description="pieces of equal cost, or equal length")
+    seq_split: Literal["balanced", "equal"] = Field(
+        "balanced", description="pieces of equal cost, or equal length"
+    )
     output_broadcast: Flag = False
 
 
 class Hsdp(Settings):
-    """``threshold``: KB of a whole parameter; smaller ones stay whole. ``shard_size`` -1: all data-parallel ranks.
+    """``threshold``: KB of a whole parameter; smaller ones stay whole. ``shard_size`` -1: all data-parallel
+    ranks.
 
     ``uneven``: what becomes of a parameter whose dim 0 the shards do not divide.
     """
@@ -78,7 +91,9 @@ class Hsdp(Settings):
     shard_size: ShardSize = -1
     threshold: Index = 64
     optimizer_level: Literal["level1", "level2", "level3"] = "level1"
-    uneven: Literal["pad", "whole"] = Field("pad", description="pad: the last ranks hold less; whole: no shards")
+    uneven: Literal["pad", "whole"] = Field(
+        "pad", description="pad: the last ranks hold less; whole: no shards"
+    )
 
 
 class Fusion(Settings):

@@ -42,8 +42,8 @@ TYPES = ("_type", "_parsing", "int_from_float")
 def request_error(error: ValidationError, data: Any) -> RequestError:
     """One problem for each key of ``data``.
 
-    It is a ``TypeError`` too where the type of a value is wrong, and a ``KeyError`` where every problem is the name
-    of a file for which MindSpore raises one.
+    It is a ``TypeError`` too where the type of a value is wrong, and a ``KeyError`` where every problem is
+    the name of a file for which MindSpore raises one.
     """
     grouped: dict[tuple[str, ...], list[tuple[int, ErrorDetails]]] = {}
     for detail in error.errors(include_url=False):

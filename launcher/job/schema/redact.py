@@ -43,7 +43,8 @@ _DIGEST = re.compile(r"sha|digest|hash|revision|commit|checksum")
 
 
 def place(text: str) -> bool:
-    """Whether ``text`` says where a secret is, which is none itself. A name that may be the secret is taken for it.
+    """Whether ``text`` says where a secret is, which is none itself. A name that may be the secret is taken
+    for it.
 
     >>> [place(t) for t in ("env:MY_KEY", "file:keys/run.key", "env:hunter2", f"env:{'A5' * 32}", f"file:{'5a' * 32}")]
     [True, True, False, False, False]
@@ -98,7 +99,8 @@ _NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false"}
 
 
 def typed(words: Sequence[str]) -> frozenset[str]:
-    """The secrets of a command line: what follows a name of one, however it is written, and what looks like a key.
+    """The secrets of a command line: what follows a name of one, however it is written, and what looks like a
+    key.
 
     >>> sorted(typed(["checkpoint={encryptt: hunter2}", "hub.token", "=", "abcde", "seed=1"]))
     ['abcde', 'hunter2']
@@ -112,7 +114,10 @@ def typed(words: Sequence[str]) -> frozenset[str]:
 
 
 def _values(word: str, behind: bool) -> tuple[list[str], bool]:
-    """What ``word`` gives for a name of a secret, and whether the next word may. ``behind``: so did the one before."""
+    """What ``word`` gives for a name of a secret, and whether the next word may.
+
+    ``behind``: so did the one before.
+    """
     found: list[str] = []
     before = ""
     for token, joint in _TOKEN.findall(word):

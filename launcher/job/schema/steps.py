@@ -1,7 +1,7 @@
 """Settings of each verb below ``steps``.
 
-Another verb is a class here, in the union ``Step`` too, a file in ``conf/steps``, a row in ``launcher.plan.verbs`` and
-a file in ``launcher.steps``.
+Another verb is a class here, in the union ``Step`` too, a file in ``conf/steps``, a row in
+``launcher.plan.verbs`` and a file in ``launcher.steps``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Save(Settings):
 
 class Load(Settings):
     kind: Literal["load"] = "load"
-    path: str | None = Field(None, description="a checkpoint folder (step-NNNNNN) of any layout; null: the run's last")
+    path: str | None = Field(
+        None, description="a checkpoint folder (step-NNNNNN) of any layout; null: the run's last"
+    )
     broadcast: Flag = Field(False, description="each piece is read by one rank and broadcast to its replicas")
 
 
@@ -44,15 +46,19 @@ class Broadcast(Settings):
 
 
 class Certify(Settings):
-    """A small copy of the run, under its layout and in one process; then one more in the request's own precision.
+    """A small copy of the run, under its layout and in one process; then one more in the
+    request's own precision.
 
-    ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32, and in half precision 8 roundings, or 1e-6 where none can differ.
+    ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32, and in half precision 8 roundings, or 1e-6 where none can
+    differ.
     """
 
     kind: Literal["certify"] = "certify"
     steps: Count = 2
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp64"
-    tolerance: float | None = Field(None, gt=0, description="largest error, relative to each tensor's largest number")
+    tolerance: float | None = Field(
+        None, gt=0, description="largest error, relative to each tensor's largest number"
+    )
 
 
 class MergeStrategies(Settings):
@@ -71,8 +77,12 @@ class Transform(Settings):
     src: str | None = Field(None, description="a checkpoint, or what import reads")
     src_strategy: str | None = None
     dst: str | None = None
-    format: Literal["launcher", "safetensors", "ckpt"] = Field("launcher", description="a checkpoint, or rank files")
-    prefix: str | None = Field(None, min_length=1, pattern=r"^[^/\\\x00]+$", description="of the names of rank files")
+    format: Literal["launcher", "safetensors", "ckpt"] = Field(
+        "launcher", description="a checkpoint, or rank files"
+    )
+    prefix: str | None = Field(
+        None, min_length=1, pattern=r"^[^/\\\x00]+$", description="of the names of rank files"
+    )
     strategy: str | None = None
     nproc: Count = 1
     stages: Count = 1

@@ -20,7 +20,8 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Origin:
-    """A place that set a value. ``where``: ``file:line:col`` or ``command line``; ``text``: the line or the override.
+    """A place that set a value. ``where``: ``file:line:col`` or ``command line``; ``text``:
+    the line or the override.
 
     ``value``: the scalar that was set there, as written. ``shipped``: in one of our files, not the user's.
     """
@@ -37,7 +38,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Origins:
-    """For each dotted key every place that set it, the last one winning. ``data``: the composed configuration."""
+    """For each dotted key every place that set it, the last one winning.
+
+    ``data``: the composed configuration.
+    """
 
     places: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -65,7 +69,9 @@ def _value(node: Any, key: str) -> Any:
         return None
     if key in node:
         return node[key]
-    below = ((child, key.removeprefix(f"{name}.")) for name, child in node.items() if key.startswith(f"{name}."))
+    below = (
+        (child, key.removeprefix(f"{name}.")) for name, child in node.items() if key.startswith(f"{name}.")
+    )
     values = (_value(child, rest) for child, rest in below)
     return next((value for value in values if value is not None), None)
 

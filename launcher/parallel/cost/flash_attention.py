@@ -19,10 +19,18 @@ class Flash(TorchFunctionMode):
 
 
 def _fused(
-    q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **more: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
 ) -> torch.Tensor | None:
     """``None`` where real devices have no fused kernel either, and for what is not on meta."""
-    tensors = [t for t in (q, k, v) if isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4]
+    tensors = [
+        t for t in (q, k, v) if isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4
+    ]
     odd = dropout_p > 0 or more.get("enable_gqa")
     odd = odd or (attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)))
     if len(tensors) < 3 or odd or not q.shape[-1] == k.shape[-1] == v.shape[-1]:

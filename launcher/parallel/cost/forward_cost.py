@@ -64,9 +64,9 @@ def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
 class Meter:
     """Counts while entered; ``flops`` and ``saved`` (bytes) are running totals.
 
-    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``: all of
-    them, these too; ``written``: the storages that operations have changed in place. Under torch.func.grad, where torch
-    does not say what is saved, all that goes through an operation is.
+    A storage counts once however often it is saved; parameters and buffers (``own``) do not count. ``kept``:
+    all of them, these too; ``written``: the storages that operations have changed in place. Under
+    torch.func.grad, where torch does not say what is saved, all that goes through an operation is.
     """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
@@ -126,7 +126,9 @@ class Meter:
         self._flash.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._flash.__exit__(kind, error, at)
         self._flops.__exit__(kind, error, at)
         self._hooks.__exit__(kind, error, at)

@@ -16,8 +16,9 @@ from launcher.parallel.dispatch.pytree import tree_leaves
 class MemoryMeter(Dispatch):
     """``peak``: most bytes held at the end of any operation while entered.
 
-    Counts every storage once, at its size then: FSDP2 empties and refills storages without an operation. What an
-    operation needs inside is not seen; for CUDA ask the allocator. ``before`` are tensors that are there already.
+    Counts every storage once, at its size then: FSDP2 empties and refills storages without an
+    operation. What an operation needs inside is not seen; for CUDA ask the allocator. ``before`` are
+    tensors that are there already.
     """
 
     kind = "real"

@@ -27,7 +27,9 @@ class SavedHooks:
         self._push()
         self._disable, graph.disable_saved_tensors_hooks = graph.disable_saved_tensors_hooks, self._disabling
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         graph.disable_saved_tensors_hooks = self._disable
         self._pop()
 

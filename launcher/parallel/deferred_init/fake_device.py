@@ -96,7 +96,10 @@ class FakeDevice(TorchFunctionMode):
         asked = [a for a in (*args[:1], kwargs.get("device")) if isinstance(a, str | torch.device)]
         if any(torch.device(a).type == "meta" for a in asked):
             self.tape.fail("moves a tensor to the meta device")
-        here = [torch.device("meta") if asked and a is asked[0] and torch.device(a).type == "cpu" else a for a in args]
+        here = [
+            torch.device("meta") if asked and a is asked[0] and torch.device(a).type == "cpu" else a
+            for a in args
+        ]
         if "device" in kwargs and asked and torch.device(asked[0]).type == "cpu":
             kwargs = kwargs | {"device": torch.device("meta")}
         return t.to(*here, **kwargs)  # type: ignore[arg-type]

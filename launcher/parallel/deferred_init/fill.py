@@ -30,7 +30,8 @@ SOME = 1000
 
 @dataclass(frozen=True)
 class InitialTensors:
-    """Where the numbers of a model come from: ``tape`` for one tensor at a time, or ``real``, which holds all of them.
+    """Where the numbers of a model come from: ``tape`` for one tensor at a time, or ``real``,
+    which holds all of them.
 
     ``names``: the tensors on the meta device; ``build`` makes the ``real`` ones when they are asked for.
     """
@@ -74,12 +75,18 @@ def from_constructor(build: Callable[[], nn.Module], plan: Plan) -> tuple[nn.Mod
 
 def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter and buffer under every name."""
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
 
 
 @torch.no_grad()
 def fill(parts: list[StagePart], plan: Plan, rank: int, device: torch.device, whole: FullTensorOf) -> None:
-    """Allocate this rank's pieces and fill them. A tensor is never whole in memory for longer than its own making."""
+    """Allocate this rank's pieces and fill them.
+
+    A tensor is never whole in memory for longer than its own making.
+    """
     made: dict[str, torch.Tensor] = {}
     for part in parts:
         _allocate(part.module, device)

@@ -19,7 +19,15 @@ from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
 
-BLANK = ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided", "resize_")
+BLANK = (
+    "empty",
+    "empty_strided",
+    "empty_like",
+    "empty_permuted",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+)
 FILLS = (
     "fill_",
     "zero_",
@@ -37,7 +45,10 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 @dataclass
 class ConstantTensor:
-    """Numbers that no operation made. ``sum`` tells whether somebody else than torch has changed them since."""
+    """Numbers that no operation made.
+
+    ``sum`` tells whether somebody else than torch has changed them since.
+    """
 
     value: torch.Tensor
     sum: int = 0
@@ -55,11 +66,12 @@ class ConstantTensor:
 
 
 class Tape(Dispatch):
-    """Enter it around a constructor. ``why`` it cannot be recorded, if anything: then the tape is worth nothing.
+    """Enter it around a constructor. ``why`` it cannot be recorded, if anything: then the tape is worth
+    nothing.
 
-    ``off``: storages of tensors that the constructor itself wants on the meta device, as it does while ``asked_meta``.
-    ``past``: tapes of earlier constructions, which may have left tensors in a cache. ``shared``, ``computed`` and
-    ``marks`` are what ``references`` found.
+    ``off``: storages of tensors that the constructor itself wants on the meta device, as it does while
+    ``asked_meta``. ``past``: tapes of earlier constructions, which may have left tensors in a cache.
+    ``shared``, ``computed`` and ``marks`` are what ``references`` found.
     """
 
     past: ClassVar[list[Tape]] = []
@@ -168,7 +180,12 @@ class Tape(Dispatch):
             if asked.type not in ("cpu", "meta"):
                 self.fail(f"puts tensors on {asked}")
             kwargs["device"] = META
-            if gone and asked.type == "cpu" and not name_of(func).endswith("_like") and "new_" not in name_of(func):
+            if (
+                gone
+                and asked.type == "cpu"
+                and not name_of(func).endswith("_like")
+                and "new_" not in name_of(func)
+            ):
                 raise NotImplementedError("Cannot copy out of meta tensor; no data!")
             return asked.type == "meta" and (self.asked_meta or gone)
         return gone
@@ -223,7 +240,9 @@ class Tape(Dispatch):
         back = {id(value): t for t in tensors((args, kwargs)) for value in [real[id(t)]]}
         for t in _written(func, args, kwargs):
             self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
-        return tree_map_only(torch.Tensor, lambda t: back.get(id(t)) if id(t) in back else self.constant(t), out)
+        return tree_map_only(
+            torch.Tensor, lambda t: back.get(id(t)) if id(t) in back else self.constant(t), out
+        )
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
         """``func(target, *args)`` fills ``target`` in place with random numbers."""
@@ -308,5 +327,9 @@ def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors that an operation changes."""
-    at = ((n, args[n] if n < len(args) else kwargs.get(a)) for n, (a, write) in enumerate(_arguments(func)) if write)
+    at = (
+        (n, args[n] if n < len(args) else kwargs.get(a))
+        for n, (a, write) in enumerate(_arguments(func))
+        if write
+    )
     return [t for _, value in at for t in tensors(value)]

@@ -19,7 +19,8 @@ def stream(seed: int, name: str) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch, ``random`` and numpy draw from ``seed``, as after ``manual_seed(seed)``; afterwards from where they were.
+    """Torch, ``random`` and numpy draw from ``seed``, as after ``manual_seed(seed)``;
+    afterwards from where they were.
 
     Only torch's generator of the CPU: a GPU's must not be touched by a process that will fork.
     """
@@ -60,7 +61,8 @@ class Draw:
 class Streams:
     """Follows the states of generators, which a recorded draw moves by one number for them to be told apart.
 
-    So ``manual_seed``, generators, ``fork_rng`` and states that are set back mean what they mean in a plain build.
+    So ``manual_seed``, generators, ``fork_rng`` and states that are set back mean what they mean in a plain
+    build.
     """
 
     def __init__(self, seed: int) -> None:

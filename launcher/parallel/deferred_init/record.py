@@ -1,10 +1,11 @@
 """Records how a constructor makes its tensors, so that any one of them can be made again by itself.
 
-The constructor runs on meta tensors that say they are on the CPU: its code takes the branches of a plain ``Model()``,
-but no memory is taken. The tape keeps every operation; ``replay`` repeats, in real memory, just those that one tensor
-needs. Promised: each tensor is what the operations of a plain build make of it. Numbers that are not random, and those
-that the constructor seeds itself, are the same to the bit; the others have the same distribution, from a random stream
-a draw, derived from the run's seed: a tensor has the same numbers whichever rank makes it, in whatever order.
+The constructor runs on meta tensors that say they are on the CPU: its code takes the branches of a plain
+``Model()``, but no memory is taken. The tape keeps every operation; ``replay`` repeats, in real memory, just
+those that one tensor needs. Promised: each tensor is what the operations of a plain build make of it. Numbers
+that are not random, and those that the constructor seeds itself, are the same to the bit; the others have the
+same distribution, from a random stream a draw, derived from the run's seed: a tensor has the same numbers
+whichever rank makes it, in whatever order.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def unknown(model: nn.Module, tape: Tape) -> list[str]:
 
 
 def owned(model: nn.Module) -> nn.Module:
-    """Tensors kept as plain attributes become buffers outside the state dict: so they get numbers and a device.
+    """Tensors kept as plain attributes become buffers outside the state dict: so they get numbers and a
+    device.
 
     Raises ``RequestError`` for tensors that cannot be placed.
     """
@@ -131,9 +133,8 @@ def owned(model: nn.Module) -> nn.Module:
             text = f"{name} has no shape before the first forward; give its module the size of its input"
             raise RequestError((Problem("model", text),))
         if t.layout is not torch.strided:
-            text = (
-                f"{name} is {str(t.layout).removeprefix('torch.')}; only dense tensors can be laid out: keep its parts"
-            )
+            kind = str(t.layout).removeprefix("torch.")
+            text = f"{name} is {kind}; only dense tensors can be laid out: keep its parts"
             raise RequestError((Problem("model", text),))
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):

@@ -22,9 +22,9 @@ class NotReplayable(ValueError):
 class Op:
     """``func(*args, **kwargs)``, with the storages that it needs and those that it changes.
 
-    ``reads``: whose numbers it sees; ``shapes``: of which it needs no number, as what it fills and what it is ``like``;
-    ``fills``: those of ``writes`` of which nothing is left; ``makes``: what it returns, ``None`` for what was there;
-    ``blank``: it makes memory that nobody wrote. ``dtype`` was the default one.
+    ``reads``: whose numbers it sees; ``shapes``: of which it needs no number, as what it fills and what it is
+    ``like``; ``fills``: those of ``writes`` of which nothing is left; ``makes``: what it returns, ``None``
+    for what was there; ``blank``: it makes memory that nobody wrote. ``dtype`` was the default one.
     """
 
     func: Any
@@ -106,8 +106,8 @@ def tensors(tree: Any) -> list[torch.Tensor]:
 def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | None = None) -> torch.Tensor:
     """``target`` with its numbers, whole, on the CPU.
 
-    Two tensors made from one draw agree. With ``fill`` memory that nobody writes has that byte everywhere, else it has
-    what there is. Raises ``NotReplayable``.
+    Two tensors made from one draw agree. With ``fill`` memory that nobody writes has that byte everywhere,
+    else it has what there is. Raises ``NotReplayable``.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         real = _run(log, log.origin([(key(target), len(log.ops))], name), seed, fill)

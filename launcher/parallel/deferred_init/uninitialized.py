@@ -40,10 +40,8 @@ def _whole(build: Build, seed: int) -> list[Problem]:
 
 
 def _blank(name: str) -> Problem:
-    text = (
-        f"{name} is memory that nobody wrote: the constructor makes it with torch.empty, or the like, and leaves it so"
-    )
-    return Problem("model", f"{text}; initialise it in the constructor")
+    how = "the constructor makes it with torch.empty, or the like, and leaves it so"
+    return Problem("model", f"{name} is memory that nobody wrote: {how}; initialise it in the constructor")
 
 
 def _loose(name: str) -> Problem:
@@ -101,21 +99,28 @@ def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
     other, again = record(build, tape.seed)
     first, second = (origins(dict(_named(m)), t) for m, t in ((model, tape), (other, again)))
     return [
-        n for n in {**first, **second} if first.get(n) != second.get(n) and not _same(n, (model, tape), (other, again))
+        n
+        for n in {**first, **second}
+        if first.get(n) != second.get(n) and not _same(n, (model, tape), (other, again))
     ]
 
 
 def _same(name: str, *builds: tuple[nn.Module, Tape]) -> bool:
     """Whether two constructions come to the same numbers in different ways: one finds a cache that the other filled."""
     named = [(dict(_named(model)).get(name), tape) for model, tape in builds]
-    return len({_bytes(replay(tape.log, t, name, tape.seed)) if t is not None else b"" for t, tape in named}) == 1
+    return (
+        len({_bytes(replay(tape.log, t, name, tape.seed)) if t is not None else b"" for t, tape in named})
+        == 1
+    )
 
 
 def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
     """How each tensor is made, without a trace of where in memory: by name."""
     texts = _texts(tape.log)
     named = ((n, t, tape.log.touched.get(key(t), [])) for n, t in tensors.items())
-    return {n: f"{tuple(t.shape)} {t.dtype} {t.stride()} {[texts[p] for p in places]}" for n, t, places in named}
+    return {
+        n: f"{tuple(t.shape)} {t.dtype} {t.stride()} {[texts[p] for p in places]}" for n, t, places in named
+    }
 
 
 def _texts(log: Log) -> list[str]:

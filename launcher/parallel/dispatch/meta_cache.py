@@ -86,7 +86,9 @@ def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
     made = (out,) if type(out) is torch.Tensor else out
     if type(made) is not tuple:
         return ()
-    if not made or any(type(t) is not torch.Tensor or not t.is_meta or t.layout is not torch.strided for t in made):
+    if not made or any(
+        type(t) is not torch.Tensor or not t.is_meta or t.layout is not torch.strided for t in made
+    ):
         return ()
     given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
     mine = {t.untyped_storage()._cdata for t in made}

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device})
+PLAIN = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+)
 """Classes of leaves."""
 
 

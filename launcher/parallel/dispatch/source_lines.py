@@ -6,7 +6,9 @@ import traceback
 
 import torch
 
-OUTSIDE = tuple(p.rpartition("parallel" if p == __file__ else "__init__")[0] for p in (torch.__file__, __file__))
+OUTSIDE = tuple(
+    p.rpartition("parallel" if p == __file__ else "__init__")[0] for p in (torch.__file__, __file__)
+)
 """Code that is not the user's."""
 
 

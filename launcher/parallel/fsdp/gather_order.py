@@ -1,10 +1,11 @@
 """Keeps FSDP2's collectives in one order on every rank, even where control flow depends on data.
 
-FSDP2 gathers a group of weights when one of its modules is called, and reduces what gradients are there once backward
-has come by. Where code looks at data, that differs from rank to rank: ranks would gather and reduce different weights,
-in silence where sizes are equal. Here a collective goes out in its turn of the plan (``Plan.visits``) only, with zeros
-for gradients that a rank lacks. Where weights are gathered on the way (level3) what a rank skips is made good before
-the next one; elsewhere (level2) what comes out of turn waits for the end of the backward.
+FSDP2 gathers a group of weights when one of its modules is called, and reduces what gradients are there once
+backward has come by. Where code looks at data, that differs from rank to rank: ranks would gather and reduce
+different weights, in silence where sizes are equal. Here a collective goes out in its turn of the plan
+(``Plan.visits``) only, with zeros for gradients that a rank lacks. Where weights are gathered on the way
+(level3) what a rank skips is made good before the next one; elsewhere (level2) what comes out of turn waits
+for the end of the backward.
 """
 
 from __future__ import annotations
@@ -113,7 +114,10 @@ class GatherOrder:
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
         group = self.groups[i]
-        if self._turns is None or group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD):
+        if self._turns is None or group._training_state in (
+            TrainingState.FORWARD,
+            TrainingState.PRE_BACKWARD,
+        ):
             return enter(*args)
         if self._turns is self._backward:  # run again under a checkpoint
             at = self._next(i, "backward")
@@ -158,7 +162,9 @@ class GatherOrder:
 
     def _next(self, i: int, *kinds: str) -> int | None:
         turns = self._turns or []
-        return next((n for n in range(self._at, len(turns)) if turns[n].group == i and turns[n].kind in kinds), None)
+        return next(
+            (n for n in range(self._at, len(turns)) if turns[n].group == i and turns[n].kind in kinds), None
+        )
 
     def _take(self, i: int, *kinds: str) -> Turn | None:
         """The next turn of group ``i``, after all that is due before it; ``None`` when there is none any more."""

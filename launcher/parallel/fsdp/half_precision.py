@@ -28,8 +28,8 @@ class HalfWeight:
 class HalfWeights:
     """The whole weights of a part that runs in half precision.
 
-    As FSDP2 does for shards: the stand-ins are made anew for each step, and the gradient of each micro batch is
-    added up in the kept precision.
+    As FSDP2 does for shards: the stand-ins are made anew for each step, and the gradient of each micro batch
+    is added up in the kept precision.
     """
 
     weights: tuple[HalfWeight, ...]

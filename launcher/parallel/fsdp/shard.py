@@ -16,7 +16,8 @@ from launcher.plan.plan import Plan
 
 
 def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
-    """One FSDP2 group a ``plan.groups`` row, and the part as the root. Parameters that stay whole are left alone.
+    """One FSDP2 group a ``plan.groups`` row, and the part as the root. Parameters that stay whole are left
+    alone.
 
     Gradients are summed, never averaged: the loss carries the whole scale (``runtime.training.pipeline``).
     ``order`` says when.

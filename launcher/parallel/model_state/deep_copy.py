@@ -24,11 +24,14 @@ HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
 
 
 def copied(model: M) -> M:
-    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the original's.
+    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the
+    original's.
 
     What cannot be copied, as locks, open files and generators, both have.
     """
-    empty = {id(v): type(v)() for m in model.modules() for v in vars(m).values() if type(v) in EMPTY and not v}
+    empty = {
+        id(v): type(v)() for m in model.modules() for v in vars(m).values() if type(v) in EMPTY and not v
+    }
     memo: dict[int, Any] = dict(empty)
     try:
         out = copy.deepcopy(model, memo)
@@ -83,7 +86,9 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
     own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")  # ours tell whoever made them
     new = {id(c): (_fresh if own else _on_copy)(c.cell_contents, memo) for _, c in cells(f)}
     defaults, named = _each(f.__defaults__ or (), memo), _named(f.__kwdefaults__ or {}, memo)
-    changed = any(new[id(c)] is not c.cell_contents or (own and _counts(c.cell_contents)) for _, c in cells(f))
+    changed = any(
+        new[id(c)] is not c.cell_contents or (own and _counts(c.cell_contents)) for _, c in cells(f)
+    )
     changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
     changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
     if not changed:

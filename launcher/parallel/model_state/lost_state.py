@@ -9,8 +9,11 @@ from launcher.parallel.model_state.python_state import Key, PythonState, changed
 from launcher.plan.partition.stages import covers
 
 
-def counters(before: PythonState, after: PythonState, leaves: frozenset[str], copies: Iterable[Key]) -> list[str]:
-    """The attributes inside of ``leaves`` that a forward changes; ``copies``: those that changed in a copy of a leaf.
+def counters(
+    before: PythonState, after: PythonState, leaves: frozenset[str], copies: Iterable[Key]
+) -> list[str]:
+    """The attributes inside of ``leaves`` that a forward changes; ``copies``: those that
+    changed in a copy of a leaf.
 
     Raises ``RequestError`` for others, and for what several leaves hold.
     """

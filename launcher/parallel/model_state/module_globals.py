@@ -34,7 +34,9 @@ def around(names: Iterable[str]) -> list[str]:
         if name not in found and name in sys.modules and _own(name, packages):
             found[name] = None
             queue += [
-                _from(v) for v in vars(sys.modules[name]).values() if isinstance(v, FunctionType | type | ModuleType)
+                _from(v)
+                for v in vars(sys.modules[name]).values()
+                if isinstance(v, FunctionType | type | ModuleType)
             ]
     return [*found]
 

@@ -46,7 +46,8 @@ def library(name: str) -> bool:
 class PythonState:
     """``marks``: what is the same at each place as long as nobody can tell a difference.
 
-    ``chains``: the objects that lead to each place, by id; ``also``: further attributes that lead to an object.
+    ``chains``: the objects that lead to each place, by id; ``also``: further attributes that lead to an
+    object.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,19 @@ from launcher.parallel.model_state.parameter_hooks import hooks
 DEPTH, MOST = 8, 100_000
 OWN = frozenset(vars(nn.Module()))
 LIBRARIES = ("torch", "transformers", "launcher", "builtins")
-OPAQUE = (type, ModuleType, str, bytes, int, float, complex, np.ndarray, np.generic, torch.dtype, torch.device)
+OPAQUE = (
+    type,
+    ModuleType,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    np.ndarray,
+    np.generic,
+    torch.dtype,
+    torch.device,
+)
 """What holds no tensors of a model."""
 PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
@@ -49,7 +61,9 @@ def strangers(model: nn.Module) -> list[Problem]:
             elif isinstance(found, nn.Module) and any(True for _ in _own(found)):
                 text = f"{at} is or holds the module {type(found).__name__}, which is no submodule, so that no numbers"
                 cure = "; make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
-                out.setdefault(at, Problem("model", f"{text} and no device can be given to its tensors{cure}"))
+                out.setdefault(
+                    at, Problem("model", f"{text} and no device can be given to its tensors{cure}")
+                )
             elif isinstance(found, Tensor) and id(found) not in known and not isinstance(found, nn.Parameter):
                 text = f"{at} keeps tensors in a {type(value).__name__}, where no device can be given to them"
                 out.setdefault(at, Problem("model", f"{text}; make each a buffer with register_buffer"))
@@ -251,14 +265,16 @@ class _Caches:
     def look(self) -> None:
         """Imports bring new ones; those that an object makes for itself are found with it.
 
-        They are asked for by their class: a walk over all objects would count a reference to each, and so copy the
-        memory that a forked rank shares with its parent.
+        They are asked for by their class: a walk over all objects would count a reference to each, and so
+        copy the memory that a forked rank shares with its parent.
         """
         now = list(sys.modules.values())
         if now == self.seen:  # by identity: as quick as thousands of modules can be told apart
             return
         self.seen = now
-        new = {name: module for name, module in list(sys.modules.items()) if self.modules.get(name) is not module}
+        new = {
+            name: module for name, module in list(sys.modules.items()) if self.modules.get(name) is not module
+        }
         self.modules |= new
         if not all(map(_bare, new)):
             for some in gc.get_referrers(_lru_cache_wrapper):
@@ -270,7 +286,9 @@ def _bare(module: str) -> bool:
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return top in ("torch", "launcher", "sympy")
-    file = getattr(sys.modules.get(top), "__file__", None)  # a user's own may have the name of one of Python's
+    file = getattr(
+        sys.modules.get(top), "__file__", None
+    )  # a user's own may have the name of one of Python's
     return file is None or file.startswith(PYTHONS)
 
 

@@ -16,8 +16,8 @@ OURS = frozenset(vars(nn.Module()))
 def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[None]:
     """Afterwards ``models`` are what they were, to the last bit.
 
-    Of the tensors those of these ``names`` are kept, as far as they are there; of all modules the attributes, and what
-    lists, dicts and sets among them hold. Not what lies deeper.
+    Of the tensors those of these ``names`` are kept, as far as they are there; of all modules the attributes,
+    and what lists, dicts and sets among them hold. Not what lies deeper.
     """
     names, models = tuple(names), tuple(models)
     tensors = [t for model in models for t in _tensors(model, names)]
@@ -33,7 +33,9 @@ def untouched(models: Iterable[nn.Module], names: Iterable[str]) -> Iterator[Non
                 t.copy_(kept)
 
 
-def _tensors(model: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
+def _tensors(
+    model: nn.Module, names: tuple[str, ...]
+) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
     """Where each hangs, it, and a copy."""
     for path, module in model.named_modules(remove_duplicate=False) if names else ():
         for home in (module._parameters, module._buffers):
@@ -45,7 +47,9 @@ def _tensors(model: nn.Module, names: tuple[str, ...]) -> Iterator[tuple[Any, st
 def _values(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     """Its own attributes, and what is in those that hold others."""
     return {
-        k: (v, type(v)(v) if type(v) in (list, dict, set) else None) for k, v in vars(module).items() if k not in OURS
+        k: (v, type(v)(v) if type(v) in (list, dict, set) else None)
+        for k, v in vars(module).items()
+        if k not in OURS
     }
 
 

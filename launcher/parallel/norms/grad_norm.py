@@ -35,7 +35,9 @@ class Norm:
         ``norm`` is that of the gradients divided by ``scaled``, which they are too.
         """
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        grads = [local(p.grad) for p in self.copies if p.grad is not None]  # no copy: redistributed ones would be lost
+        grads = [
+            local(p.grad) for p in self.copies if p.grad is not None
+        ]  # no copy: redistributed ones would be lost
         if scale / scaled != 1.0 and grads:
             torch._foreach_mul_(grads, scale / scaled)
 

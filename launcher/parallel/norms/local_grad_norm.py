@@ -15,8 +15,9 @@ from launcher.parallel.local import local
 class OwnGradients:
     """``squares`` grow from step to step's end; names are those of ``ParallelModel.trainable``.
 
-    Sharded parameters are seen whole as FSDP2 is about to reduce them: the sum over micro batches at level1, each micro
-    batch by itself at levels 2 and 3, where their squares are added up. Cut operators are seen piece by piece.
+    Sharded parameters are seen whole as FSDP2 is about to reduce them: the sum over micro batches at
+    level1, each micro batch by itself at levels 2 and 3, where their squares are added up. Cut operators
+    are seen piece by piece.
     """
 
     model: ParallelModel
@@ -40,7 +41,9 @@ class OwnGradients:
 
     def take(self, scale: float) -> dict[str, float]:
         """Each norm of the step, times ``scale``, in the plan's order; the next step starts anew."""
-        out = {n: self.squares[n].sqrt().item() * scale for n, _ in self.model.trainable() if n in self.squares}
+        out = {
+            n: self.squares[n].sqrt().item() * scale for n, _ in self.model.trainable() if n in self.squares
+        }
         self.squares.clear()
         return out
 

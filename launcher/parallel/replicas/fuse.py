@@ -30,7 +30,9 @@ class Bucketed:
 def sums(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     """What of ``part`` is added up over ``tp``: gradients of which each rank has a term."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
-    return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in plan.sums if b.stage == part.stage.index]
+    return [
+        Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in plan.sums if b.stage == part.stage.index
+    ]
 
 
 def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
@@ -43,10 +45,14 @@ def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
 
 
 @torch.no_grad()
-def total(tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None) -> None:
-    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, there in ``dtype``.
+def total(
+    tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
+) -> None:
+    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, there in
+    ``dtype``.
 
-    A missing gradient counts as zero; where every rank misses it, it stays missing: an optimizer must not decay it.
+    A missing gradient counts as zero; where every rank misses it, it stays missing: an
+    optimizer must not decay it.
     """
     has = [t.grad is not None for t in tensors]
     for t in tensors:

@@ -16,7 +16,8 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Tied:
-    """One rank's copies of tied tensors on the same pipeline ranks: of a sharded one, one a stage that it holds.
+    """One rank's copies of tied tensors on the same pipeline ranks: of a sharded one, one a stage that it
+    holds.
 
     Those that are not ``trained`` have no gradients.
     """

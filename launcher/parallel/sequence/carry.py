@@ -4,10 +4,10 @@ A module that mixes positions can run a sequence in pieces when it has a method
 
     piece(self, *inputs, start: int, past: Sequence[tuple[Tensor, ...]]) -> tuple[output, tuple[Tensor, ...]]
 
-``inputs`` are those of ``forward``, for the positions from ``start`` on; ``past`` has one tuple a piece before this
-one, in order: what ``piece`` returned for it as its second value (keys and values, say). One piece with no past is
-``forward``. Modules that treat every position alike need nothing; one that is not recognised as such says
-``positionwise = True``.
+``inputs`` are those of ``forward``, for the positions from ``start`` on; ``past`` has one tuple a piece
+before this one, in order: what ``piece`` returned for it as its second value (keys and values, say). One
+piece with no past is ``forward``. Modules that treat every position alike need nothing; one that is not
+recognised as such says ``positionwise = True``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def attach(model: nn.Module, carry: Carry) -> None:
             vars(module)["forward"] = replace(outer, plain=inner) if around else inner
 
 
-def _forward(module: Any, plain: Callable[..., Any], name: str, carry: Carry, *inputs: Any, **named: Any) -> Any:
+def _forward(
+    module: Any, plain: Callable[..., Any], name: str, carry: Carry, *inputs: Any, **named: Any
+) -> Any:
     if carry.now is None:
         return plain(*inputs, **named)
     micro, piece = carry.now

@@ -24,7 +24,18 @@ from launcher.plan.values.facts import Graph, Node, TensorSpec
 
 KEY = "parallel.pipeline.seq_chunks"
 
-ALIKE = (nn.Embedding, nn.Linear, nn.Identity, nn.Dropout, nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus)
+ALIKE = (
+    nn.Embedding,
+    nn.Linear,
+    nn.Identity,
+    nn.Dropout,
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.Softplus,
+)
 """Modules whose forward treats every position alike."""
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 """These too, when they look at the last dim only."""
@@ -73,9 +84,16 @@ def cut(
 
 
 def graphs(
-    model: nn.Module, leaves: frozenset[str], specs: Sequence[TensorSpec], whole: Graph, lengths: tuple[int, ...]
+    model: nn.Module,
+    leaves: frozenset[str],
+    specs: Sequence[TensorSpec],
+    whole: Graph,
+    lengths: tuple[int, ...],
 ) -> Pieces:
-    """The pieces, run as ``whole`` runs whole sequences. Raises ``RequestError`` when something else comes out."""
+    """The pieces, run as ``whole`` runs whole sequences.
+
+    Raises ``RequestError`` when something else comes out.
+    """
     return Pieces(lengths, _same(whole, _traced(model, leaves, specs, lengths), lengths))
 
 
@@ -112,7 +130,9 @@ def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:
         return node
     mine = [kept for name, kept in left.items() if covers(node.target, name)]
     nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
-    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but nothing saves it for a backward
+    frozen = sum(
+        n for trained, n in nbytes if not trained
+    )  # kept as long, but nothing saves it for a backward
     return replace(node, saved=node.saved + frozen, left=sum(n for trained, n in nbytes if trained))
 
 
@@ -120,7 +140,9 @@ def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> t
     """``parts``, if between modules they do what ``whole`` does and all they make has the sequence in dim 1."""
     total = sum(lengths)
     for part, length in zip(parts, lengths, strict=True):
-        alike = [(n.name, n.kind, n.target) for n in part.nodes] == [(n.name, n.kind, n.target) for n in whole.nodes]
+        alike = [(n.name, n.kind, n.target) for n in part.nodes] == [
+            (n.name, n.kind, n.target) for n in whole.nodes
+        ]
         for a, b in zip(whole.nodes, part.nodes, strict=False):
             if not (alike and _fits(a, b, length, total)):
                 text = f"{a.target!r} makes something else of {length} positions; dim 1 must be the sequence everywhere"
@@ -132,7 +154,9 @@ def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
     """Whether ``piece`` is what is left of the value of ``whole`` when ``length`` of ``total`` positions pass."""
     if whole.kind == "param" or whole.out is None:
         return True
-    expected = [shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in whole.out]
+    expected = [
+        shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in whole.out
+    ]
     return tuple(expected) == piece.out
 
 

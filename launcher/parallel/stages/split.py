@@ -30,7 +30,8 @@ CPU = torch.device("cpu")
 class StagePart:
     """One virtual stage on this rank: ``module`` runs it, ``stage`` says what it is.
 
-    ``carry`` tells its modules which piece runs, where sequences are cut. ``code``: what all stages run, a call a line.
+    ``carry`` tells its modules which piece runs, where sequences are cut. ``code``: what all
+    stages run, a call a line.
     """
 
     stage: Stage
@@ -61,8 +62,11 @@ def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Trac
         return follow(running, frozenset(plan.leaves), meta(inputs))
 
 
-def split(model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU) -> list[StagePart]:
-    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta device).
+def split(
+    model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU
+) -> list[StagePart]:
+    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta
+    device).
 
     ``tracer`` has followed its forward; ``device``: what code between the modules is told when it asks.
     """
@@ -86,7 +90,9 @@ def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: t
     overwritten = tracer.overwritten()
     crossings = plan.boundaries[stage.index - 1] if stage.index else ()
     count = sum(len(c.specs) for c in crossings)
-    given = iter([out.placeholder(f"given_{n}") for n in range(count)])  # before any other node can take a name
+    given = iter(
+        [out.placeholder(f"given_{n}") for n in range(count)]
+    )  # before any other node can take a name
     for c in crossings:
         flat = list(islice(given, len(c.specs)))
         if whole[c.name] in overwritten:  # autograd lets nobody write to what it received

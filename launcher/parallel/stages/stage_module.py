@@ -18,7 +18,9 @@ def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
     exec(compile(code.text, f"<stage {index}>", "exec"), code.known)
     module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": code.known["forward"]})()
     module.training = model.training
-    for path in sorted(_named(graph), key=lambda p: p.count(".")):  # what is around comes before what is inside
+    for path in sorted(
+        _named(graph), key=lambda p: p.count(".")
+    ):  # what is around comes before what is inside
         _hang(model, module, path)
     return module
 
@@ -45,10 +47,11 @@ def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
 
 
 class Code:
-    """``graph`` as the ``text`` of a function ``forward`` that finds its functions and constants in ``known``.
+    """``graph`` as the ``text`` of a function ``forward`` that finds its functions and constants in
+    ``known``.
 
-    fx would write the names of the model into it, where ``self``, ``in`` or two spellings of one letter mean something
-    else. Here every name is ours, and what is the model's is a string.
+    fx would write the names of the model into it, where ``self``, ``in`` or two spellings of one letter mean
+    something else. Here every name is ours, and what is the model's is a string.
     """
 
     def __init__(self, graph: fx.Graph) -> None:

@@ -30,7 +30,10 @@ def spread(model: nn.Module, plan: Plan) -> Axis:
 
 
 def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
-    """Pieces become DTensors: FSDP2 and optimizers then know what they are pieces of. What is shared stays so."""
+    """Pieces become DTensors: FSDP2 and optimizers then know what they are pieces of.
+
+    What is shared stays so.
+    """
     made: dict[nn.Parameter, nn.Parameter] = {}
     dims = {name: tp_dim(p.layout.split) for p in plan.params for name in p.names}
     for part in parts:
@@ -86,7 +89,9 @@ class OperatorForward:
         return hand_on(self.module, y, s, self.axis)
 
 
-def compute(module: nn.Module, plain: Any, s: Spread, axis: Axis, x: Tensor, *rest: Any, **kwargs: Any) -> Any:
+def compute(
+    module: nn.Module, plain: Any, s: Spread, axis: Axis, x: Tensor, *rest: Any, **kwargs: Any
+) -> Any:
     """What this rank works out; of a row-parallel layer and a part of a table, a term of the sum."""
     match s.operator.mode:
         case "column":

@@ -17,7 +17,8 @@ from launcher.plan.operators.resolve import Comm, Cut
 class Axis:
     """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
 
-    ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in last.
+    ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in
+    last.
     """
 
     size: int
@@ -134,7 +135,8 @@ class _Piece(Function):
 def bring(x: Tensor, arrives: Cut, takes: Cut, axis: Axis, terms: bool) -> Tensor:
     """``x`` as its user takes it. ``terms``: each rank's gradient will be a term of the sum, not the whole.
 
-    Neighbouring users of one tensor share the collective: q, k and v enter together, their gradients are summed once.
+    Neighbouring users of one tensor share the collective: q, k and v enter together, their
+    gradients are summed once.
     """
     if arrives == takes and not (takes is None and terms):
         return x

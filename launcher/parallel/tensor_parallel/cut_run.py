@@ -85,7 +85,9 @@ class FollowOps(Dispatch):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = meta_cache.run(func, args, kwargs or {})
-        if func is torch.ops.aten.detach.default:  # torch adds one where somebody still holds the result, as we do
+        if (
+            func is torch.ops.aten.detach.default
+        ):  # torch adds one where somebody still holds the result, as we do
             self.run.tag(out, self.run.state(args[0]))
         elif not self.run.quiet:
             self.run.done(func._schema.name.removeprefix("aten::"), args, kwargs or {}, out, func)
@@ -115,7 +117,12 @@ class FollowCalls(TorchFunctionMode):
     def _needs(self, name: str, args: Any) -> None:
         """A layer that mixes the last dim would fail over its shape alone: say what it needs, and how to give it."""
         x, at = next((a for a in args if isinstance(a, Tensor)), None), self.run.where[-1]
-        if x is None or self.run.axis is None or at not in self.run.layers or self.run.state(x).cut != x.dim() - 1:
+        if (
+            x is None
+            or self.run.axis is None
+            or at not in self.run.layers
+            or self.run.state(x).cut != x.dim() - 1
+        ):
             return
         if name == "linear":
             text = f"{at} takes all features of its input, and they arrive cut over tp; cut its weight on them too"

@@ -51,8 +51,8 @@ class CutRefused(Exception):
 class CutState:
     """How a tensor is cut, and what it is made of.
 
-    ``cut``: the dim of which this rank has a part. Of a whole tensor ``made`` names the parameters that it is made of,
-    and the operators (``name()``); nothing when no gradient goes back from it.
+    ``cut``: the dim of which this rank has a part. Of a whole tensor ``made`` names the parameters that it is
+    made of, and the operators (``name()``); nothing when no gradient goes back from it.
     """
 
     cut: Cut = None
@@ -155,7 +155,9 @@ def _check_rule(call: OpCall) -> None:
     elif call.tagged(torch.Tag.pointwise):
         good = _aligned(call)
     else:
-        raise CutRefused(f"{call.name} of a tensor cut over tp on dim {call.dim}: not known to work part by part")
+        raise CutRefused(
+            f"{call.name} of a tensor cut over tp on dim {call.dim}: not known to work part by part"
+        )
     if not good:
         raise CutRefused(f"{call.name} needs all of dim {call.dim}, of which a rank of tp has a part")
 
@@ -266,4 +268,7 @@ RULES: dict[str, Callable[[OpCall], bool]] = {
     "tril": _batches,
     "triu": _batches,
 }
-"""Whether an operation of what is cut is right part by part. What is neither here nor pointwise is refused."""
+"""Whether an operation of what is cut is right part by part.
+
+What is neither here nor pointwise is refused.
+"""

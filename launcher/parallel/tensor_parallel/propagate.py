@@ -1,7 +1,9 @@
-"""Propagates the tensor-parallel cuts through a model: which operators need a collective, and that the rest is right.
+"""Propagates the tensor-parallel cuts through a model: which operators need a collective, and that the rest
+is right.
 
-The model runs twice on meta tensors: whole, and with one rank's pieces of the operators' weights. Every operation of
-the second run must do with its part of a tensor exactly what that part of the first run's result is.
+The model runs twice on meta tensors: whole, and with one rank's pieces of the operators'
+weights. Every operation of the second run must do with its part of a tensor exactly what that
+part of the first run's result is.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ Lengths = tuple[int, ...]
 
 
 def follow(
-    model: nn.Module, operators: tuple[Operator, ...], tp: int, inputs: Sequence[TensorSpec], lengths: Lengths = ()
+    model: nn.Module,
+    operators: tuple[Operator, ...],
+    tp: int,
+    inputs: Sequence[TensorSpec],
+    lengths: Lengths = (),
 ) -> Flow:
     """How ``operators`` run in ``model`` (on meta), its sequences whole or in pieces of these lengths.
 
@@ -74,20 +80,32 @@ def follow(
 
 
 def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec], lengths: Lengths) -> Flow:
-    """``flow``, as it is when sequences pass in pieces: the same cuts, other collectives. Raises ``RequestError``."""
+    """``flow``, as it is when sequences pass in pieces: the same cuts, other collectives.
+
+    Raises ``RequestError``.
+    """
     whole = [replace(s, comms=()) for s in flow.spreads]
     out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths)
     for a, s in zip(whole, out.spreads, strict=True):
         if a != replace(s, comms=()):
-            text = f"{s.operator.module} is not given the cuts by a piece of a sequence that the whole gives it"
+            text = (
+                f"{s.operator.module} is not given the cuts by a piece of a sequence that the whole gives it"
+            )
             raise RequestError((Problem(f"{KEY}.{s.operator.key}", text),))
     return out
 
 
 def _pass(
-    model: nn.Module, operators: tuple[Operator, ...], run: CutRun, inputs: Sequence[TensorSpec], lengths: Lengths
+    model: nn.Module,
+    operators: tuple[Operator, ...],
+    run: CutRun,
+    inputs: Sequence[TensorSpec],
+    lengths: Lengths,
 ) -> list[list[tuple[Tensor, CutState]]]:
-    """One forward, or one of every piece in turn; their outputs. Zeros in memory for a model that looks at data."""
+    """One forward, or one of every piece in turn; their outputs.
+
+    Zeros in memory for a model that looks at data.
+    """
     clean = copied(model)
     try:
         return _passed(model, operators, run, inputs, lengths, torch.device("meta"))
@@ -141,14 +159,18 @@ def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> di
         if o in before and replace(before[o], comms=()) != replace(s, comms=()):
             text = f"{o.module} is not given the same cuts by every piece of a sequence"
             raise RequestError((Problem(f"{KEY}.{o.key}", text),))
-    return {o: replace(s, comms=(*(before[o].comms if o in before else ()), *s.comms)) for o, s in now.items()}
+    return {
+        o: replace(s, comms=(*(before[o].comms if o in before else ()), *s.comms)) for o, s in now.items()
+    }
 
 
 class _Looks(Exception):
     """The model looks at data."""
 
 
-def _forward(model: nn.Module, run: CutRun, xs: list[Tensor], device: torch.device) -> list[tuple[Tensor, CutState]]:
+def _forward(
+    model: nn.Module, run: CutRun, xs: list[Tensor], device: torch.device
+) -> list[tuple[Tensor, CutState]]:
     for x in xs:
         run.tag(x, CutState())
     try:
@@ -162,7 +184,9 @@ def _forward(model: nn.Module, run: CutRun, xs: list[Tensor], device: torch.devi
             ExitStack() as more,
         ):
             if device.type != "meta":
-                more.enter_context(looking((*xs, *model.parameters(), *model.buffers()), partial(_refuse, run)))
+                more.enter_context(
+                    looking((*xs, *model.parameters(), *model.buffers()), partial(_refuse, run))
+                )
             out = model(*xs)
     except RequestError as error:
         if device.type == "meta" and looks(error.__cause__):
@@ -195,7 +219,9 @@ def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
         return p
     line = next(iter(str(why).strip().splitlines()), "")
     hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
-    return Problem(KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}{hint}")
+    return Problem(
+        KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}{hint}"
+    )
 
 
 def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
@@ -214,7 +240,9 @@ def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
     raise RequestError((Problem(f"{KEY}.{last.key}", text, quote(f"{KEY}.{last.key}.output={whole}")),))
 
 
-def _operate(run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any) -> Any:
+def _operate(
+    run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any
+) -> Any:
     """An operator is called: find out what it needs, and do it."""
     name = f"operator {o.module}"
     x, *rest = args or (kwargs.pop("input", None),)
@@ -234,7 +262,9 @@ def _operate(run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Opera
     run.full |= s.made if s.cut is None else frozenset()
     planned = _into(o, x, s.cut, run.axis.size)
     log: list[Comm] = []
-    x = _quietly(run, log, lambda axis: bring(x, planned.arrives, planned.takes, axis, terms=o.mode == "column"))
+    x = _quietly(
+        run, log, lambda axis: bring(x, planned.arrives, planned.takes, axis, terms=o.mode == "column")
+    )
     if s.cut is None and not s.made:  # no gradient goes back from here
         log[:] = [c for c in log if c.phase == "forward"]
 
@@ -313,10 +343,8 @@ def _asked(o: Operator, name: str, axes: Axes | None, t: Tensor, n: int, now: Cu
         raise CutRefused(text, f"{KEY}.{o.key}")
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:
-        text = (
-            f"{o.module}: {name} {axes_text(axes)} cuts dim {dim}, of {t.shape[dim]}, which does not divide by tp={n}"
-        )
-        raise CutRefused(text, f"{KEY}.{o.key}")
+        cut = f"{name} {axes_text(axes)} cuts dim {dim}, of {t.shape[dim]}, which does not divide by tp={n}"
+        raise CutRefused(f"{o.module}: {cut}", f"{KEY}.{o.key}")
     return dim
 
 

@@ -35,7 +35,9 @@ def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
             module = tracer.calls[node][0]
             reads |= storages([*module.parameters(), *module.buffers()])
         lies, wrote = storages(tracer.values.get(node)), tracer.writes.get(node, frozenset())
-        out[node] = NodeMemory(numbered(reads), numbered(lies), numbered(at for at in reads | lies if at in wrote))
+        out[node] = NodeMemory(
+            numbered(reads), numbered(lies), numbered(at for at in reads | lies if at in wrote)
+        )
     return out
 
 
@@ -44,7 +46,9 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
 
     Of a value that is changed in place autograd rewrites the history: every user counts.
     """
-    origin = {n: tracer.origins.get(n, frozenset()) | origins(tracer.values.get(n)) for n in tracer.graph.nodes}
+    origin = {
+        n: tracer.origins.get(n, frozenset()) | origins(tracer.values.get(n)) for n in tracer.graph.nodes
+    }
     makers: dict[Any, list[fx.Node]] = {}
     for node in tracer.graph.nodes:
         for at in origin[node]:
@@ -56,7 +60,11 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
     stack, seen = [*origins(tracer.values[end])], set(origins(tracer.values[end]))
     while stack:
         function = stack.pop()
-        user = nodes[bisect_right(starts, function._sequence_nr()) - 1] if hasattr(function, "next_functions") else None
+        user = (
+            nodes[bisect_right(starts, function._sequence_nr()) - 1]
+            if hasattr(function, "next_functions")
+            else None
+        )
         for following, _ in getattr(function, "next_functions", ()):
             at = id(following.variable) if hasattr(following, "variable") else following
             if user is not None:
@@ -71,7 +79,9 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
     return {n: frozenset(names) for n, names in found.items()}
 
 
-def _passed_on(graph: fx.Graph, origin: dict[fx.Node, frozenset[Any]], found: dict[fx.Node, set[str]]) -> None:
+def _passed_on(
+    graph: fx.Graph, origin: dict[fx.Node, frozenset[Any]], found: dict[fx.Node, set[str]]
+) -> None:
     """A node that returns what it is given, or a part of it, hands on its gradient."""
     wanted = set[str]().union(*found.values())
     for node in reversed(graph.nodes):

@@ -45,7 +45,9 @@ class Ambient:
 def ambient() -> Ambient:
     """The modes of this moment."""
     casts = tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES)
-    return Ambient(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype())
+    return Ambient(
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype()
+    )
 
 
 @dataclass(frozen=True)

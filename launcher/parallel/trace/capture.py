@@ -27,9 +27,27 @@ from launcher.parallel.dispatch.containers import (
 )
 from launcher.parallel.trace.ambient_modes import Ambient, ambient
 from launcher.parallel.trace.constant_values import constant_value
-from launcher.parallel.trace.graph_arguments import captured_state, is_frozen, on_meta, why_foreign, writable_name
+from launcher.parallel.trace.graph_arguments import (
+    captured_state,
+    is_frozen,
+    on_meta,
+    why_foreign,
+    writable_name,
+)
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
+PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(...),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+)
 """What is written into a graph as it is."""
 
 ACTS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_"})
@@ -52,10 +70,11 @@ class Uncuttable(Exception):
 
 
 class Capture(TorchFunctionMode):
-    """Every torch function that code between modules calls, and every call of a leaf, becomes a node of ``graph``.
+    """Every torch function that code between modules calls, and every call of a leaf, becomes a node of
+    ``graph``.
 
-    The Python in between runs now and never again: what it has worked out is a constant of the graph. ``leaves`` are
-    modules by id; ``eager`` while something runs that is recorded as one node.
+    The Python in between runs now and never again: what it has worked out is a constant of the graph.
+    ``leaves`` are modules by id; ``eager`` while something runs that is recorded as one node.
     """
 
     def __init__(self, root: nn.Module, leaves: Mapping[int, str]) -> None:
@@ -102,10 +121,14 @@ class Capture(TorchFunctionMode):
     def _alike(self) -> None:
         """Seeds, random states that are put back, and hooks are no torch functions: no stage would see them."""
         if _stream() != self.stream:
-            raise self.refuse("it seeds torch's random stream, or puts back a state of it, which no stage would see")
+            raise self.refuse(
+                "it seeds torch's random stream, or puts back a state of it, which no stage would see"
+            )
         hooks = _saving()
         if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
-            raise self.refuse("it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see")
+            raise self.refuse(
+                "it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see"
+            )
 
     def output(self, value: Any) -> None:
         self.values[self.graph.output(self.arg(value))] = value
@@ -139,7 +162,9 @@ class Capture(TorchFunctionMode):
 
             out, wrote = self.carry_out(kind, func, *on_meta(args, kwargs))
             if changed():
-                raise self.refuse(f"{target} changes a list or dictionary that it is given, which stages do not share")
+                raise self.refuse(
+                    f"{target} changes a list or dictionary that it is given, which stages do not share"
+                )
 
             # a node, unless it only asks: for a shape, say
             name = getattr(func, "__name__", "")
@@ -162,14 +187,20 @@ class Capture(TorchFunctionMode):
             done: dict[fx.Node, Any] = {}
             with torch.device("cpu"), _disable_current_modes():
                 found = constant_value(self._node(t), done)
-            return found if isinstance(found, torch.Tensor) and done.keys().isdisjoint(self.overwritten()) else None
+            return (
+                found
+                if isinstance(found, torch.Tensor) and done.keys().isdisjoint(self.overwritten())
+                else None
+            )
         finally:
             self.eager = False
 
     def _as_built(self, path: str, module: Any) -> None:
         """A call with other weights than a module's own would run with its own on its stage."""
         if [m.training for m in module.modules()] != self.training[path]:
-            raise self.refuse(f"it calls {path} in another mode (train, eval) than it is in, which no stage would see")
+            raise self.refuse(
+                f"it calls {path} in another mode (train, eval) than it is in, which no stage would see"
+            )
         now = dict(_tensors(module))
         for name, built in self.built[path].items():
             t = now.get(name)
@@ -213,7 +244,9 @@ class Capture(TorchFunctionMode):
         for name, own in _tensors(self.root):
             if own is t:
                 if self.places.get(name) != id(t):
-                    raise self.refuse(f"it reads {name} after a module has put a new tensor there; let it use copy_")
+                    raise self.refuse(
+                        f"it reads {name} after a module has put a new tensor there; let it use copy_"
+                    )
                 if name not in self.attributes:
                     self.attributes[name] = self.graph.get_attr(name)
                     self.values[self.attributes[name]] = t
@@ -244,7 +277,9 @@ class Capture(TorchFunctionMode):
         if any(True for _ in inside(a)):
             args, kwargs = contents(a)
             if args is None:
-                raise self.refuse(f"it hands on a {type(a).__name__}, which cannot be made again on another stage")
+                raise self.refuse(
+                    f"it hands on a {type(a).__name__}, which cannot be made again on another stage"
+                )
             made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), type(a).__name__)
             given = tuple(map(self.arg, args))
             node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})

@@ -19,7 +19,8 @@ TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 
 
 class _InputDependence(Dispatch):
-    """Knows the tensors that come from those ``given``; numbers made of none, such as positions, are always the same.
+    """Knows the tensors that come from those ``given``; numbers made of none, such as
+    positions, are always the same.
 
     ``refuse`` is called, and raises, when one of them decides what is done.
     """

@@ -42,10 +42,10 @@ class Tracer(Capture):
     """The graph of a model, ``leaves`` excepted, which are called and stay what they are.
 
     The graph is right for inputs of these shapes; another batch shape is traced anew and compared (``same``).
-    ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed;
-    ``spans``: where autograd's count stood when it began; ``origins``: where gradients of its value arrive.
-    ``evaluation``: the same in evaluation mode, where it was followed too. ``side_channels`` looks whether leaves are
-    told anything past their arguments.
+    ``costs``: bytes saved and flops of each node; ``writes``: the storages it has changed; ``spans``: where
+    autograd's count stood when it began; ``origins``: where gradients of its value arrive. ``evaluation``:
+    the same in evaluation mode, where it was followed too. ``side_channels`` looks whether leaves are told
+    anything past their arguments.
     """
 
     watch: Watch
@@ -131,7 +131,9 @@ class Tracer(Capture):
     def escaped(self, func: Any) -> None:
         """Refuse an operation that no node accounts for."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
-            raise self.refuse(f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it")
+            raise self.refuse(
+                f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it"
+            )
 
     def read(self, name: str) -> None:
         """Refuse to look, from outside, at what a leaf counts in Python: the number of this forward would stay."""
@@ -156,7 +158,10 @@ def storages(value: Any) -> dict[int, None]:
 def trace(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same. Raises ``RequestError``."""
+    """Trace ``model`` (on meta) for meta ``inputs``; every forward must do the same.
+
+    Raises ``RequestError``.
+    """
     # once
     model = copied(model)  # a forward may count or cache
     drawn = _drawn()
@@ -165,7 +170,9 @@ def trace(
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
-        text = "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
+        text = (
+            "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
+        )
         raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
 
     # again: the same, or no stage can run it
@@ -203,7 +210,9 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
             _follow(model, leaves, inputs)
     if read:
         text = f"the backward changes {next(iter(read))}, which the forward reads, and a pipeline runs other forwards"
-        raise RequestError((Problem("model", f"{text} before it than one process; change it in the forward"),))
+        raise RequestError(
+            (Problem("model", f"{text} before it than one process; change it in the forward"),)
+        )
 
 
 def _drawn() -> tuple[Any, ...]:
@@ -215,7 +224,10 @@ def _drawn() -> tuple[Any, ...]:
 def follow(
     model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
 ) -> Tracer:
-    """The trace in the mode that ``model`` is in. Raises ``RequestError`` where the glue cannot be followed."""
+    """The trace in the mode that ``model`` is in.
+
+    Raises ``RequestError`` where the glue cannot be followed.
+    """
     return _follow(copied(model), leaves, inputs, units)
 
 
@@ -266,11 +278,15 @@ def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
         inside = any(path == leaf or path.startswith(leaf + ".") for leaf in leaves)
         if not inside and (module._backward_hooks or module._backward_pre_hooks):
             text = f"{path or type(model).__name__} has a backward hook, and its forward is cut between the stages"
-            raise RequestError((Problem("model", f"{text}; put the hook on a module that has a stage of its own"),))
+            raise RequestError(
+                (Problem("model", f"{text}; put the hook on a module that has a stage of its own"),)
+            )
 
 
 @contextmanager
-def refusing(model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None) -> Iterator[None]:
+def refusing(
+    model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None
+) -> Iterator[None]:
     """Whatever the user's forward raises becomes a ``RequestError``; what cannot be followed comes with a cure."""
     name = type(model).__name__
     try:

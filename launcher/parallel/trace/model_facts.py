@@ -23,7 +23,17 @@ from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, s
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import call, looks
 from launcher.plan.partition.stage_config import owner, units
-from launcher.plan.values.facts import Backward, Effects, Graph, ModelTraits, Node, Param, Segment, Skeleton, TensorSpec
+from launcher.plan.values.facts import (
+    Backward,
+    Effects,
+    Graph,
+    ModelTraits,
+    Node,
+    Param,
+    Segment,
+    Skeleton,
+    TensorSpec,
+)
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "output": "output"}
@@ -79,7 +89,9 @@ def skeleton(model: nn.Module) -> Skeleton:
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
     kinds = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
-    return Skeleton(modules, tuple(params), boxes, tuple((n, kind) for n, kind in kinds if kind), _traits(model))
+    return Skeleton(
+        modules, tuple(params), boxes, tuple((n, kind) for n, kind in kinds if kind), _traits(model)
+    )
 
 
 def _traits(model: nn.Module) -> ModelTraits:
@@ -96,7 +108,10 @@ def _traits(model: nn.Module) -> ModelTraits:
 
 
 def _kind(module: nn.Module) -> str:
-    """What tensor parallelism knows how to cut, or "". A subclass with a forward of its own is something else."""
+    """What tensor parallelism knows how to cut, or "".
+
+    A subclass with a forward of its own is something else.
+    """
     kind = _plain_kind(module)
     if "forward" in vars(module):
         return f"{kind} with a forward of its own" if kind else ""
@@ -106,12 +121,16 @@ def _kind(module: nn.Module) -> str:
 def _plain_kind(module: nn.Module) -> str:
     for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
         if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
-            limited = isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
+            limited = isinstance(module, nn.Embedding) and (
+                module.max_norm is not None or module.scale_grad_by_freq
+            )
             return "" if limited else kind
     return "elementwise" if isinstance(module, ELEMENTWISE) else ""
 
 
-def graph(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], again: bool = True) -> Graph:
+def graph(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], again: bool = True
+) -> Graph:
     """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
 
     Not ``again``: of a model that is known to do the same each time.
@@ -142,7 +161,11 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
         if kind == "module":
             backward = backwards.measure(*tracer.called(n)) or Backward(kept=saved)
         else:
-            backward = product(n.target.func, *tracer.given(n)) if isinstance(n.target, NamedFunction) else Backward()
+            backward = (
+                product(n.target.func, *tracer.given(n))
+                if isinstance(n.target, NamedFunction)
+                else Backward()
+            )
         node = Node(
             name=n.name,
             kind=kind,
@@ -247,7 +270,8 @@ def whole(model: nn.Module, inputs: Sequence[TensorSpec]) -> Graph:
 def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> Graph:
     """In the mode that ``model`` is in.
 
-    One that looks at data is traced, for code may look only where it runs, or else run on zeros in memory, all of it.
+    One that looks at data is traced, for code may look only where it runs, or else run on
+    zeros in memory, all of it.
     """
     try:
         return _single(model, known, inputs, lambda model, xs, meter, watch: model(*xs))
@@ -257,11 +281,15 @@ def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> G
     try:
         traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known))
     except RequestError:
-        return _single(model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch))
+        return _single(
+            model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch)
+        )
     return _node(known, inputs, _returned(traced), traced.meter, traced.watch)
 
 
-def _single(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]) -> Graph:
+def _single(
+    model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec], run: Callable[..., Any]
+) -> Graph:
     model, xs = copied(model), meta(inputs)  # a forward may count or cache
     meter = Meter((*model.parameters(), *model.buffers()))
     with (
@@ -281,7 +309,9 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Mete
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
     body = Node("model", "module", "", names, out=specs, packed=packed, saved=meter.saved, flops=meter.flops)
     out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
-    return Graph((*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved))
+    return Graph(
+        (*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved)
+    )
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

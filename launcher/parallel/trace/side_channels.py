@@ -66,12 +66,18 @@ def _own(leaf: nn.Module) -> PythonState:
     out = held(leaf)
     for path, module in leaf.named_modules():
         each = [f for kind in HOOKS for f in vars(module)[kind].values()]
-        out.enter(f"{HOOKED} {path}", [f for f in each if not library(getattr(f, "__module__", None) or "torch")])
+        out.enter(
+            f"{HOOKED} {path}", [f for f in each if not library(getattr(f, "__module__", None) or "torch")]
+        )
     return out
 
 
 def _below(leaf: str, at: str) -> str:
-    return f"{HOOKED} {leaf}.{at.removeprefix(HOOKED + ' ')}".strip(".") if at.startswith(HOOKED) else f"{leaf}.{at}"
+    return (
+        f"{HOOKED} {leaf}.{at.removeprefix(HOOKED + ' ')}".strip(".")
+        if at.startswith(HOOKED)
+        else f"{leaf}.{at}"
+    )
 
 
 def _movable(leaf: str, model: nn.Module) -> None:
@@ -80,7 +86,8 @@ def _movable(leaf: str, model: nn.Module) -> None:
         for name, value in vars(module).items():
             if isinstance(value, GeneratorType) and value.gi_frame is not None:
                 text = (
-                    f"{path}.{name}".lstrip(".") + " is a generator, which cannot be copied: the plan would move it on"
+                    f"{path}.{name}".lstrip(".")
+                    + " is a generator, which cannot be copied: the plan would move it on"
                 )
                 cure = "make it in the forward, or let it be an iterator of itertools"
                 raise RequestError((Problem("model", f"{text}; {cure}"),))

@@ -21,7 +21,9 @@ DATA = ""
 """What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
 Labels = frozenset[str]
 NONE: Labels = frozenset()
-STATISTICS = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"})
+STATISTICS = frozenset(
+    {"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"}
+)
 """They change the running mean and variance, their arguments 3 and 4, without saying so."""
 
 
@@ -31,7 +33,8 @@ ONCE = "embedding_renorm_"
 
 @dataclass
 class _Seen:
-    """What happened to one tensor. ``said``: an operation told autograd, or went around it, but not BatchNorm's.
+    """What happened to one tensor. ``said``: an operation told autograd, or went around it, but not
+    BatchNorm's.
 
     ``once``: nothing else than ``ONCE``.
     """
@@ -71,10 +74,21 @@ class StateEffects(Dispatch):
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
         seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
-        sparse, reads, foreign, mixed = dict(self.sparse), dict(self.reads), dict(self.foreign), dict(self.mixed)
+        sparse, reads, foreign, mixed = (
+            dict(self.sparse),
+            dict(self.reads),
+            dict(self.foreign),
+            dict(self.mixed),
+        )
 
         def back() -> None:
-            self._seen, self.sparse, self.reads, self.foreign, self.mixed = seen, sparse, reads, foreign, mixed
+            self._seen, self.sparse, self.reads, self.foreign, self.mixed = (
+                seen,
+                sparse,
+                reads,
+                foreign,
+                mixed,
+            )
 
         return back
 
@@ -189,7 +203,11 @@ class StateEffects(Dispatch):
         """What was changed. ``kept`` are the storages that a backward needs."""
         for module, attr, t, name, path in self._places:
             now = getattr(module, attr, None)
-            if isinstance(now, Tensor) and attr in module._buffers and attr not in module._non_persistent_buffers_set:
+            if (
+                isinstance(now, Tensor)
+                and attr in module._buffers
+                and attr not in module._non_persistent_buffers_set
+            ):
                 _as_large(name, t, now)
             if isinstance(now, Tensor) and now.layout is torch.strided and _key(now) != _key(t):
                 seen = self._seen.setdefault(name, _Seen())
@@ -200,7 +218,14 @@ class StateEffects(Dispatch):
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
         reached |= {name for _, _, name, _ in self._unset}  # nobody knows what a later forward does with it
         return tuple(
-            Change(tuple(self._also[n]), DATA in s.labels, n in reached, s.said and n in needed, tuple(s.at), s.once)
+            Change(
+                tuple(self._also[n]),
+                DATA in s.labels,
+                n in reached,
+                s.said and n in needed,
+                tuple(s.at),
+                s.once,
+            )
             for n, s in self._seen.items()
         )
 

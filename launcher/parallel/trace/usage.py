@@ -66,21 +66,24 @@ class ModuleCall:
 class Watch(TorchFunctionMode):
     """What was seen of the forward of a model, when it is over.
 
-    Of parameters ``scopes``: of every used one the deepest module around it that was running at each use. A weight that
-    is used while its own module is not running must be gathered by one that is. ``grads``: who reads a gradient.
-    Of calls ``calls``: how often each module ran; ``runs``: each call of a unit; ``order``: each module as it begins
-    (True) and ends.
-    Of data ``looks``: the modules whose own code looked at the numbers of a tensor, as far as these were real
-    (``looking``); ``looked``: how often; ``steers``: units ran in another order with other numbers.
-    Of state ``effects``: what it changes; ``taken``: gradients that it takes itself; ``counted``: what copies of
-    modules change in Python.
-    Modules by what they do: ``overwrites`` change in place what they are given, ``fills`` change a list or dictionary
-    that they are given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
+    Of parameters ``scopes``: of every used one the deepest module around it that was running at each use. A
+    weight that is used while its own module is not running must be gathered by one that is. ``grads``: who
+    reads a gradient. Of calls ``calls``: how often each module ran; ``runs``: each call of a unit; ``order``:
+    each module as it begins (True) and ends. Of data ``looks``: the modules whose own code looked at the
+    numbers of a tensor, as far as these were real (``looking``); ``looked``: how often; ``steers``: units ran
+    in another order with other numbers. Of state ``effects``: what it changes; ``taken``: gradients that it
+    takes itself; ``counted``: what copies of modules change in Python. Modules by what they do:
+    ``overwrites`` change in place what they are given, ``fills`` change a list or dictionary that they are
+    given, ``nested`` run inside of themselves, ``inferred`` run in inference mode, ``lazy`` return a
     generator, whose code runs when they are over.
     """
 
     def __init__(
-        self, model: nn.Module, units: Iterable[str], saved: Callable[[], int], given: Iterable[torch.Tensor] = ()
+        self,
+        model: nn.Module,
+        units: Iterable[str],
+        saved: Callable[[], int],
+        given: Iterable[torch.Tensor] = (),
     ) -> None:
         super().__init__()
         self.saved = saved
@@ -324,7 +327,9 @@ class _Looking(Dispatch):
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._overloadpacket.__name__ in SIZES or (func is torch.ops.aten.index.Tensor and _masks(args[1])):
+        if func._overloadpacket.__name__ in SIZES or (
+            func is torch.ops.aten.index.Tensor and _masks(args[1])
+        ):
             self.watch.look()
         return func(*args, **(kwargs or {}))
 
@@ -363,7 +368,10 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
-    for name, module in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
+    for (
+        name,
+        module,
+    ) in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
         left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
         begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)

@@ -69,7 +69,8 @@ def call(
     on_zeros: bool = False,
     told: Callable[[str], None] | None = None,
 ) -> Any:
-    """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone, instead.
+    """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone,
+    instead.
 
     Then ``meter`` and ``watch`` forget what they saw of the first try. ``on_zeros``: without trying.
     ``told``: of what it returns, where that depends on the numbers and Python can see it.
@@ -154,7 +155,9 @@ SCALES = 1.0, 1e3, 1e-3
 """Of the numbers that a module is tried with."""
 
 
-def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch) -> list[tuple[list[str], Any]]:
+def _tried(
+    real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch
+) -> list[tuple[list[str], Any]]:
     """Which units ran with a few other numbers, and what came of it: ``MISSING`` where it does not take them.
 
     Nothing of it is kept. Where no units are inside, nobody has to see what it does.
@@ -162,7 +165,11 @@ def _tried(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: 
     g = torch.Generator().manual_seed(0)
     found = []
     undo = [seen.mark() for seen in (meter, watch) if seen is not None]
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), nullcontext() if watch.units_below() else _unseen():
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.no_grad(),
+        nullcontext() if watch.units_below() else _unseen(),
+    ):
         for scale in SCALES:
 
             def noise(t: torch.Tensor, scale: float = scale) -> torch.Tensor:

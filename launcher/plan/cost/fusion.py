@@ -17,9 +17,10 @@ from launcher.plan.values.facts import ITEMSIZE, Graph, Skeleton
 class Group:
     """Sharded parameters that one collective gathers for the forward of ``modules`` ("" = the whole stage).
 
-    ``nbytes`` is the size of the whole weights as they are gathered. ``chained``: it works on what the group before it
-    has made, so going backward that one is needed next. ``calls``: how often it runs in a forward. ``idle``: names
-    that take no gradient. ``backward``: something in it or before it learns, so gradients come through.
+    ``nbytes`` is the size of the whole weights as they are gathered. ``chained``: it works on what the
+    group before it has made, so going backward that one is needed next. ``calls``: how often it runs in
+    a forward. ``idle``: names that take no gradient. ``backward``: something in it or before it learns,
+    so gradients come through.
     """
 
     stage: int
@@ -45,9 +46,9 @@ class Bucket:
 class Limits:
     """``each``: nothing is fused, every module and parameter travels alone.
 
-    ``gather``: neighbouring units are gathered together up to so many bytes, ``None``: each unit by itself.
-    ``reduce``: bytes of an all-reduce bucket. ``cuts``: a bucket ends before the trainable parameters with these
-    numbers, instead.
+    ``gather``: neighbouring units are gathered together up to so many bytes, ``None``: each unit by
+    itself. ``reduce``: bytes of an all-reduce bucket. ``cuts``: a bucket ends before the trainable
+    parameters with these numbers, instead.
     """
 
     each: bool
@@ -60,8 +61,8 @@ class Limits:
 class Fused:
     """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
 
-    ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn, ``spreads`` the operators that are
-    cut. ``loss_cut``: the classes of the loss are cut over ``tp``.
+    ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn, ``spreads`` the operators
+    that are cut. ``loss_cut``: the classes of the loss are cut over ``tp``.
     """
 
     limits: Limits
@@ -107,8 +108,8 @@ def groups(
 ) -> tuple[Group, ...]:
     """One group a unit (a block, say), or several that fit the limit; one of the whole stage for the rest.
 
-    The rest is what is tied inside a stage, and what code outside of its unit uses. Inner modules come first. What
-    looks at data may call what is inside of it on some ranks only: all of that is gathered with it.
+    The rest is what is tied inside a stage, and what code outside of its unit uses. Inner modules come first.
+    What looks at data may call what is inside of it on some ranks only: all of that is gathered with it.
     """
     units = _units(skeleton, graph, limits)
     return tuple(group for stage in stages for group in _groups(params, stage, units, graph, limits))
@@ -142,7 +143,9 @@ def _homes(
     left = {p.name: p for p in params if p.sharded and not set(p.names).isdisjoint(stage.params)}
     homes: dict[str, tuple[Placed, ...]] = {}
     for unit in units:
-        inside = [p for p in left.values() if any(covers(unit, owner(n)) for n in p.names if n in stage.params)]
+        inside = [
+            p for p in left.values() if any(covers(unit, owner(n)) for n in p.names if n in stage.params)
+        ]
         called = not graph.order or (unit, True) in graph.order  # not only its forward, which runs no hook
         if inside and called and _runs(stage, unit) and _alone(unit, inside, stage, graph):
             homes[unit] = tuple(left.pop(p.name) for p in inside)
@@ -171,14 +174,18 @@ def _group(gather: _Gather, before: str, params: tuple[Placed, ...], stage: Stag
 
 
 def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
-    """What may be gathered by itself, in definition order; nothing inside of a unit's module that looks at data.
+    """What may be gathered by itself, in definition order; nothing inside of a unit's module that looks at
+    data.
 
-    Units stay apart inside of a module that looks, unless it was seen to steer them: most only check their inputs. What
-    one checkpoint runs again is one: recomputed, its units come by in another order than a backward's.
+    Units stay apart inside of a module that looks, unless it was seen to steer them: most only check
+    their inputs. What one checkpoint runs again is one: recomputed, its units come by in another
+    order than a backward's.
     """
     whole = units(skeleton)
     found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
-    found = {m for m in found if not any(covers(n, m) for n in graph.nested)}  # FSDP2 wraps no call inside of a call
+    found = {
+        m for m in found if not any(covers(n, m) for n in graph.nested)
+    }  # FSDP2 wraps no call inside of a call
 
     # the outermost of the modules that keep all that is inside of them together
     looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
@@ -186,14 +193,16 @@ def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
 
     around = {o for o in looks if any(covers(o, m) for m in found)}
-    return [m for m in skeleton.modules if m in around or (m in found and not any(covers(o, m) for o in looks))]
+    return [
+        m for m in skeleton.modules if m in around or (m in found and not any(covers(o, m) for o in looks))
+    ]
 
 
 def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
     """Whether all parameters ``inside`` of ``unit`` are used while it runs, and by nothing else.
 
-    A module that is gathered takes all its parameters with it, so one that others use keeps all of them out. What looks
-    at data may have used none of them on zeros.
+    A module that is gathered takes all its parameters with it, so one that others use keeps all of them out.
+    What looks at data may have used none of them on zeros.
     """
     here = [n for p in inside for n in p.names if n in stage.params]
     glued = {n.target for n in graph.nodes if n.kind == "param"}
@@ -211,8 +220,8 @@ def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
 def _fused(gathers: list[_Gather], graph: Graph, limit: int) -> list[_Gather]:
     """Neighbours together, greedily, while they fit; with the rest of the stage, all are the rest.
 
-    Only units that feed each other: torch reduces a group once the first of its modules has gone backward, so every
-    other one must have been there before.
+    Only units that feed each other: torch reduces a group once the first of its modules has gone backward, so
+    every other one must have been there before.
     """
     out: list[_Gather] = []
     for gather in gathers:
@@ -236,7 +245,11 @@ def _runs(stage: Stage, unit: str) -> bool:
 
 
 def buckets(
-    params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, limits: Limits, reduce: str | None = None
+    params: tuple[Placed, ...],
+    stages: tuple[Stage, ...],
+    sizes: Sizes,
+    limits: Limits,
+    reduce: str | None = None,
 ) -> tuple[Bucket, ...]:
     """Greedy, in order, per stage and dtype: a new bucket starts when the next tensor would pass the limit.
 

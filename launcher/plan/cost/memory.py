@@ -28,8 +28,9 @@ def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
 class Memory:
     """Bytes on one rank at the fullest moment of a step.
 
-    ``grads`` are those there by then, as they are kept; ``gathered`` what FSDP2 holds whole of sharded weights and of
-    their gradients, and weights in half precision; ``activations`` what a forward keeps and a backward needs besides.
+    ``grads`` are those there by then, as they are kept; ``gathered`` what FSDP2 holds whole of sharded
+    weights and of their gradients, and weights in half precision; ``activations`` what a forward keeps and
+    a backward needs besides.
     """
 
     rank: int
@@ -44,8 +45,13 @@ class Memory:
         return self.params + self.grads + self.optimizer + self.gathered + self.activations
 
 
-def memory(params: tuple[Placed, ...], sizes: Sizes, copies: int, moments: tuple[Moment, ...]) -> tuple[Memory, ...]:
-    """One row a rank. ``copies``: optimizer tensors a parameter; ``moments``: the fullest one of each pipeline rank."""
+def memory(
+    params: tuple[Placed, ...], sizes: Sizes, copies: int, moments: tuple[Moment, ...]
+) -> tuple[Memory, ...]:
+    """One row a rank.
+
+    ``copies``: optimizer tensors a parameter; ``moments``: the fullest one of each pipeline rank.
+    """
     out = []
     for pp, at in enumerate(moments):
         here = sizes.held(pp)

@@ -11,7 +11,8 @@ from launcher.plan.values.facts import Segment
 
 @dataclass(frozen=True)
 class Gather:
-    """Bytes of one FSDP2 group: ``whole`` weights, their ``grads``, what is ``scattered``, the ``shard`` kept of that.
+    """Bytes of one FSDP2 group: ``whole`` weights, their ``grads``, what is ``scattered``, the ``shard`` kept
+    of that.
 
     It is needed from segment ``first`` to ``last`` of its stage.
     """
@@ -28,9 +29,9 @@ class Gather:
 class Pass:
     """One micro batch, or a piece of one, through a stage; bytes.
 
-    ``out`` is what the stage hands on without sending it, kept until its backward; ``loss`` what the loss keeps.
-    ``sent`` goes to another rank, and ``returned``, the gradient of what came from one: torch lets go of what it has
-    sent when the step is over.
+    ``out`` is what the stage hands on without sending it, kept until its backward; ``loss`` what the loss
+    keeps. ``sent`` goes to another rank, and ``returned``, the gradient of what came from one: torch lets go
+    of what it has sent when the step is over.
     """
 
     segments: tuple[Segment, ...]
@@ -44,8 +45,8 @@ class Pass:
 class StageLoad:
     """One stage as a load of memory; bytes. ``passes``: one, or one a piece, all with the same segments.
 
-    ``own``: gradients of whole parameters by segment, ``stand_ins``: their copies in half precision. ``buffers`` is
-    what torch receives into, for all micro batches at once.
+    ``own``: gradients of whole parameters by segment, ``stand_ins``: their copies in half precision.
+    ``buffers`` is what torch receives into, for all micro batches at once.
     """
 
     passes: tuple[Pass, ...]
@@ -74,7 +75,8 @@ class Moment:
 
 
 def fullest(row: Row, loads: Mapping[int, StageLoad], again: bool, each: bool, copied: int) -> Moment:
-    """Of all moments of a step on one rank. ``loads`` by stage; ``again`` is level3, ``each`` level2 or level3.
+    """Of all moments of a step on one rank. ``loads`` by stage; ``again`` is level3, ``each`` level2 or
+    level3.
 
     ``copied``: bytes of the gradients that one all-reduce sums at the end, side by side in a copy.
     """
@@ -103,7 +105,9 @@ class _Walk:
         self.gathered += sum(load.stand_ins for load in self.loads.values())
         if not self.again:
             whole = [g.whole for load in self.loads.values() for g in load.gathers]
-            yield self.now(gathered=sum(whole) + max(whole, default=0))  # received, and copied one after the other
+            yield self.now(
+                gathered=sum(whole) + max(whole, default=0)
+            )  # received, and copied one after the other
             self.gathered += sum(whole)
         left = {s: sum(a.stage == s and a.kind in "BW" for a in row) for s in self.loads}
         yield self.now()
@@ -230,9 +234,11 @@ class _Walk:
 
 
 def _owed(load: StageLoad, piece: int, i: int) -> int:
-    """What the backward of segment ``i`` adds to the gradients that pieces of a micro batch owe to those before them.
+    """What the backward of segment ``i`` adds to the gradients that pieces of a micro batch
+    owe to those before them.
 
-    The last piece, the first to go backward, makes them for all that it has read; each other one uses its own up.
+    The last piece, the first to go backward, makes them for all that it has read; each other one uses its own
+    up.
     """
     if piece == len(load.passes) - 1:
         return sum(p.segments[i].left for p in load.passes[:piece])

@@ -92,7 +92,9 @@ def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]
     return out
 
 
-def _gather(g: Group, segments: list[str], params: tuple[Placed, ...], sizes: Sizes, dtypes: Precision) -> Gather:
+def _gather(
+    g: Group, segments: list[str], params: tuple[Placed, ...], sizes: Sizes, dtypes: Precision
+) -> Gather:
     named = {n: p for p in params for n in p.names}
     held = [named[n] for n in g.names]
     shard = sizes.grid["dp_shard"]

@@ -57,7 +57,9 @@ def _sums(rank: int, events: list[Event]) -> Iterator[Traffic]:
             yield Traffic(rank, kind, count[kind], sum(n for k, n in events if k == kind))
 
 
-def _replicas(model: CutModel, buckets: tuple[Bucket, ...], named: dict[str, Placed], pp: int) -> Iterator[Event]:
+def _replicas(
+    model: CutModel, buckets: tuple[Bucket, ...], named: dict[str, Placed], pp: int
+) -> Iterator[Event]:
     """Between the data-parallel ranks of a stage: weights, gradients, and the statistics of buffers."""
     place = model.sizes.places
     groups = [g for g in model.groups if place[g.stage] == pp] if model.hsdp else []

@@ -22,8 +22,8 @@ MODES = {"linear": {0: "column", 1: "row"}, "embedding": {0: "vocabulary", 1: "h
 class Operator:
     """One module of a strategy. ``kind`` is what it is: linear, embedding, norm, elementwise or module.
 
-    ``weights`` has every parameter of its own, by its name there. ``input`` and ``output`` are as asked: ``None``
-    takes what arrives and hands on what comes out. ``key`` is the strategy's name or glob.
+    ``weights`` has every parameter of its own, by its name there. ``input`` and ``output`` are as asked:
+    ``None`` takes what arrives and hands on what comes out. ``key`` is the strategy's name or glob.
     """
 
     module: str
@@ -50,8 +50,13 @@ def splits(operators: Sequence[Operator]) -> dict[str, Axes]:
     return {f"{o.module}.{n}": axes for o in operators for n, axes in o.weights if tp_dim(axes) is not None}
 
 
-def resolve(config: Mapping[str, Any], skeleton: Skeleton, grid: Grid) -> tuple[tuple[Operator, ...], list[Problem]]:
-    """One operator a module that ``config`` names, in definition order. Exact names beat globs, later keys earlier."""
+def resolve(
+    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid
+) -> tuple[tuple[Operator, ...], list[Problem]]:
+    """One operator a module that ``config`` names, in definition order.
+
+    Exact names beat globs, later keys earlier.
+    """
     found = [p for key, value in config.items() for p in _form(key, value, skeleton)]
     if found:
         return (), found
@@ -103,14 +108,18 @@ def _operator(
     ways = list(dict.fromkeys(r for found, _ in got for r in found))
     if not ways:
         return Problem(where, "; ".join(got[0][1]))
-    tried = [(w, *_complete(w, kind, own, "in" in value)) for r in ways for w in _orientations(r, kind, value)]
+    tried = [
+        (w, *_complete(w, kind, own, "in" in value)) for r in ways for w in _orientations(r, kind, value)
+    ]
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
         return Problem(where, text if len(tried) < 2 else f"no reading of it can be: {text}")
     if len(good) > 1:
         both = " or as ".join(w.written() for w in good)
-        return Problem(where, f"can be read as {both}; say which", quote(f"{where}={next(iter(good)).written()}"))
+        return Problem(
+            where, f"can be read as {both}; say which", quote(f"{where}={next(iter(good)).written()}")
+        )
     reading = next(iter(good))
     if (uneven := _uneven(module, reading, own, grid)) is not None:
         return uneven
@@ -133,7 +142,10 @@ def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list
 
 
 def _complete(reading: Reading, kind: str, own: list[Param], listed: bool) -> tuple[Reading | None, str]:
-    """The reading with every parameter's axes, or why it cannot be. ``listed``: it was written by position."""
+    """The reading with every parameter's axes, or why it cannot be.
+
+    ``listed``: it was written by position.
+    """
     said = dict(reading.weights)
     full: dict[str, Axes] = {}
     for p in own:
@@ -142,7 +154,10 @@ def _complete(reading: Reading, kind: str, own: list[Param], listed: bool) -> tu
         if axes is not None and len(axes) != len(p.spec.shape):
             return None, f"{name} has shape {list(p.spec.shape)}, not {len(axes)} dims"
         if axes is not None and any(DP in dim for dim in axes):
-            return None, f"{name} cut over dp; sharding weights over data-parallel ranks is what parallel.hsdp does"
+            return (
+                None,
+                f"{name} cut over dp; sharding weights over data-parallel ranks is what parallel.hsdp does",
+            )
         full[name] = axes if axes is not None else ((),) * len(p.spec.shape)
     cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
     if cut and kind not in MODES:
@@ -171,7 +186,9 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
         if weight == 1 and given is not None and not last:
             return f"input {axes_text(given)} does not go with a weight cut over tp on its inputs"
         if weight != 1 and last:
-            return f"input {axes_text(given or ())} cut over tp on its features needs a weight cut on its inputs"
+            return (
+                f"input {axes_text(given or ())} cut over tp on its features needs a weight cut on its inputs"
+            )
     if listed and kind == "linear" and weight == 0 and into is not None:
         return f"input {axes_text(given or ())}: tp cannot cut both the samples and the outputs"
     if listed and kind == "embedding" and weight is None and into is not None:
@@ -236,8 +253,8 @@ class Comm:
 
 @dataclass(frozen=True)
 class Spread:
-    """How an operator runs. What ``arrives`` is brought to what it ``takes``, and what it ``makes`` to what it
-    ``gives``; ``sums``: what it makes are terms that add up over ``tp``.
+    """How an operator runs. What ``arrives`` is brought to what it ``takes``, and what it ``makes`` to what
+    it ``gives``; ``sums``: what it makes are terms that add up over ``tp``.
     """
 
     operator: Operator
@@ -253,8 +270,8 @@ class Spread:
 class Flow:
     """Every operator in the order in which they run, and what becomes of the rest of the model under them.
 
-    ``partial``: whole parameters (first names) of which each rank's gradient is a term of the sum over ``tp``.
-    ``output`` is how the model's output leaves.
+    ``partial``: whole parameters (first names) of which each rank's gradient is a term of the sum over
+    ``tp``. ``output`` is how the model's output leaves.
     """
 
     spreads: tuple[Spread, ...] = ()

@@ -20,7 +20,10 @@ TENSORS = ("in", "out", "input", "output", "layout")
 
 @dataclass(frozen=True)
 class Reading:
-    """What a strategy says: ``None`` and missing names are left open. A parameter goes by its name in the module."""
+    """What a strategy says: ``None`` and missing names are left open.
+
+    A parameter goes by its name in the module.
+    """
 
     input: Axes | None
     output: Axes | None
@@ -58,7 +61,8 @@ def spans(grid: Grid) -> dict[str, int]:
 def readings(
     value: Mapping[str, Any], names: Sequence[str], order: Sequence[str], grid: Grid
 ) -> tuple[tuple[Reading, ...], list[str]]:
-    """Every way to understand ``value``, for a module with parameters ``names``; or what is wrong with its form.
+    """Every way to understand ``value``, for a module with parameters ``names``; or what is wrong with its
+    form.
 
     ``order``: which tensors the entries of ``in`` stand for.
     """
@@ -75,7 +79,9 @@ def readings(
             wrong.append(f"{key}: no such key; there are input, output, in, out, layout and {own}")
         elif key in ("in", "out"):
             for name, tensor in _positions(key, given, order if key == "in" else ("output",), wrong):
-                ways.append([(name, axes) for axes in _ways(f"{key}[{name}]", tensor, alias, grid, name, wrong)])
+                ways.append(
+                    [(name, axes) for axes in _ways(f"{key}[{name}]", tensor, alias, grid, name, wrong)]
+                )
         else:
             ways.append([(key, axes) for axes in _ways(key, given, alias, grid, key, wrong)])
     if wrong:
@@ -99,7 +105,9 @@ def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) ->
         yield from zip(places, given, strict=False)
 
 
-def _ways(where: str, tensor: Any, alias: Mapping[str, Any], grid: Grid, name: str, wrong: list[str]) -> list[Axes]:
+def _ways(
+    where: str, tensor: Any, alias: Mapping[str, Any], grid: Grid, name: str, wrong: list[str]
+) -> list[Axes]:
     """Every way to understand the dims of one tensor."""
     if not isinstance(tensor, list | tuple):
         wrong.append(f"{where}: {tensor!r}: not a list with an entry a dim")
@@ -122,7 +130,9 @@ def _once(axes: Axes) -> bool:
     return len(flat) == len(set(flat))
 
 
-def _choices(entry: Any, alias: Mapping[str, Any], grid: Grid, batch: bool) -> tuple[list[tuple[str, ...]], str]:
+def _choices(
+    entry: Any, alias: Mapping[str, Any], grid: Grid, batch: bool
+) -> tuple[list[tuple[str, ...]], str]:
     """The axes that one entry can mean, or what is wrong with it."""
     ways = spans(grid)
     if isinstance(entry, int) and not isinstance(entry, bool):
@@ -155,7 +165,9 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
     matrix, names = layout["device_matrix"], layout["alias_name"]
     good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)
     if not good or not all(isinstance(n, int) and n > 0 for n in matrix) or len(set(names)) < len(names):
-        wrong.append(f"layout: {matrix!r} with names {names!r}: not a positive size and a name of its own an axis")
+        wrong.append(
+            f"layout: {matrix!r} with names {names!r}: not a positive size and a name of its own an axis"
+        )
         return {}
     ways = spans(grid)
     if prod(matrix) != prod(ways.values()):
@@ -174,7 +186,8 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
 
 
 def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The size of ``tp`` that slices and device matrices speak of (``None``: nothing does), and why they disagree.
+    """The size of ``tp`` that slices and device matrices speak of (``None``: nothing does), and why they
+    disagree.
 
     >>> degree({"up": {"in": [[4, 1], [1, 2]]}})
     (2, '')

@@ -9,7 +9,8 @@ from launcher.plan.values.facts import Graph
 
 
 def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """``modules``, which are in the order of their first calls, grouped: data flows from group to later group only.
+    """``modules``, which are in the order of their first calls, grouped: data flows from group to later group
+    only.
 
     Where each module is called once, each is a group of its own and the order stays.
     """
@@ -55,7 +56,8 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
 def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
     """The modules on whose stage each node has to be.
 
-    A call of one; glue that touches what glue changes of its tensors; whatever takes what is no tensor from it.
+    A call of one; glue that touches what glue changes of its tensors; whatever takes what is no tensor from
+    it.
     """
     owners = _owners(graph, modules)
     carried: dict[str, tuple[str, ...]] = {}
@@ -64,7 +66,11 @@ def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
         taken = [m for i in n.inputs for m in carried[i]]
         again = n.kind == "glue" and n.out is None  # worked out wherever it is used
         mine = [n.target] if n.kind == "module" and n.target in modules else []
-        touched = [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())] if n.kind == "glue" else []
+        touched = (
+            [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())]
+            if n.kind == "glue"
+            else []
+        )
         out[n.name] = tuple(dict.fromkeys([*mine, *touched, *([] if again else taken)]))
         if again:
             carried[n.name] = tuple(taken)

@@ -16,7 +16,8 @@ from launcher.plan.values.layout import Layout
 
 @dataclass(frozen=True)
 class Placed:
-    """One tensor under its first name. ``names`` are all its names, ``stages`` the virtual stages that hold it.
+    """One tensor under its first name. ``names`` are all its names, ``stages`` the virtual stages that hold
+    it.
 
     ``compute`` is the dtype that the forward sees.
     """
@@ -39,7 +40,9 @@ class Placed:
     def shape(self) -> tuple[int, ...]:
         """Of what a rank uses: all of it, or its part of what ``tp`` cuts."""
         tp = self.layout.grid["tp"]
-        return tuple(n // tp if "tp" in axes else n for n, axes in zip(self.spec.shape, self.layout.split, strict=True))
+        return tuple(
+            n // tp if "tp" in axes else n for n, axes in zip(self.spec.shape, self.layout.split, strict=True)
+        )
 
     @property
     def elements(self) -> int:
@@ -64,7 +67,8 @@ class Placed:
         return self.elements * ITEMSIZE[self.compute]
 
     def copies(self, here: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a rank's virtual stages, those that keep a copy of their own: stages of one rank share a whole tensor.
+        """Of a rank's virtual stages, those that keep a copy of their own: stages of one rank share a whole
+        tensor.
 
         FSDP2 lets no two of its roots share one, so of a sharded tensor every stage has its own.
         """
@@ -96,7 +100,8 @@ def placed(
 ) -> tuple[Placed, ...]:
     """Every tensor once, in definition order. ``splits``: the axes that operators cut dims over, by any name.
 
-    ``low``: the half-precision dtype to compute in, if any. ``whole``: names of those that are not to be sharded.
+    ``low``: the half-precision dtype to compute in, if any. ``whole``: names of those that are not to be
+    sharded.
     """
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
@@ -153,7 +158,9 @@ def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, .
     """Smaller than the threshold, 0-d and empty tensors and buffers stay whole; on request, so does what is uneven."""
     if hsdp is None or p.buffer or not p.spec.shape or sizes.grid["dp_shard"] == 1:
         return False
-    if hsdp.uneven == "whole" and p.spec.shape[0] % prod(sizes.grid[axis] for axis in (*split[0], "dp_shard")):
+    if hsdp.uneven == "whole" and p.spec.shape[0] % prod(
+        sizes.grid[axis] for axis in (*split[0], "dp_shard")
+    ):
         return False
     return p.spec.nbytes > 0 and p.spec.nbytes >= hsdp.threshold * 1024
 

@@ -28,7 +28,8 @@ def equal(length: int, count: int) -> tuple[int, ...]:
 
 
 def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[int, ...]:
-    """Pieces whose dearest costs least, when one from ``a`` to ``b`` costs linear (b - a) + quadratic (b - a) b.
+    """Pieces whose dearest costs least, when one from ``a`` to ``b`` costs linear (b - a) + quadratic (b - a)
+    b.
 
     The last term is attention: each position reads all positions up to the end of its piece.
 
@@ -37,7 +38,9 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
     """
 
     ends = [0]
-    for left in range(count, 0, -1):  # the rest is cut anew each time: what one piece cannot take, all others share
+    for left in range(
+        count, 0, -1
+    ):  # the rest is cut anew each time: what one piece cannot take, all others share
         limit = _limit(ends[-1], length, left, linear, quadratic)
         ends.append(_ends(ends[-1], length, left, limit, linear, quadratic)[1])
     return tuple(b - a for a, b in pairwise(ends))
@@ -65,8 +68,14 @@ def _ends(start: int, length: int, count: int, limit: float, linear: float, quad
 
 def grain(flow: Flow, tp: int) -> int:
     """What every length is a multiple of: where an operator cuts the sequence, each rank has its part of each piece."""
-    said = ((o.kind, axes) for o in (s.operator for s in flow.spreads) for axes in (o.input, o.output) if axes)
-    return tp if any(tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in said) else 1
+    said = (
+        (o.kind, axes) for o in (s.operator for s in flow.spreads) for axes in (o.input, o.output) if axes
+    )
+    return (
+        tp
+        if any(tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in said)
+        else 1
+    )
 
 
 def shortened(spec: TensorSpec, length: int, whole: int) -> TensorSpec:

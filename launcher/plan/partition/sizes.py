@@ -23,8 +23,8 @@ class Note:
 class Sizes:
     """``virtual`` stages lie ``chunks`` to a rank, round after round or (``v``) there and back.
 
-    Batches are samples; ``local_batch`` is a data-parallel rank's. In training, the sequences of a micro batch pass in
-    so many ``pieces``.
+    Batches are samples; ``local_batch`` is a data-parallel rank's. In training, the sequences of a micro
+    batch pass in so many ``pieces``.
     """
 
     grid: Grid

@@ -66,7 +66,9 @@ def _matches(key: str, name: str) -> bool:
 
 def stage_of(keys: Mapping[str, int], name: str) -> int | None:
     """The stage that ``keys`` give to a module or parameter: exact beats glob, deeper shallower, later earlier."""
-    rank = [(not _is_glob(key), key.count("."), at, key) for at, key in enumerate(keys) if _matches(key, name)]
+    rank = [
+        (not _is_glob(key), key.count("."), at, key) for at, key in enumerate(keys) if _matches(key, name)
+    ]
     return keys[max(rank)[-1]] if rank else None
 
 
@@ -128,7 +130,9 @@ def _no_such_stage(key: str, stage: int, stages: int, there: str) -> Problem | N
 
 def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
     meant = int(stage) if isinstance(stage, str) and stage.isdecimal() else guess
-    return Problem(f"{KEY}.{key}", f"{stage!r} is no stage number; there are stages {there}", f"{KEY}.{key}={meant}")
+    return Problem(
+        f"{KEY}.{key}", f"{stage!r} is no stage number; there are stages {there}", f"{KEY}.{key}={meant}"
+    )
 
 
 def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, there: str) -> list[Problem]:
@@ -138,14 +142,21 @@ def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, the
     if not any(_matches(key, n) for n in names):
         tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
         if close := _near(key, names, tops):
-            return [Problem(where, f"the model has no module {key!r}{did_you_mean(close)}", f"{KEY}.{close}={stage}")]
+            return [
+                Problem(
+                    where, f"the model has no module {key!r}{did_you_mean(close)}", f"{KEY}.{close}={stage}"
+                )
+            ]
         known = ", ".join(tops[:12]) + (" ..." if len(tops) > 12 else "")
         return [Problem(where, f"the model has no module {key!r}; it has {known}")]
     return []
 
 
 def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
-    """The name that ``key`` comes closest to; of a glob, the one whose first part does. Numbers are not misspelt."""
+    """The name that ``key`` comes closest to; of a glob, the one whose first part does.
+
+    Numbers are not misspelt.
+    """
     if not _is_glob(key):
         same = [n for n in names if re.findall(r"\d+", n) == re.findall(r"\d+", key)]
         return next(iter(get_close_matches(key, same, 1, 0.5)), None)
@@ -161,7 +172,9 @@ def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[s
     out: dict[str, int] = {}
     for at, (name, stage) in enumerate(has.items()):
         if stage is None:
-            bare = [m for m in _prefixes(name)[:-1] if all(has[n] is None for n in has if n.startswith(m + "."))]
+            bare = [
+                m for m in _prefixes(name)[:-1] if all(has[n] is None for n in has if n.startswith(m + "."))
+            ]
             largest = bare[0] if bare else name
             out.setdefault(largest, _suggested(order[:at], order[at:], stages))
     return out
@@ -188,9 +201,9 @@ def _no_stage(without: Mapping[str, int]) -> Problem:
 def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[str, ...]:
     """The modules that automatic choices treat as one piece, in definition order.
 
-    Children of the root, with containers replaced by what they hold, and (``stacks``) a module around a model, or
-    around its layers, by its children; while there are fewer with parameters than ``at_least``, the largest one is
-    opened too.
+    Children of the root, with containers replaced by what they hold, and (``stacks``) a module around a
+    model, or around its layers, by its children; while there are fewer with parameters than ``at_least``, the
+    largest one is opened too.
     """
     children: dict[str, list[str]] = {}
     for name in skeleton.modules:
@@ -232,7 +245,9 @@ def _around_layers(skeleton: Skeleton, children: Mapping[str, Sequence[str]]) ->
 def _shapes(skeleton: Skeleton, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Names and shapes below ``module``: what alike layers have in common."""
     start = module + "."
-    return tuple((p.name.removeprefix(start), p.spec.shape) for p in skeleton.params if p.name.startswith(start))
+    return tuple(
+        (p.name.removeprefix(start), p.spec.shape) for p in skeleton.params if p.name.startswith(start)
+    )
 
 
 def _bytes(skeleton: Skeleton, module: str) -> int:

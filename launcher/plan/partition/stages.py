@@ -14,7 +14,8 @@ from launcher.plan.values.facts import Graph, Node, Segment, Skeleton, TensorSpe
 
 @dataclass(frozen=True)
 class Stage:
-    """``nodes`` in execution order; ``receives``/``sends`` are the values that cross the boundary before/after it.
+    """``nodes`` in execution order; ``receives``/``sends`` are the values that cross the
+    boundary before/after it.
 
     ``flops`` of a forward, and those ``deferred`` to the second half of a backward, where there are halves.
     """
@@ -36,7 +37,8 @@ def covers(module: str, name: str) -> bool:
 
 
 def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
-    """Stage of every node: modules where told, glue at the latest of its inputs and of the parameters told for it.
+    """Stage of every node: modules where told, glue at the latest of its inputs and of the parameters told
+    for it.
 
     Data only flows forward. ``told`` names modules, and parameters that the glue uses.
     """
@@ -91,7 +93,9 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
             text = f"{node.target!r} is on stage {stage} but needs the output of {_what(source)} on stage {floor}"
             text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
             cure = _gathered(graph, told, last, group)
-            found[group] = Problem(KEY, text if cure else f"{text}: use fewer stages, so that they can be", cure)
+            found[group] = Problem(
+                KEY, text if cure else f"{text}: use fewer stages, so that they can be", cure
+            )
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
     if single and not _works(graph, {**told, **single}, last):
         cure = _in_order(graph, told, last, groups)
@@ -197,14 +201,23 @@ def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage:
 
 
 def _stage(
-    g: Graph, skeleton: Skeleton, index: int, nodes: tuple[str, ...], before: tuple[str, ...], after: tuple[str, ...]
+    g: Graph,
+    skeleton: Skeleton,
+    index: int,
+    nodes: tuple[str, ...],
+    before: tuple[str, ...],
+    after: tuple[str, ...],
 ) -> Stage:
     inside = [g[n] for n in nodes]
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
     direct = {n.target for n in inside if n.kind == "param"}
-    held = tuple(p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules))
+    held = tuple(
+        p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules)
+    )
     flops, saved = sum(n.flops for n in inside), sum(n.saved for n in inside)
-    return Stage(index, nodes, before, after, modules, held, flops, saved, sum(n.backward.deferred for n in inside))
+    return Stage(
+        index, nodes, before, after, modules, held, flops, saved, sum(n.backward.deferred for n in inside)
+    )
 
 
 def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
@@ -227,8 +240,8 @@ def _what(node: Node) -> str:
 class Crossing:
     """A value that travels over a stage boundary: ``specs`` of its tensors, ``packed`` when they are a tuple.
 
-    ``trains``: a gradient comes back for it. One that is only looked at must get none, not even zeros: where nothing
-    comes back to a parameter an optimizer leaves it alone.
+    ``trains``: a gradient comes back for it. One that is only looked at must get none, not even zeros: where
+    nothing comes back to a parameter an optimizer leaves it alone.
     """
 
     name: str

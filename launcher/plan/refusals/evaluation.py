@@ -1,10 +1,11 @@
 """What an evaluation may do to a model: nothing.
 
-In plain torch a forward in evaluation mode changes what it changes: a counter of calls, a cache, statistics of a
-BatchNorm that is kept awake; training and checkpoints go on from there, and what they go on from hangs on how the
-held-out samples were batched. Here an evaluation looks: whatever buffers and Python attributes it changes are put back,
-bit for bit, and the next step and the next checkpoint are those of a run that was never evaluated. What the output
-itself depends on, from one forward to the next, would make the loss hang on the batches too: that is refused.
+In plain torch a forward in evaluation mode changes what it changes: a counter of calls, a cache, statistics
+of a BatchNorm that is kept awake; training and checkpoints go on from there, and what they go on from hangs
+on how the held-out samples were batched. Here an evaluation looks: whatever buffers and Python attributes it
+changes are put back, bit for bit, and the next step and the next checkpoint are those of a run that was never
+evaluated. What the output itself depends on, from one forward to the next, would make the loss hang on the
+batches too: that is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from launcher.plan.values.text import listed
 
 def asked(job: Job) -> tuple[str, ...]:
     """Who evaluates."""
-    names = [n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)]
+    names = [
+        n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)
+    ]
     trains = any(s.kind == "train" for s in job.steps.values())
     return (*(["train.eval_every"] if job.train.eval_every is not None and trains else []), *names)
 
@@ -45,7 +48,9 @@ def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
         text += " depend on how held-out samples are cut into batches"
         yield Problem("model", f"{text}; change it only while self.training, or evaluate nothing")
     for name, step in job.steps.items() if graph.effects.mixed else ():
-        if isinstance(step, Export | Evaluate) and (step.check if isinstance(step, Export) else step.of != "run"):
+        if isinstance(step, Export | Evaluate) and (
+            step.check if isinstance(step, Export) else step.of != "run"
+        ):
             text = f"{listed(graph.effects.mixed)} in evaluation mode too normalizes over the samples of a micro batch,"
             cure = f"steps.{name}.check=false" if isinstance(step, Export) else ""
             yield Problem(f"steps.{name}", f"{text} and one process would take other ones together", cure)

@@ -24,14 +24,19 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
         if p.name == p.same_as:
             yield from _dtype(p.name, p.spec, "buffer" if p.buffer else "parameter")
     if synced := skeleton.traits.synced:
-        text = f"{listed(synced)}: SyncBatchNorm averages over all processes, those of other stages and tp too"
-        yield Problem(KEY, f"{text}; use BatchNorm, whose statistics are those of each rank's own micro batch")
+        text = (
+            f"{listed(synced)}: SyncBatchNorm averages over all processes, those of other stages and tp too"
+        )
+        yield Problem(
+            KEY, f"{text}; use BatchNorm, whose statistics are those of each rank's own micro batch"
+        )
     for names in skeleton.traits.shared:
         kept = [p for p in skeleton.params if p.name in names]
         if len(kept) > 1 and any(p.trainable for p in kept):
             text = f"{listed([p.name for p in kept])} lie in the same memory, and each would have its own on its rank"
             yield Problem(
-                KEY, f"{text}; keep one tensor, under one name or several, and take views of it in the forward"
+                KEY,
+                f"{text}; keep one tensor, under one name or several, and take views of it in the forward",
             )
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
@@ -41,7 +46,9 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
 def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
     if spec.dtype.startswith("complex") and kind == "parameter":
         text = f"{name} is a parameter of {spec.dtype}, which no optimizer, norm or sharding here can take"
-        yield Problem(KEY, f"{text}; keep it real with a last dim of 2, and use torch.view_as_complex in the forward")
+        yield Problem(
+            KEY, f"{text}; keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
+        )
     elif spec.dtype not in ITEMSIZE:
         text = f"{name} is a {kind} of {spec.dtype}, which no checkpoint can hold"
         cure = "; keep it real with a last dim of 2" if spec.dtype.startswith("complex") else ""
@@ -65,13 +72,17 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     for module in graph.effects.grads:
         text = f"{_where(module)} looks at a weight's .grad, of which a rank has its own part, or none yet"
-        yield Problem(KEY, f"{text}; take what it needs in the forward (torch.autograd.grad), or leave it out")
+        yield Problem(
+            KEY, f"{text}; take what it needs in the forward (torch.autograd.grad), or leave it out"
+        )
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
-            text = f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
+            text = (
+                f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
+            )
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
 
 
@@ -88,7 +99,9 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
                     yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
             elif name in changed:
                 others = listed([n for n in names if n != name])
-                text = f"the forward changes {name}, in whose memory {others} lies, which would no longer follow"
+                text = (
+                    f"the forward changes {name}, in whose memory {others} lies, which would no longer follow"
+                )
                 yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
                 break
     together = {n for names in skeleton.traits.shared for n in names}
@@ -137,7 +150,10 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     """Why it cannot be, and the way out."""
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
-        return ", once for every piece of a sequence", "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
+        return (
+            ", once for every piece of a sequence",
+            "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b",
+        )
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         text = f", by numbers that each of {at.sizes.replicas} data-parallel ranks has its own of, and then uses it"
         return f"{text}: they would train different models; use one data-parallel rank", ""
@@ -194,7 +210,9 @@ def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Itera
             text = f"{_where(module)} has backward hooks, and runs on several stages"
             yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
         elif at.tp:
-            text = f"{_where(module)} has backward hooks, which would see a part of a gradient beside operators"
+            text = (
+                f"{_where(module)} has backward hooks, which would see a part of a gradient beside operators"
+            )
             yield Problem(KEY, f"{text} that are cut over tp; cut none in parallel.operators")
 
 
@@ -209,7 +227,10 @@ def _hooked(p: Placed, at: CutModel) -> Why | None:
     if len(p.stages) > 1:
         return f"stages {_numbers(p.stages)} use it: each would call them with its part of the gradient", ""
     if _cut(p):
-        return "it is cut over tp: they would see a part of the gradient; leave it out of parallel.operators", ""
+        return (
+            "it is cut over tp: they would see a part of the gradient; leave it out of parallel.operators",
+            "",
+        )
     if at.mixed:
         return "in half precision its gradient is that of a copy", "train.precision=fp32"
     if at.split:

@@ -58,7 +58,9 @@ def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]
     if traits.draws == "elsewhere":
         yield Problem(KEY, f"{text} that torch.manual_seed does not decide: no run could be done again")
     elif traits.draws and sizes.grid.size > 1:
-        yield Problem(KEY, f"{text}, and {sizes.grid.size} ranks would draw others than one: it trains on one rank")
+        yield Problem(
+            KEY, f"{text}, and {sizes.grid.size} ranks would draw others than one: it trains on one rank"
+        )
     elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
         yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
 

@@ -19,15 +19,20 @@ def breadth_first(ranks: int, chunks: int, micros: int) -> Schedule:
 
 
 def depth_first(ranks: int, chunks: int, micros: int) -> Schedule:
-    """1F1B; with chunks interleaved 1F1B (arXiv 2104.04473): groups of micro batches go through chunk after chunk.
+    """1F1B; with chunks interleaved 1F1B (arXiv 2104.04473): groups of micro batches go
+    through chunk after chunk.
 
-    A rank runs ahead of its right neighbour by one forward, with chunks by two: the second hides the transfer.
+    A rank runs ahead of its right neighbour by one forward, with chunks by two: the second hides the
+    transfer.
     """
     return _in_groups(ranks, chunks, micros, 1 if chunks == 1 else 2)
 
 
 def less_memory(ranks: int, chunks: int, micros: int) -> Schedule:
-    """MindSpore's less-memory interleaved 1F1B: a lead of one. As short a step only when transfers cost nothing."""
+    """MindSpore's less-memory interleaved 1F1B: a lead of one.
+
+    As short a step only when transfers cost nothing.
+    """
     return _in_groups(ranks, chunks, micros, 1)
 
 

@@ -18,9 +18,10 @@ Order = Callable[..., Schedule]
 class Rule:
     """A scheduler: its order, and what it asks of the rest.
 
-    ``v``: exactly two virtual stages a rank, placed there and back. ``single``: one stage a rank. ``split``: backwards
-    are cut into input and weight gradients. ``full``: at least as many micro batches as virtual stages. ``seq``:
-    takes pieces of sequences. ``several``: at least two virtual stages a rank, and no more pieces than ranks.
+    ``v``: exactly two virtual stages a rank, placed there and back. ``single``: one stage a rank.
+    ``split``: backwards are cut into input and weight gradients. ``full``: at least as many micro batches
+    as virtual stages. ``seq``: takes pieces of sequences. ``several``: at least two virtual stages a rank,
+    and no more pieces than ranks.
     """
 
     order: Order
@@ -53,11 +54,14 @@ def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
     return tuple(ranks - 1 - s % ranks if v and s // ranks % 2 else s % ranks for s in range(ranks * chunks))
 
 
-def build(scheduler: str, ranks: int, chunks: int, micros: int, less_memory: bool = False, pieces: int = 1) -> Schedule:
+def build(
+    scheduler: str, ranks: int, chunks: int, micros: int, less_memory: bool = False, pieces: int = 1
+) -> Schedule:
     """The order of ``scheduler`` on ``ranks`` x ``chunks`` virtual stages, placed as its rule says.
 
-    On one rank there is nothing to fill: one micro batch after the other, or all forwards first for gpipe.
-    ``less_memory`` is for interleaved 1f1b. With ``pieces``, an action's micro is micro batch x pieces + piece.
+    On one rank there is nothing to fill: one micro batch after the other, or all forwards first
+    for gpipe. ``less_memory`` is for interleaved 1f1b. With ``pieces``, an action's micro is
+    micro batch x pieces + piece.
     """
     if less_memory:
         return orders.less_memory(ranks, chunks, micros)
@@ -75,8 +79,9 @@ def forward_only(places: tuple[int, ...], micros: int) -> Schedule:
 def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: int = 1) -> list[str]:
     """Actions missing, repeated, unknown or on the wrong rank; empty when there are none.
 
-    Each stage does each micro batch forward once, and backward once: B, or I and W. Order is for ``simulate`` to judge,
-    but for the pieces of one micro batch: forward in order, backward in reverse. ``micros`` counts pieces.
+    Each stage does each micro batch forward once, and backward once: B, or I and W. Order is for
+    ``simulate`` to judge, but for the pieces of one micro batch: forward in order, backward in reverse.
+    ``micros`` counts pieces.
     """
     found = []
     done: dict[tuple[int, int], str] = defaultdict(str)

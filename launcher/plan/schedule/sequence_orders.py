@@ -8,15 +8,18 @@ from launcher.plan.schedule.actions import Action, Row, Schedule
 
 
 def seqpipe(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
-    """As many micro batches as ranks go together. An action's micro number is micro batch x ``pieces`` + piece."""
+    """As many micro batches as ranks go together.
+
+    An action's micro number is micro batch x ``pieces`` + piece.
+    """
     return _order(ranks, chunks, _groups(ranks, micros), pieces, 1 if chunks == 1 else 2)
 
 
 def seqvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
     """As many pieces as ranks go together, so fewer micro batches are in flight. Needs ranks >= pieces.
 
-    Where pieces do not divide ranks, one micro batch more than MindSpore takes: with fewer pieces than ranks the first
-    rank would wait for its own work to come round.
+    Where pieces do not divide ranks, one micro batch more than MindSpore takes: with fewer pieces than ranks
+    the first rank would wait for its own work to come round.
     """
     return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, 2)
 
@@ -47,8 +50,8 @@ def _order(ranks: int, chunks: int, groups: list[range], pieces: int, lead: int)
 def _row(rank: int, ranks: int, ahead: list[tuple[int, int, int]], pieces: int, warm: int) -> Row:
     """``warm`` forwards, then one forward and one backward in turn, then the backwards that are left.
 
-    Backwards take the micro batches in the order they came, of one micro batch the newest piece first: a later piece
-    leaves gradients for what it read of an earlier one.
+    Backwards take the micro batches in the order they came, of one micro batch the newest piece first: a
+    later piece leaves gradients for what it read of an earlier one.
     """
     queue: deque[int] = deque()
     there: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -10,11 +10,12 @@ from launcher.plan.schedule.actions import Action, Row, Schedule
 
 @dataclass(frozen=True)
 class Cost:
-    """What one micro batch costs on each virtual stage: times in any one unit, ``activation`` bytes kept for backward.
+    """What one micro batch costs on each virtual stage: times in any one unit, ``activation``
+    bytes kept for backward.
 
-    ``transfer`` is the time from one rank to another. Where a micro batch passes in ``pieces``, each stage has as many
-    entries, one a piece. Of a backward that is split into I and W, ``weight`` is the time of W, and ``waits`` the bytes
-    that are kept for it; as long as nobody knows, half of the time, and all.
+    ``transfer`` is the time from one rank to another. Where a micro batch passes in ``pieces``, each stage
+    has as many entries, one a piece. Of a backward that is split into I and W, ``weight`` is the time of W,
+    and ``waits`` the bytes that are kept for it; as long as nobody knows, half of the time, and all.
     """
 
     forward: tuple[float, ...]
@@ -58,10 +59,9 @@ class Event:
 class Timeline:
     """``events`` lie rank after rank, each rank's in order; the other tuples have one entry a rank.
 
-    ``peak`` is bytes of activations held at once; ``in_flight`` micro batches between their first forward and last
-    backward on the rank; ``messages`` the activations and gradients sent between different ranks, in a
-    plan counted by tensors. With ``pieces``, the
-    micro number of an action is micro batch x pieces + piece.
+    ``peak`` is bytes of activations held at once; ``in_flight`` micro batches between their first forward and
+    last backward on the rank; ``messages`` the activations and gradients sent between different ranks, in a
+    plan counted by tensors. With ``pieces``, the micro number of an action is micro batch x pieces + piece.
     """
 
     events: tuple[Event, ...]
@@ -90,7 +90,8 @@ class Deadlock(ValueError):
 
 
 def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline:
-    """Start each action as soon as its rank is free and its inputs have arrived. ``place``: the rank of each stage.
+    """Start each action as soon as its rank is free and its inputs have arrived. ``place``: the rank of each
+    stage.
 
     Sending takes no time of the sender. Raises ``Deadlock``.
     """
@@ -148,7 +149,9 @@ def _needs(a: Action, stages: int) -> tuple[Action, ...]:
 
 def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, list[int]]) -> str:
     there = {_result(a) for row in schedule for a in row}
-    reasons = {r: f"{n}{'' if n in there else ', which no rank does'}" for n, ranks in waiting.items() for r in ranks}
+    reasons = {
+        r: f"{n}{'' if n in there else ', which no rank does'}" for n, ranks in waiting.items() for r in ranks
+    }
     lines = [f"rank {r} at {schedule[r][len(rows[r])]} waits for {reasons[r]}" for r in sorted(reasons)]
     return f"the schedule deadlocks: {'; '.join(lines)}"
 

@@ -26,7 +26,8 @@ def _h1(rank: int, ranks: int, micros: int) -> Row:
 
 
 def zero_bubble_v(ranks: int, chunks: int, micros: int) -> Schedule:
-    """ZB-V (arXiv 2401.10241, section 6), torch's hand-written order: made for F, I and W that take equally long.
+    """ZB-V (arXiv 2401.10241, section 6), torch's hand-written order: made for F, I and W that take equally
+    long.
 
     It is written for enough micro batches to fill the V; of fewer, the actions of those that there are.
     """
@@ -53,11 +54,14 @@ def _dual(r: int, p: int, m: int) -> str:
     later = p - r - 1
     warm = "f" * (2 * later) + "fF" * (r + 1) + "I?F" * later
     steady = "fBFb" * (m - 2 * p + r + 1) + "BFb" * later
-    return warm + steady + ("Bb" * (r + 1))[: r + 1] + ("Ii" * (r + 1))[r + 1 :] + "?i" * later + "?" * (r + 1)
+    return (
+        warm + steady + ("Bb" * (r + 1))[: r + 1] + ("Ii" * (r + 1))[r + 1 :] + "?i" * later + "?" * (r + 1)
+    )
 
 
 def _spelled(word: str, there: int, back: int) -> Row:
-    """The actions of a V: small letters for the stage on the way ``there``, capitals for the one on the way ``back``.
+    """The actions of a V: small letters for the stage on the way ``there``, capitals for the
+    one on the way ``back``.
 
     Each takes that stage's next micro batch; ``?`` is the oldest weight gradient kept back.
     """

@@ -23,10 +23,12 @@ STYLE = (
 
 
 def svg(timeline: Timeline) -> str:
-    """Colour says what runs, the number which micro batch, a paler shade a later chunk; hover for torch's name of it.
+    """Colour says what runs, the number which micro batch, a paler shade a later chunk; hover for torch's
+    name of it.
 
-    As wide as its labels need, within bounds; actions too narrow for a number have none. Of more than ``MANY`` actions
-    those of one kind that touch are drawn as one, without names and numbers, and the picture says so.
+    As wide as its labels need, within bounds; actions too narrow for a number have none. Of more
+    than ``MANY`` actions those of one kind that touch are drawn as one, without names and numbers,
+    and the picture says so.
     """
     mean = sum(timeline.busy) / max(len(timeline.events), 1) or 1.0
     inner = min(max(760.0, 26 * timeline.makespan / mean), 2400.0)

@@ -18,8 +18,8 @@ GLYPHS = {"F": "0123456789", "B": "ABCDEFGHIJ", "I": "abcdefghij", "W": "w"}
 def text(timeline: Timeline, width: int = 72) -> str:
     """One row a pipeline rank, ``width`` columns of equal time, each showing what runs in its middle.
 
-    A forward is the last digit of its micro batch, a backward that digit as a letter (A is 0; small when only the input
-    gradient), a weight gradient w, a bubble a dot.
+    A forward is the last digit of its micro batch, a backward that digit as a letter (A is 0; small when only
+    the input gradient), a weight gradient w, a bubble a dot.
     """
     rows: list[list[Event]] = [[] for _ in timeline.busy]
     for e in timeline.events:
@@ -27,7 +27,8 @@ def text(timeline: Timeline, width: int = 72) -> str:
     wide = len(str(len(rows) - 1))
     middles = [(col + 0.5) * timeline.makespan / width for col in range(width)]
     return "\n".join(
-        f"rank {r:<{wide}} |{''.join(_glyph(row, t, timeline.pieces) for t in middles)}|" for r, row in enumerate(rows)
+        f"rank {r:<{wide}} |{''.join(_glyph(row, t, timeline.pieces) for t in middles)}|"
+        for r, row in enumerate(rows)
     )
 
 

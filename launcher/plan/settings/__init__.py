@@ -1,8 +1,8 @@
 """What becomes of each setting: applied, satisfied, degraded, or refused with the reason.
 
-A module here is called as its section of ``conf/config.yaml``: ``parallel.comm_fusion`` is in ``comm_fusion``. It has
-what its section needs of ``refused`` (what is wrong before a model is read), ``refused_for`` (what is wrong for this
-model) and ``rows`` (what the plan shows of it).
+A module here is called as its section of ``conf/config.yaml``: ``parallel.comm_fusion`` is in
+``comm_fusion``. It has what its section needs of ``refused`` (what is wrong before a model is read),
+``refused_for`` (what is wrong for this model) and ``rows`` (what the plan shows of it).
 """
 
 from __future__ import annotations

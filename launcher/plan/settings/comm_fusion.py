@@ -98,7 +98,9 @@ def _nothing_fused(sizes: Sizes, fused: Fused | None) -> Setting:
         parts.append("every module is gathered by itself")
     if fused.buckets:
         parts.append("every whole parameter is reduced by itself")
-    return Setting(key, "false", "applied", "; ".join(parts) or "no parameter learns, nothing to sum or to gather")
+    return Setting(
+        key, "false", "applied", "; ".join(parts) or "no parameter learns, nothing to sum or to gather"
+    )
 
 
 def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Fused | None) -> Setting:

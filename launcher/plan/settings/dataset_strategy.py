@@ -113,4 +113,7 @@ def _outcome(how: BatchReading, sizes: Sizes) -> Outcome:
         return "applied", "each data-parallel rank reads its own part, as data_parallel"
     part = "the whole batch" if how.parts == 1 else f"one of {how.parts} parts"
     read = many(sizes.global_batch // how.parts, "sample")
-    return "applied", f"each data-parallel rank reads {part}, {read}, and keeps its slice of {sizes.local_batch}"
+    return (
+        "applied",
+        f"each data-parallel rank reads {part}, {read}, and keeps its slice of {sizes.local_batch}",
+    )

@@ -17,7 +17,10 @@ KEY = "parallel.grid"
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
-    """Work out the sizes of ``job``, or say why they do not fit. ``None`` when there is no grid to speak of."""
+    """Work out the sizes of ``job``, or say why they do not fit.
+
+    ``None`` when there is no grid to speak of.
+    """
     notes: list[Note] = []
     found: list[Problem] = []
     grid = _grid(job, notes, found)
@@ -83,7 +86,9 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
     # the number of ranks: as asked for, or as few as the layout needs
     need = lcm(pp * tp * (shard or 1) * (asked.dp_replicate or 1), job.launch.nnodes)
     if job.launch.nproc is None:
-        notes.append(Note("launch.nproc", f"null -> {need // job.launch.nnodes}: as many ranks as the layout needs"))
+        notes.append(
+            Note("launch.nproc", f"null -> {need // job.launch.nnodes}: as many ranks as the layout needs")
+        )
     world = need if job.launch.nproc is None else job.launch.nproc * job.launch.nnodes
     if world % (pp * tp):
         found.append(_indivisible(job, world, tp, pp * tp * (shard or 1)))

@@ -18,7 +18,9 @@ def refused(job: Job) -> Iterator[Problem]:
     """A form of norms that are neither printed nor dumped."""
     asked = job.parallel.local_norm
     if asked.device and not asked.print and asked.dump is None:
-        text = "true: says how norms are told, and they are told nowhere: print them, or dump them to a folder"
+        text = (
+            "true: says how norms are told, and they are told nowhere: print them, or dump them to a folder"
+        )
         yield Problem(f"{KEY}.device", text, f"{KEY}.print=true")
 
 

@@ -54,7 +54,9 @@ def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
 
 def _one_stage(pipe: Pipeline) -> Iterator[Problem]:
     if pipe.seq_chunks > 1:
-        text = f"{pipe.seq_chunks}: pieces of a sequence fill the bubble between stages, and there is one stage"
+        text = (
+            f"{pipe.seq_chunks}: pieces of a sequence fill the bubble between stages, and there is one stage"
+        )
         yield Problem(PIECES, text, f"{PIECES}=1")
 
 

@@ -24,7 +24,9 @@ Config = Mapping[str, int]
 """The stage of each name that a request gives one."""
 
 
-def cut(job: Job, sizes: Sizes, config: Config | None, model: TracedModel) -> tuple[tuple[Stage, ...], list[Note]]:
+def cut(
+    job: Job, sizes: Sizes, config: Config | None, model: TracedModel
+) -> tuple[tuple[Stage, ...], list[Note]]:
     """The stages of ``model`` and how they came about; ``config`` is ``None`` for auto.
 
     Raises ``RequestError`` for stages that cannot be.
@@ -42,7 +44,9 @@ def cut(job: Job, sizes: Sizes, config: Config | None, model: TracedModel) -> tu
     return made, notes
 
 
-def _told(job: Job, sizes: Sizes, config: Config | None, model: TracedModel) -> tuple[dict[str, int], list[Note]]:
+def _told(
+    job: Job, sizes: Sizes, config: Config | None, model: TracedModel
+) -> tuple[dict[str, int], list[Note]]:
     """The stage of each called module, and of each parameter in the glue, that has one."""
     called = list(dict.fromkeys(n.target for n in model.graph.nodes if n.kind == "module"))
     if model.leaves is None:
@@ -53,7 +57,9 @@ def _told(job: Job, sizes: Sizes, config: Config | None, model: TracedModel) -> 
     return _as_asked(config, called, glued, model.skeleton), []
 
 
-def _as_asked(config: Config, called: Sequence[str], glued: Collection[str], skeleton: Skeleton) -> dict[str, int]:
+def _as_asked(
+    config: Config, called: Sequence[str], glued: Collection[str], skeleton: Skeleton
+) -> dict[str, int]:
     """A module without a stage of its own is where its parameters are; a parameter counts only when it is named."""
     out: dict[str, int] = {}
     for module in called:
@@ -117,7 +123,9 @@ def _bytes(skeleton: Skeleton, module: str) -> int:
     return sum(p.spec.nbytes for p in inside)
 
 
-def _too_few(job: Job, sizes: Sizes, skeleton: Skeleton, graph: Graph, groups: Sequence[tuple[str, ...]]) -> Problem:
+def _too_few(
+    job: Job, sizes: Sizes, skeleton: Skeleton, graph: Graph, groups: Sequence[tuple[str, ...]]
+) -> Problem:
     """The cure is the smallest change that leaves no more stages than ``groups``."""
     text = f"the model has {many(sum(map(len, groups)), 'module')} with parameters"
     for group in groups:
@@ -130,14 +138,19 @@ def _too_few(job: Job, sizes: Sizes, skeleton: Skeleton, graph: Graph, groups: S
 
     for key, changed in _fewer(job, sizes):
         virtual = _virtual(job, changed)
-        if virtual is not None and virtual <= len(groups) and _as_far(skeleton, sizes.virtual, virtual, grouped):
+        if (
+            virtual is not None
+            and virtual <= len(groups)
+            and _as_far(skeleton, sizes.virtual, virtual, grouped)
+        ):
             words = [f"{pipeline.KEY}.{name}={_typed(value)}" for name, value in changed.items()]
             return Problem(f"{pipeline.KEY}.{key}", text, " ".join(words))
     return Problem(f"{pipeline.KEY}.stages", f"{text}; use fewer stages")
 
 
 def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
-    """What would make fewer stages: the key to blame, and changes of ``parallel.pipeline``; the smallest change first.
+    """What would make fewer stages: the key to blame, and changes of ``parallel.pipeline``;
+    the smallest change first.
 
     A key that would keep its value is no change.
     """

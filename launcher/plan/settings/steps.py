@@ -30,7 +30,9 @@ def _samples(job: Job) -> Iterator[Problem]:
 
 def _held_out(job: Job) -> Iterator[Problem]:
     """Who reads held-out samples, when there are to be none."""
-    readers = [n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)]
+    readers = [
+        n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)
+    ]
     if job.train.eval_every is not None and any(s.kind == "train" for s in job.steps.values()):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0:
@@ -47,7 +49,12 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         source = sizes.grid["pp"] if step.src is None and sizes is not None else None
         yield from _rank_files(key, step, job)
         if step.strategy is None:
-            layout = {"nproc": step.nproc, "stages": step.stages, "shard_size": step.shard_size, "tp": step.tp}
+            layout = {
+                "nproc": step.nproc,
+                "stages": step.stages,
+                "shard_size": step.shard_size,
+                "tp": step.tp,
+            }
             yield from unmergeable(key, source, **layout)
             continue
         for field in ("nproc", "stages", "shard_size", "tp"):

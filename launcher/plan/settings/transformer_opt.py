@@ -312,7 +312,10 @@ def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
         return "satisfied", "no weight is sharded: nothing is gathered"
     assert job.parallel.hsdp is not None
     if job.parallel.hsdp.optimizer_level != "level3":
-        return "degraded", "weights are gathered once a step, and a stage's first forward waits for all of its groups"
+        return (
+            "degraded",
+            "weights are gathered once a step, and a stage's first forward waits for all of its groups",
+        )
     if job.launch.device != "cuda":
         return _beside(job, "FSDP2 gathers the next group beside this one's computation")
     if fused is not None and all(n == 1 for n in Counter(g.stage for g in fused.groups).values()):

@@ -1,3 +1,6 @@
-"""Values that plans are made of: grids, layouts, facts of a model, dtypes, and how they are written. No decision."""
+"""Values that plans are made of: grids, layouts, facts of a model, dtypes, and how they are written.
+
+No decision.
+"""
 
 __all__ = ["batch_reading", "facts", "grid", "layout", "optimizer_traits", "precision", "text", "trust"]

@@ -11,8 +11,9 @@ from launcher.plan.values.grid import Grid
 class BatchReading:
     """A batch is read in ``parts``; as many data-parallel ranks as share a part each keep their slice of it.
 
-    ``over_stages``: one stage reads inputs and targets for all; else the first reads inputs and the last targets.
-    ``over_operators``: one rank of a tensor-parallel group reads for all of it; else each reads for itself.
+    ``over_stages``: one stage reads inputs and targets for all; else the first reads inputs and
+    the last targets. ``over_operators``: one rank of a tensor-parallel group reads for all of it;
+    else each reads for itself.
     """
 
     parts: int

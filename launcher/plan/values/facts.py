@@ -29,7 +29,8 @@ IGNORED = -100
 
 
 def class_dims(output: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """The dims that an output may have its classes on, for targets of this shape; best first, none where it fits not.
+    """The dims that an output may have its classes on, for targets of this shape; best first, none where it
+    fits not.
 
     >>> class_dims((8, 10), (8,)), class_dims((8, 16, 100), (8, 16)), class_dims((8, 4, 6, 5), (8, 6, 5))
     ((1,), (2,), (1,))
@@ -58,7 +59,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter or persistent buffer. ``same_as`` is its own name, of a tied tensor the first of its names."""
+    """A parameter or persistent buffer.
+
+    ``same_as`` is its own name, of a tied tensor the first of its names.
+    """
 
     name: str
     spec: TensorSpec
@@ -69,11 +73,12 @@ class Param:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What a model has besides modules and tensors, by first names: whatever is lost when one of them is replaced.
+    """What a model has besides modules and tensors, by first names: whatever is lost when one of them is
+    replaced.
 
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
-    ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one another's memory;
-    ``computed``: attributes made of weights.
+    ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
+    another's memory; ``computed``: attributes made of weights.
     """
 
     hooked: tuple[str, ...] = ()
@@ -86,7 +91,8 @@ class ModelTraits:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model before tracing: its modules in definition order, its parameters, and what each module is made of.
+    """A model before tracing: its modules in definition order, its parameters, and what each module is made
+    of.
 
     ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
     stages look inside them. ``kinds``: of modules that are linear, embedding, norm or elementwise, which.
@@ -103,8 +109,8 @@ class Skeleton:
 class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
-    ``work``: at its fullest moment. Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes
-    wait for it: inputs and output gradients of products with a parameter.
+    ``work``: at its fullest moment. Where it is split, the second half has ``deferred`` flops to do, and
+    ``kept`` bytes wait for it: inputs and output gradients of products with a parameter.
     """
 
     work: int = 0
@@ -116,13 +122,14 @@ class Backward:
 class Node:
     """One value in the glue between named modules.
 
-    ``kind``: ``input``, ``param`` (a parameter or buffer that glue uses directly), ``module`` (a call of the module
-    ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it yields, ``None``
-    when it yields something that is no tensor or tuple of tensors; ``packed`` when they come as a tuple.
-    ``saved`` is bytes kept for backward, ``backward`` what that needs besides, ``flops`` the forward cost, all for one
-    micro batch, or for a piece of one; ``left`` those of ``saved`` that later pieces read. Memory is numbered: what it
-    ``reads`` (its inputs and the tensors of its module), the memory its value ``lies`` in, what it ``writes`` in place.
-    ``trains`` are the inputs that get a gradient through it. ``text``: the call with all its constants.
+    ``kind``: ``input``, ``param`` (a parameter or buffer that glue uses directly), ``module`` (a call of the
+    module ``target``), ``glue`` (a function or method call) or ``output``. ``out`` lists the tensors it
+    yields, ``None`` when it yields something that is no tensor or tuple of tensors; ``packed`` when they come
+    as a tuple. ``saved`` is bytes kept for backward, ``backward`` what that needs besides, ``flops`` the
+    forward cost, all for one micro batch, or for a piece of one; ``left`` those of ``saved`` that later
+    pieces read. Memory is numbered: what it ``reads`` (its inputs and the tensors of its module), the memory
+    its value ``lies`` in, what it ``writes`` in place. ``trains`` are the inputs that get a gradient through
+    it. ``text``: the call with all its constants.
     """
 
     name: str
@@ -160,9 +167,9 @@ class Segment:
 class Change:
     """A parameter or buffer, under all its ``names``, that a forward changes while the modules ``at`` run.
 
-    ``by_data``: into something that depends on the inputs or on random numbers. ``read``: the output depends on what it
-    was before. ``kept``: it is changed where it lies, and a backward needs what was there. ``once``: to change it twice
-    is to change it once, as with an embedding's ``max_norm``.
+    ``by_data``: into something that depends on the inputs or on random numbers. ``read``: the output depends
+    on what it was before. ``kept``: it is changed where it lies, and a backward needs what was there.
+    ``once``: to change it twice is to change it once, as with an embedding's ``max_norm``.
     """
 
     names: tuple[str, ...]
@@ -179,7 +186,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Inner:
-    """Gradients that the forward takes itself while ``module`` runs: by ``backward()``, which adds to the weights'.
+    """Gradients that the forward takes itself while ``module`` runs: by ``backward()``, which adds to the
+    weights'.
 
     ``crosses``: modules around it of which another argument was made of what the gradient is taken of.
     """
@@ -193,11 +201,12 @@ class Inner:
 class Effects:
     """What a forward does besides computing.
 
-    ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes that take
-    one only, as the model is without ``train.precision`` of less bits. ``reads``: buffers as the constructor left them;
-    ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made there. ``grads``: modules that
-    look at the gradient that a backward has left on a parameter. ``evaluated``: what a forward in evaluation mode
-    changes; ``mixed``: the modules that then normalize over the samples of their batch.
+    ``sparse``: tables whose gradients would be sparse. ``disagree``: operations on tensors of several dtypes
+    that take one only, as the model is without ``train.precision`` of less bits. ``reads``: buffers as the
+    constructor left them; ``foreign``: shapes of tensors that are neither of the model, nor inputs, nor made
+    there. ``grads``: modules that look at the gradient that a backward has left on a parameter.
+    ``evaluated``: what a forward in evaluation mode changes; ``mixed``: the modules that then normalize over
+    the samples of their batch.
     """
 
     changes: tuple[Change, ...] = ()
@@ -215,15 +224,16 @@ class Effects:
 class Graph:
     """The glue of a model for one micro batch, in execution order.
 
-    ``scopes``: parameters that are used while their own module is not running, each with the deepest module around it
-    that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that run once, one right
-    after the other, and feed each other. ``calls``: how often those modules run that do not run once. ``segments``: of
-    an untraced model what its one node is made of. ``order``: modules as they begin (True) and end. ``looks``: modules
-    whose own code looks at data, so that what runs inside of them may differ from rank to rank. ``steers``: units
-    themselves were seen to run, or not, or in another order, with other numbers. ``overwrites``: modules that change
-    their inputs in place. ``recomputed``: modules around several units that one checkpoint runs again.
-    ``nested``: modules that run inside of themselves. ``inferred``: those that run in inference mode. ``fills``: those
-    that change a list or dictionary that they are given. ``lazy``: those that return a generator.
+    ``scopes``: parameters that are used while their own module is not running, each with the deepest module
+    around it that always is; ``None`` for one that is never used. ``chains``: units (``naming.units``) that
+    run once, one right after the other, and feed each other. ``calls``: how often those modules run that do
+    not run once. ``segments``: of an untraced model what its one node is made of. ``order``: modules as they
+    begin (True) and end. ``looks``: modules whose own code looks at data, so that what runs inside of them
+    may differ from rank to rank. ``steers``: units themselves were seen to run, or not, or in another order,
+    with other numbers. ``overwrites``: modules that change their inputs in place. ``recomputed``: modules
+    around several units that one checkpoint runs again. ``nested``: modules that run inside of themselves.
+    ``inferred``: those that run in inference mode. ``fills``: those that change a list or dictionary that
+    they are given. ``lazy``: those that return a generator.
     """
 
     nodes: tuple[Node, ...]

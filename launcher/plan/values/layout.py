@@ -67,7 +67,10 @@ class Layout:
         return all(where[axis] in places for axis, places in self.at)
 
     def box(self, rank: int) -> Box | None:
-        """Elements held by ``rank``; ``None`` if it does not have the tensor. The box may be empty (ragged dims)."""
+        """Elements held by ``rank``; ``None`` if it does not have the tensor.
+
+        The box may be empty (ragged dims).
+        """
         if not self.holds(rank):
             return None
         where = self.grid.coords(rank)
@@ -96,7 +99,9 @@ class Layout:
     def twins(self, rank: int) -> tuple[int, ...]:
         """Ranks of the same stage that hold the same elements as ``rank``, ascending, ``rank`` included."""
         pinned = {axis for axis, _ in self.at}
-        return self.grid.peers(rank, *(a for a, _ in self.grid.axes if a not in pinned and a not in self.axes))
+        return self.grid.peers(
+            rank, *(a for a, _ in self.grid.axes if a not in pinned and a not in self.axes)
+        )
 
     @property
     def axes(self) -> tuple[str, ...]:

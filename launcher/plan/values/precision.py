@@ -13,9 +13,11 @@ FIRST_SCALE = 65536.0
 
 @dataclass(frozen=True)
 class Precision:
-    """``kept``: weights, gradients and optimizer state; ``compute``: the model; ``reduce``: gradients as they travel.
+    """``kept``: weights, gradients and optimizer state; ``compute``: the model; ``reduce``:
+    gradients as they travel.
 
-    ``scale``: what the loss is multiplied by before backward, ``None`` for 1; with ``dynamic`` only to begin with.
+    ``scale``: what the loss is multiplied by before backward, ``None`` for 1; with ``dynamic`` only to begin
+    with.
     """
 
     kept: str

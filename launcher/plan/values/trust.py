@@ -21,8 +21,8 @@ def told(place: str) -> str:
 class Trust:
     """Who must vouch for a checkpoint that is read: whoever has the key at ``key``.
 
-    ``None``: the place of the key that the checkpoint itself names is believed, and so is one that is not encrypted.
-    ``plain``: one that is not encrypted is believed although there is a ``key``.
+    ``None``: the place of the key that the checkpoint itself names is believed, and so is one that is not
+    encrypted. ``plain``: one that is not encrypted is believed although there is a ``key``.
     """
 
     key: str | None = None

@@ -17,7 +17,8 @@ DAMAGED = "the environment of torchrun or srun is damaged, or made by hand"
 class Place:
     """One process among ``size``. ``attempt`` counts restarts from 0.
 
-    The store of all is at ``host`` and ``port``; ``hosted``: the outer launcher listens there, else rank 0 does.
+    The store of all is at ``host`` and ``port``; ``hosted``: the outer launcher listens there, else rank 0
+    does.
     """
 
     rank: int
@@ -53,7 +54,8 @@ def place(env: Mapping[str, str] = os.environ) -> Place | None:
 def _outer_launcher(read: _Reader) -> Literal["torchrun", "srun"] | None:
     """Who has started this process among others, if not we.
 
-    The shell of ``sbatch`` has SLURM_PROCID and SLURM_NTASKS too, but only ``srun`` sets SLURM_STEP_NUM_TASKS.
+    The shell of ``sbatch`` has SLURM_PROCID and SLURM_NTASKS too, but only ``srun`` sets
+    SLURM_STEP_NUM_TASKS.
     """
     if "RANK" in read.env and "WORLD_SIZE" in read.env:
         return "torchrun"
@@ -130,7 +132,13 @@ def _srun(read: _Reader) -> Place | None:
     port = read.number("MASTER_PORT", step_port(job, step), below=1 << 16)
     local = read.number("SLURM_LOCALID", below=here)
     return Place(
-        read.number("SLURM_PROCID", below=size), size, local, here, read.number("SLURM_RESTART_COUNT"), host or "", port
+        read.number("SLURM_PROCID", below=size),
+        size,
+        local,
+        here,
+        read.number("SLURM_RESTART_COUNT"),
+        host or "",
+        port,
     )
 
 
@@ -167,7 +175,11 @@ def job(env: Mapping[str, str] = os.environ) -> str | None:
     """What stays the same when Slurm runs a job again, ``None`` outside of one."""
     if not env.get("SLURM_JOB_ID"):
         return None
-    array = f"{env['SLURM_ARRAY_JOB_ID']}_{env.get('SLURM_ARRAY_TASK_ID', '')}" if "SLURM_ARRAY_JOB_ID" in env else ""
+    array = (
+        f"{env['SLURM_ARRAY_JOB_ID']}_{env.get('SLURM_ARRAY_TASK_ID', '')}"
+        if "SLURM_ARRAY_JOB_ID" in env
+        else ""
+    )
     return f"slurm {env.get('SLURM_CLUSTER_NAME', '')} {array or env['SLURM_JOB_ID']}"
 
 

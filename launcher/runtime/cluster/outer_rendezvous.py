@@ -27,16 +27,19 @@ def nothing() -> None:
 
 
 def open_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing) -> Store:
-    """The store that all ranks share: the outer launcher's own, or one that rank 0 hosts. Nobody waits for anybody.
+    """The store that all ranks share: the outer launcher's own, or one that rank 0 hosts.
+    Nobody waits for anybody.
 
-    ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has passed without an answer, and what
-    ``look`` raises, which is called again and again meanwhile.
+    ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has passed without an answer,
+    and what ``look`` raises, which is called again and again meanwhile.
     """
     if place.rank == 0 and not place.hosted:
         return _hosted(place)
     _reach(place, cache(timeout_s), say, look)
     try:
-        return TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+        return TCPStore(
+            place.host, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60)
+        )
     except RuntimeError as error:
         text = f"what listens at {place.host}:{place.port} is not rank 0 of this job ({str(error).splitlines()[0]})"
         raise RunError(f"rank {place.rank}: {text}; MASTER_ADDR and MASTER_PORT say where it is") from error
@@ -48,9 +51,8 @@ def _hosted(place: Place) -> Store:
     try:
         listener = socket.create_server(("", place.port), backlog=4096, family=family, dualstack_ipv6=both)
     except OSError as error:
-        text = (
-            f"rank 0 cannot listen on port {place.port}: {os.strerror(error.errno or 0)}; MASTER_PORT chooses another"
-        )
+        why = os.strerror(error.errno or 0)
+        text = f"rank 0 cannot listen on port {place.port}: {why}; MASTER_PORT chooses another"
         raise RequestError((Problem("", text),)) from error
     with listener:
         own = os.dup(listener.fileno())  # the store closes the descriptor it is given
@@ -77,8 +79,11 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None])
         time.sleep(_LOOK_S)
 
 
-def await_ranks(store: Store, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str) -> list[int]:
-    """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key has not come within ``timeout_s``.
+def await_ranks(
+    store: Store, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
+) -> list[int]:
+    """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key has not come within
+    ``timeout_s``.
 
     ``what`` they have not done is said of them after ``SAY_S``.
     """

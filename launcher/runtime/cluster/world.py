@@ -31,8 +31,8 @@ def never() -> int:
 class World:
     """One rank's place. ``device`` is ``cpu`` or ``cuda:<local_rank>``; ``attempt`` counts restarts from 0.
 
-    ``send(obj)`` hands a small picklable object to the supervisor while the rank runs on; without one it is dropped.
-    ``told()`` is the signal that has asked this rank to stop, 0 while none has.
+    ``send(obj)`` hands a small picklable object to the supervisor while the rank runs on; without one it is
+    dropped. ``told()`` is the signal that has asked this rank to stop, 0 while none has.
     """
 
     rank: int
@@ -59,16 +59,18 @@ def backend_of(device: str) -> str:
 def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
     """The rank at a place that an outer launcher has given it."""
     local = place(device, at.local_rank)
-    return World(at.rank, at.size, at.local_rank, at.local_size, at.attempt, local, backend or backend_of(device))
+    return World(
+        at.rank, at.size, at.local_rank, at.local_size, at.attempt, local, backend or backend_of(device)
+    )
 
 
 @contextmanager
 def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> Iterator[None]:
     """The default process group for the block, destroyed after it.
 
-    An error leaves it as it is, for taking it down waits for peers that may wait for us: end the process then, by
-    ``os._exit``. ``timeout_s`` bounds each collective of each group. Keys are kept apart by attempt: none reads the
-    addresses of the dead.
+    An error leaves it as it is, for taking it down waits for peers that may wait for us: end the process
+    then, by ``os._exit``. ``timeout_s`` bounds each collective of each group. Keys are kept apart by attempt:
+    none reads the addresses of the dead.
     """
     torch.set_num_threads(threads)
     device, timeout = torch.device(world.device), timedelta(seconds=timeout_s)
@@ -105,9 +107,11 @@ def _complete() -> Iterator[None]:
 
 @contextmanager
 def bounded(timeout: timedelta) -> Iterator[None]:
-    """Groups made in the block, by us, by torch or by the user's own code, take ``timeout`` if not told another.
+    """Groups made in the block, by us, by torch or by the user's own code, take ``timeout`` if not told
+    another.
 
-    A group does not inherit that of the world: torch gives it half an hour, and a mesh has no way to say another.
+    A group does not inherit that of the world: torch gives it half an hour, and a mesh has no way to say
+    another.
     """
     c10d: Any = dist.distributed_c10d
     before = c10d.default_pg_timeout, c10d.default_pg_nccl_timeout

@@ -75,9 +75,13 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
         if host == socket.gethostname() and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
         elif host == socket.gethostname() and stopped(int(pid)):
-            known.append(faults.hung(rank, world.attempt, timeout_s, "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"))
+            known.append(
+                faults.hung(rank, world.attempt, timeout_s, "it is stopped (SIGSTOP, Ctrl-Z or a debugger)")
+            )
         else:
-            unseen.append(_lost(rank, world, f"has said nothing: it is dead, or it hangs{host and f', on {host}'}"))
+            unseen.append(
+                _lost(rank, world, f"has said nothing: it is dead, or it hangs{host and f', on {host}'}")
+            )
     return known or unseen
 
 

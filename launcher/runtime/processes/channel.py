@@ -30,7 +30,10 @@ class Outbox:
 
 
 class Inbox:
-    """The supervisor's end. ``ended`` once the last writer is gone; half an object left by a dead rank is dropped."""
+    """The supervisor's end.
+
+    ``ended`` once the last writer is gone; half an object left by a dead rank is dropped.
+    """
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)

@@ -14,7 +14,12 @@ from pathlib import Path
 ASK = signal.SIGRTMAX
 ANSWER_S = 1.0
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_ROUTES = ("/torch/_ops.py", "/torch/_compile.py", "/torch/_dynamo/", "/torch/utils/")  # on the way to a collective
+_ROUTES = (
+    "/torch/_ops.py",
+    "/torch/_compile.py",
+    "/torch/_dynamo/",
+    "/torch/utils/",
+)  # on the way to a collective
 
 
 def answer(path: Path) -> None:
@@ -39,13 +44,17 @@ def _state(pid: int) -> str:
         return ""
 
 
-def culprits(pids: Mapping[int, int], stack: Callable[[int], Path], ask: Callable[[int], None]) -> dict[int, str]:
+def culprits(
+    pids: Mapping[int, int], stack: Callable[[int], Path], ask: Callable[[int], None]
+) -> dict[int, str]:
     """What each rank of ``pids`` does that waits for no other one; ``ask(rank)`` sends it ``ASK``.
 
-    Those that a signal has stopped, or else those whose stack does not end in a collective: a rank that waits for
-    the culprit ends there.
+    Those that a signal has stopped, or else those whose stack does not end in a collective: a rank that waits
+    for the culprit ends there.
     """
-    halted = {rank: "it is stopped (SIGSTOP, Ctrl-Z or a debugger)" for rank, pid in pids.items() if stopped(pid)}
+    halted = {
+        rank: "it is stopped (SIGSTOP, Ctrl-Z or a debugger)" for rank, pid in pids.items() if stopped(pid)
+    }
     if halted:
         return halted
     for rank in pids:

@@ -38,7 +38,10 @@ class Rendezvous:
 
     @contextmanager
     def hosted(self) -> Iterator[None]:
-        """Answers on the port during the block. It starts a thread, so fork the ranks first: the backlog holds them."""
+        """Answers on the port during the block.
+
+        It starts a thread, so fork the ranks first: the backlog holds them.
+        """
         if self.port is None:
             yield
             return

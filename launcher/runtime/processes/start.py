@@ -40,16 +40,16 @@ def run_ranks(
 ) -> list[T]:
     """``work(world)`` on ``size`` connected ranks; their results in rank order.
 
-    Ranks are forked, so this process must only have imported; CUDA ranks are spawned, so ``work`` must be picklable.
-    Results are pickled. ``timeout_s`` bounds each collective. ``on_message(rank, obj)`` is called here, in the order
-    in which a rank sent; what it raises ends the run. ``folder`` gets ``logs/rank<N>.log`` and ``errors/rank<N>.json``.
-    ``alone`` starts no process group. ``polls``: the work looks at ``world.told``, so that the first signal leaves it
-    the time to raise ``Preempted`` on all ranks. ``port``: ``None`` rendezvous through a file, else a TCP store on the
-    loopback.
+    Ranks are forked, so this process must only have imported; CUDA ranks are spawned, so ``work`` must be
+    picklable. Results are pickled. ``timeout_s`` bounds each collective. ``on_message(rank, obj)`` is called
+    here, in the order in which a rank sent; what it raises ends the run. ``folder`` gets ``logs/rank<N>.log``
+    and ``errors/rank<N>.json``. ``alone`` starts no process group. ``polls``: the work looks at
+    ``world.told``, so that the first signal leaves it the time to raise ``Preempted`` on all ranks. ``port``:
+    ``None`` rendezvous through a file, else a TCP store on the loopback.
 
-    Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has failed, ``Interrupted`` on a signal that
-    asks to stop (only the main thread sees them), ``RequestError`` if the port is taken. No rank outlives the call or
-    this process.
+    Raises ``RanksFailed`` when the last of ``max_restarts + 1`` attempts has failed, ``Interrupted`` on a
+    signal that asks to stop (only the main thread sees them), ``RequestError`` if the port is taken. No rank
+    outlives the call or this process.
     """
     start = start or ("fork" if device == "cpu" else "spawn")
     backend = backend or backend_of(device)

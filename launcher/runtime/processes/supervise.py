@@ -80,17 +80,21 @@ def _note(fd: int, signum: int) -> None:
     os.write(fd, bytes([signum]))
 
 
-def watch(live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> AttemptOutcome:
+def watch(
+    live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None
+) -> AttemptOutcome:
     """Returns when ``live`` is empty: each child leaves it as it is reaped.
 
-    After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody wants it.
-    A rank that is stopped for ``task.timeout_s`` has hung.
+    After a failure, or a byte from ``stop``, that takes ``GRACE_S`` at most. A message is dropped if nobody
+    wants it. A rank that is stopped for ``task.timeout_s`` has hung.
     """
     return _Supervisor(live, task, stop, on_message).run()
 
 
 class _Supervisor:
-    def __init__(self, live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None) -> None:
+    def __init__(
+        self, live: dict[int, Child], task: Task, stop: int | None, on_message: OnMessage | None
+    ) -> None:
         self._live = live
         self._task = task
         self._stop = stop
@@ -164,7 +168,10 @@ class _Supervisor:
             self._out.faults[rank] = hung(rank, self._out.attempt, self._task.timeout_s, where)
 
     def _told(self) -> None:
-        """The user asked to stop; who asks twice does not want to wait. Ranks that poll take the time for a save."""
+        """The user asked to stop; who asks twice does not want to wait.
+
+        Ranks that poll take the time for a save.
+        """
         assert self._stop is not None
         for signum in _unread(self._stop):
             self._flag.note(signum)
@@ -173,7 +180,9 @@ class _Supervisor:
                 for child in self._live.values():
                     child.send_signal(signal.SIGTERM)
                 if self._task.polls:
-                    _log.warning("%s: stopping after a save; a second signal stops at once", signal_name(signum))
+                    _log.warning(
+                        "%s: stopping after a save; a second signal stops at once", signal_name(signum)
+                    )
                 else:
                     self._hurry()
         if self._flag.insisted:

@@ -44,10 +44,11 @@ Metas = Sequence[tuple[torch.Tensor, ...]]
 class RuntimeStage(Base):
     """A stage whose sharded gradients are reduced once a step, or (``reduce_each``) after every micro batch.
 
-    torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``reshard_each``: weights are dropped
-    after every backward too. ``collect`` is called after every backward. A micro batch of torch's is a piece of one of
-    ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of every piece in turn, and modules are told
-    by ``carry`` which one runs. ``order`` keeps the collectives of its weights in the plan's order.
+    torch keeps them whole until the last micro batch, whatever FSDP2 was told. ``reshard_each``: weights
+    are dropped after every backward too. ``collect`` is called after every backward. A micro batch of
+    torch's is a piece of one of ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of
+    every piece in turn, and modules are told by ``carry`` which one runs. ``order`` keeps the collectives
+    of its weights in the plan's order.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class RuntimeStage(Base):
             takes = self.takes[bwd_chunk_id % len(self.takes)]
             self.grad_send_info = [self.stage_index - 1 if t.requires_grad else None for t in takes]
             self.bwd_cache[bwd_chunk_id] = tuple(
-                torch.zeros_like(t, device=self.device, requires_grad=False) if g is None and t.requires_grad else g
+                torch.zeros_like(t, device=self.device, requires_grad=False)
+                if g is None and t.requires_grad
+                else g
                 for g, t in zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
             )
         return super().get_bwd_send_ops(bwd_chunk_id)
@@ -145,7 +148,9 @@ class RuntimeStage(Base):
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
-                    text = f"stage {self.stage_index} hands on {_spec(got)} where {_spec(planned)} was planned"
+                    text = (
+                        f"stage {self.stage_index} hands on {_spec(got)} where {_spec(planned)} was planned"
+                    )
                     raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
         return out
 
@@ -157,7 +162,9 @@ class RuntimeStage(Base):
             self._after(self.submod, last_backward)
         self.collect()
 
-    def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False) -> Any:
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: Any, last_backward: bool = False
+    ) -> Any:
         module = self.submod
         first_half = self.deferral is not None and self.deferral.queue is not None
         if first_half or not (self.reduce_each and isinstance(module, FSDPModule)):
@@ -177,7 +184,10 @@ class RuntimeStage(Base):
             super().perform_reduce_grad(*args)
 
     def _after(self, module: FSDPModule, last: bool) -> None:
-        """What FSDP2's hooks do at the end of a backward, for gradients that none has brought. The weights stay."""
+        """What FSDP2's hooks do at the end of a backward, for gradients that none has brought.
+
+        The weights stay.
+        """
         module.set_is_last_backward(self.reduce_each)
         module.set_reshard_after_backward(False)
         module.set_requires_gradient_sync(self.reduce_each)
@@ -213,10 +223,12 @@ def _spec(t: torch.Tensor) -> str:
 
 
 class ScheduleRuntime(_PipelineScheduleRuntime):
-    """A schedule that gathers the weights of a stage once, before it is first used, and drops them after the last.
+    """A schedule that gathers the weights of a stage once, before it is first used, and drops them after the
+    last.
 
-    torch would drop them earlier when a rank holds more than three stages. Stages that gather for each use (level3)
-    are left to FSDP2's hooks: gathered all at once, they would take the memory that the level is to save.
+    torch would drop them earlier when a rank holds more than three stages. Stages that gather for
+    each use (level3) are left to FSDP2's hooks: gathered all at once, they would take the memory
+    that the level is to save.
     """
 
     def _prepare_schedule_with_comms(self, actions: Any, format: str = "compute_only") -> None:
@@ -254,7 +266,9 @@ class ForwardRuntime(ScheduleRuntime):
         self._lower(actions)
 
 
-def runtime(stages: Sequence[RuntimeStage], schedule: Schedule, micros: int, loss: Callable[..., Any]) -> Runtime:
+def runtime(
+    stages: Sequence[RuntimeStage], schedule: Schedule, micros: int, loss: Callable[..., Any]
+) -> Runtime:
     """torch's pipeline runtime on exactly these actions; torch adds sends, receives and FSDP2's gathers."""
     kinds = {a.kind for row in schedule for a in row}
     runtime_class = ForwardRuntime if kinds <= {"F"} else ScheduleRuntime
@@ -274,7 +288,9 @@ def _action(a: Action) -> _Action:
     return _Action(a.stage, KINDS[a.kind], a.micro)
 
 
-def run(schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None) -> None:
+def run(
+    schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None
+) -> None:
     """One step, or one evaluation, of micro batches (or pieces) that are cut already: they may differ in size."""
     for part in schedule._stages:
         part.has_backward = schedule._has_backward

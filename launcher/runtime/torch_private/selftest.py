@@ -70,7 +70,10 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:
-    """Raises ``RequestError`` naming all that is missing, the torch at hand and those that fit. Takes milliseconds."""
+    """Raises ``RequestError`` naming all that is missing, the torch at hand and those that fit.
+
+    Takes milliseconds.
+    """
     missing = [text for module, name, arguments in parts for text in _missing(module, name, arguments)]
     if missing:
         text = f"torch {torch.__version__} is not one that this version can use: {'; '.join(missing)}"

@@ -12,7 +12,8 @@ from torch.distributed.pipelining import PipelineStage
 class Torch211Stage(PipelineStage):
     """The stage of torch 2.11, where values that take no gradient cross too.
 
-    Its own checks of shapes know one shape only, and sequences are cut in pieces; ours are made after each forward.
+    Its own checks of shapes know one shape only, and sequences are cut in pieces; ours are
+    made after each forward.
     """
 
     inputs_meta: tuple[torch.Tensor, ...]

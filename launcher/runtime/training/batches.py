@@ -95,7 +95,9 @@ class Feed:
 
         # read here, or handed over by the rank that reads them
         for_inputs, for_targets = self._hands
-        inputs = deal(for_inputs, lambda: tuple(_each(t, read, where, split)[keep] for t in source.inputs(read)))
+        inputs = deal(
+            for_inputs, lambda: tuple(_each(t, read, where, split)[keep] for t in source.inputs(read))
+        )
         targets = deal(for_targets, lambda: (self._targets(source, read, where, split)[keep],))
         return Batch(tuple(map(self._move, inputs)), self._move(*targets) if targets else None, valid)
 
@@ -119,5 +121,7 @@ def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:
     """``t`` itself, one for each index. Raises ``RunError``."""
     if len(t) != len(read):
         text = f"{where}: the data was asked for {len(read)} {split} samples and returned {len(t)}"
-        raise RunError(f"{text}, in a tensor of shape {tuple(t.shape)}; return one for each index, in their order")
+        raise RunError(
+            f"{text}, in a tensor of shape {tuple(t.shape)}; return one for each index, in their order"
+        )
     return t

@@ -19,7 +19,10 @@ FEW = 4
 
 @dataclass
 class LocalNormLog:
-    """``device``: one number a rank instead of one a parameter. ``scale`` undoes the mean over data-parallel ranks."""
+    """``device``: one number a rank instead of one a parameter.
+
+    ``scale`` undoes the mean over data-parallel ranks.
+    """
 
     own: OwnGradients
     world: World
@@ -65,7 +68,9 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
     start = f"local_norm, step {step}: "
-    return [f"{start}{name} {_spread(name, every)}" if name else start + _spread(name, every) for name in names]
+    return [
+        f"{start}{name} {_spread(name, every)}" if name else start + _spread(name, every) for name in names
+    ]
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:

@@ -21,7 +21,10 @@ from launcher.runtime.training.session import Session
 
 @dataclass(frozen=True)
 class Loop:
-    """What the loop does besides stepping; ``None`` is never. ``lr`` sets the rate of a step and returns it."""
+    """What the loop does besides stepping; ``None`` is never.
+
+    ``lr`` sets the rate of a step and returns it.
+    """
 
     until: int
     lr: Callable[[int], float]
@@ -38,8 +41,9 @@ class Loop:
 def train(s: Session, loop: Loop) -> None:
     """Optimizer steps from ``s.step`` up to ``loop.until``.
 
-    Raises ``Preempted`` on all ranks, behind a save, once any has been asked to stop. A validation that was left for
-    that is made up for. How long training stood still for a checkpoint is in the row after it, as ``save_stall_ms``.
+    Raises ``Preempted`` on all ranks, behind a save, once any has been asked to stop. A validation that
+    was left for that is made up for. How long training stood still for a checkpoint is in the row after
+    it, as ``save_stall_ms``.
     """
     stall: dict[str, float] = {}
     look(s)
@@ -115,10 +119,11 @@ def stop(s: Session) -> NoReturn:
 
 
 def step(s: Session, clip: float | None) -> tuple[float, float]:
-    """One optimizer step. Returns the global batch's loss, as it was asked for, and the gradient norm before clipping.
+    """One optimizer step. Returns the global batch's loss, as it was asked for, and the
+    gradient norm before clipping.
 
-    When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks skip such
-    a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
+    When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks
+    skip such a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
     """
     # gradients, and this rank's share of the loss
     batch = s.feed.batch(s.step)
@@ -143,8 +148,12 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
             s.local_norm.tell(s.step + 1, loud=True, scaled=s.scaling.factor)
         text = f"step {s.step + 1}: the loss is {loss} and the gradient norm {norm}; the weights were not touched"
         if s.scaling.factor > 1 and math.isfinite(loss):
-            raise RunError(f"{text}: the gradients overflowed: train.loss_scale=null lowers the scale when they do")
-        raise RunError(f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step")
+            raise RunError(
+                f"{text}: the gradients overflowed: train.loss_scale=null lowers the scale when they do"
+            )
+        raise RunError(
+            f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
+        )
 
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
@@ -158,11 +167,16 @@ def _check_counted(s: Session) -> None:
     dist.all_reduce(counted)
     if not counted.item():
         text = f"all targets of the global batch are {IGNORED}, which count for nothing, so there is no loss"
-        raise RunError(f"step {s.step + 1}: {text}; the weights were not touched. Look at the data of this step")
+        raise RunError(
+            f"step {s.step + 1}: {text}; the weights were not touched. Look at the data of this step"
+        )
 
 
 def _skip(s: Session) -> None:
-    """Of fp16: the gradients passed its largest number. Every rank sees the same norm, so all come here or none."""
+    """Of fp16: the gradients passed its largest number.
+
+    Every rank sees the same norm, so all come here or none.
+    """
     was = s.scaling.factor
     s.scaling.overflowed()
     s.optimizer.zero_grad(set_to_none=True)
@@ -181,7 +195,9 @@ def validate(s: Session, batches: int | None) -> float:
     total, counted = sums.tolist()
     if not counted:
         text = f"all targets of the held-out samples are {IGNORED}, which count for nothing"
-        raise RunError(f"validation after step {s.step}: {text}, so there is no loss. Look at the held-out data")
+        raise RunError(
+            f"validation after step {s.step}: {text}, so there is no loss. Look at the held-out data"
+        )
     loss: float = total / counted * s.plan.loss_terms
     s.results |= {"val_loss": loss, "val_step": s.step}
     if s.world.rank == 0:

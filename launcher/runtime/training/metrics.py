@@ -22,13 +22,15 @@ _log = logging.getLogger(__name__)
 class Metrics:
     """Appends rows, each on the disk's side before the next step. NaN and infinities are written as ``null``.
 
-    ``first_step`` is the step that will be written next: rows from there on, and a line torn by a kill, are cut off.
-    So are they when a row comes again: a restarted attempt goes on from its checkpoint.
-    ``table`` names a CSV of all rows, written on leaving the block.
-    ``patient``: on a full disk rows wait in memory for room, until the block is left; else ``Unwritten`` comes at once.
+    ``first_step`` is the step that will be written next: rows from there on, and a line torn by a kill, are
+    cut off. So are they when a row comes again: a restarted attempt goes on from its checkpoint. ``table``
+    names a CSV of all rows, written on leaving the block. ``patient``: on a full disk rows wait in memory for
+    room, until the block is left; else ``Unwritten`` comes at once.
     """
 
-    def __init__(self, path: Path, first_step: int = 0, table: Path | None = None, patient: bool = False) -> None:
+    def __init__(
+        self, path: Path, first_step: int = 0, table: Path | None = None, patient: bool = False
+    ) -> None:
         if path.exists():
             os.truncate(path, _kept(path, (first_step, False)))
         self._path = path

@@ -18,18 +18,23 @@ from launcher.plan.values.facts import IGNORED, TensorSpec
 from launcher.runtime.torch_private import pipelining
 
 Loss = Callable[..., torch.Tensor]
-"""As ``launcher.models.loss.cross_entropy``: (output, target, reduction="sum") of one micro batch -> the sum of the
-losses of its targets that count, 0-d; of an output whose classes are cut, (output, target, axis, reduction="sum")."""
+"""As ``launcher.models.loss.cross_entropy``: (output, target, reduction="sum") of one micro batch ->
+the sum of the losses of its targets that count, 0-d; of an output whose classes are cut, (output,
+target, axis, reduction="sum").
+"""
 
 
 class Pipeline:
     """One rank's stages on torch's pipeline runtime.
 
-    The loss of a micro batch is the sum over its targets that count, divided by their number in the global batch:
-    plain sums, over micro batches and data-parallel ranks, give the gradient, and nothing is divided afterwards.
+    The loss of a micro batch is the sum over its targets that count, divided by their number in the
+    global batch: plain sums, over micro batches and data-parallel ranks, give the gradient, and
+    nothing is divided afterwards.
     """
 
-    def __init__(self, model: ParallelModel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device) -> None:
+    def __init__(
+        self, model: ParallelModel, inputs: Sequence[TensorSpec], loss: Loss, device: torch.device
+    ) -> None:
         self.model = model
         self.loss = loss
         plan = model.plan
@@ -57,15 +62,19 @@ class Pipeline:
         count = plan.sizes.micros * max(len(plan.pieces), 1)
         self._train = pipelining.runtime(training, plan.schedule, count, self._training_loss)
         evaluation = _stages(model, inputs, device)
-        self._evaluate = pipelining.runtime(evaluation, plan.evaluation, plan.sizes.micros, self._evaluation_loss)
+        self._evaluate = pipelining.runtime(
+            evaluation, plan.evaluation, plan.sizes.micros, self._evaluation_loss
+        )
 
-    def step(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0) -> torch.Tensor:
+    def step(
+        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0
+    ) -> torch.Tensor:
         """Forward and backward of this rank's part of a batch; no gradients before, whole ones after.
 
-        ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns this rank's share (0-d) of
-        the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without the last stage and
-        on all but the first of ``tp``, NaN when no target of the global batch counts. Gradients are ``scaled`` times as
-        large.
+        ``inputs`` are read by the first stage's ranks, ``targets`` by the last's. Returns this rank's share
+        (0-d) of the global batch's mean loss: the sum over all ranks is the mean. It is 0 on ranks without
+        the last stage and on all but the first of ``tp``, NaN when no target of the global batch counts.
+        Gradients are ``scaled`` times as large.
         """
         self.scaled = scaled
         self.count.start(targets if self.last else None)
@@ -76,8 +85,11 @@ class Pipeline:
         return self._sum() / self.count.whole() if self.last else self._sum()
 
     @torch.no_grad()
-    def evaluate(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int) -> torch.Tensor:
-        """Loss and number of all targets that count, both summed over the first ``valid`` samples of this rank's part.
+    def evaluate(
+        self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int
+    ) -> torch.Tensor:
+        """Loss and number of all targets that count, both summed over the first ``valid``
+        samples of this rank's part.
 
         The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
         """
@@ -104,7 +116,8 @@ class Pipeline:
     def _forward(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool
     ) -> None:
-        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the micro batches, in order.
+        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the
+        micro batches, in order.
 
         Nothing of it stays, as ``launcher.plan.refusals.evaluation`` has it.
         """
@@ -212,7 +225,9 @@ def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.T
     else:
         shape = (plan.sizes.micros, *spec.shape)
         flat = torch.empty(shape, dtype=dtype_of(spec.dtype), device=model.meshes.mesh.device_type)
-    dist.broadcast(flat.view(torch.uint8), group_src=plan.sizes.places[-1], group=model.meshes.pp)  # gloo: few dtypes
+    dist.broadcast(
+        flat.view(torch.uint8), group_src=plan.sizes.places[-1], group=model.meshes.pp
+    )  # gloo: few dtypes
     return list(flat.unbind())
 
 

@@ -20,8 +20,9 @@ Clock = Callable[[], float]
 class SilentProgress:
     """Says nothing; also the base of what does. Feed it the dict of each step and of each validation.
 
-    Known keys: ``step``, ``steps``, ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s`` or ``samples_per_s``,
-    ``step_ms``; in a validation ``val_<what>``; ``text`` is a line to print. All but the first two may be missing.
+    Known keys: ``step``, ``steps``, ``loss``, ``lr``, ``grad_norm``, ``tokens_per_s`` or
+    ``samples_per_s``, ``step_ms``; in a validation ``val_<what>``; ``text`` is a line to print. All but
+    the first two may be missing.
     """
 
     def __enter__(self) -> Self:
@@ -103,7 +104,9 @@ class ProgressBar(SilentProgress):
             self._drawn = self._clock()
 
 
-def progress(mode: ProgressMode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic) -> SilentProgress:
+def progress(
+    mode: ProgressMode = "auto", out: TextIO | None = None, clock: Clock = time.monotonic
+) -> SilentProgress:
     """``auto`` draws a bar on a terminal and prints plain lines elsewhere. ``clock`` counts seconds."""
     out = sys.stdout if out is None else out
     if mode == "auto":
@@ -140,7 +143,9 @@ def message(news: News) -> str | None:
     """What to print as a line of its own: a text or a validation; ``None`` for a training step."""
     if "text" in news:
         return str(news["text"])
-    found = [f"{key.removeprefix('val_')} {value:.4f}" for key, value in news.items() if key.startswith("val_")]
+    found = [
+        f"{key.removeprefix('val_')} {value:.4f}" for key, value in news.items() if key.startswith("val_")
+    ]
     if not found:
         return None
     after = [f"step {news['step']}"] if "step" in news else []

@@ -62,7 +62,10 @@ class Ranks:
         self.all(act if self.world.rank == 0 else lambda: None)
 
     def all(self, act: Callable[[], T]) -> list[T]:
-        """What ``act`` returned on every rank. If it failed on any, all raise ``RunError``: none waits for the dead."""
+        """What ``act`` returned on every rank.
+
+        If it failed on any, all raise ``RunError``: none waits for the dead.
+        """
         error: Exception | None = None
         mine: tuple[T | None, str | None]
         try:
@@ -76,7 +79,11 @@ class Ranks:
         every: list[Any] = [None] * self.world.size
         dist.all_gather_object(every, (*mine, isinstance(error, OSError)), group=self.group)
 
-        failed = [(f"rank {rank}: {text}", system) for rank, (_, text, system) in enumerate(every) if text is not None]
+        failed = [
+            (f"rank {rank}: {text}", system)
+            for rank, (_, text, system) in enumerate(every)
+            if text is not None
+        ]
         if failed:
             only_the_file_system = all(system for _, system in failed)
             text = f"checkpoint {self.name} was not written: {'; '.join(text for text, _ in failed)}"
@@ -166,7 +173,8 @@ def _snapshot(s: Session, keep: int | None, place: Callable[[str, Tensor], Tenso
 
 
 def _complete(shot: Snapshot, ranks: Ranks) -> None:
-    """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all return.
+    """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all
+    return.
 
     When one of them fails nothing is left of it: the disk may be full.
     """

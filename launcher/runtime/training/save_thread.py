@@ -11,7 +11,10 @@ from torch import Tensor
 
 
 class Saver:
-    """One write at a time. ``group`` is for the thread alone: its collectives never mix with those of training."""
+    """One write at a time.
+
+    ``group`` is for the thread alone: its collectives never mix with those of training.
+    """
 
     def __init__(self) -> None:
         """Every rank makes one at the same point of its work."""

@@ -88,7 +88,10 @@ def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
 
 
 def tensors(s: Session, found: Sequence[State] | None = None) -> dict[str, Tensor]:
-    """This rank's tensors by checkpoint name. They share memory with the model, except Python numbers of its state."""
+    """This rank's tensors by checkpoint name.
+
+    They share memory with the model, except Python numbers of its state.
+    """
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
     return out | {x.name: local(x.tensor) for x in (states(s) if found is None else found)}
 
@@ -110,7 +113,11 @@ def fill(t: Tensor, b: Blob) -> None:
 def unpacked(b: Blob) -> Tensor:
     """Its numbers as a tensor of their own."""
     dtype = dtype_of(b.dtype)
-    raw = torch.frombuffer(bytearray(b.data), dtype=torch.uint8) if b.data.nbytes else torch.empty(0, dtype=torch.uint8)
+    raw = (
+        torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
+        if b.data.nbytes
+        else torch.empty(0, dtype=torch.uint8)
+    )
     return raw.view(dtype).reshape(b.shape)
 
 
@@ -123,10 +130,11 @@ def extra(s: Session) -> Mapping[str, Blob]:
 
 @torch.no_grad()
 def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]:
-    """Take weights, optimizer state, step and (in the same layout) random streams from a checkpoint of any layout.
+    """Take weights, optimizer state, step and (in the same layout) random streams from a
+    checkpoint of any layout.
 
-    Returns what the checkpoint says of itself. ``broadcast``: one rank reads a piece for all that hold it; otherwise
-    every rank reads what it holds.
+    Returns what the checkpoint says of itself. ``broadcast``: one rank reads a piece for all that hold it;
+    otherwise every rank reads what it holds.
     """
     checkpoint = open_checkpoint(folder, s.trust)
 
@@ -172,7 +180,9 @@ def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
     alike = entry.layout.shape == p.spec.shape
     counts = not alike and (key == "step" or "/" in key) and not on_device(s.optimizer, t)
     device = torch.device("cpu") if counts else t.device
-    return torch.zeros(local(t).shape if alike else entry.layout.shape, dtype=dtype_of(entry.dtype), device=device)
+    return torch.zeros(
+        local(t).shape if alike else entry.layout.shape, dtype=dtype_of(entry.dtype), device=device
+    )
 
 
 def _give_back(s: Session, found: Sequence[State]) -> None:
@@ -187,7 +197,9 @@ def _give_back(s: Session, found: Sequence[State]) -> None:
     _same_copies(s)
 
 
-def _read(s: Session, checkpoint: Checkpoint, want: Strategy, mine: Mapping[str, Tensor], broadcast: bool) -> None:
+def _read(
+    s: Session, checkpoint: Checkpoint, want: Strategy, mine: Mapping[str, Tensor], broadcast: bool
+) -> None:
     """Notes the bytes read, and those that are held afterwards, of all ranks together."""
     rank = s.world.rank
     layouts = {name: entry.layout for name, entry in want.entries.items()}

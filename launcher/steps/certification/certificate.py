@@ -27,7 +27,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``; ``note`` says why.
+    """How far ``part`` of ``name`` ("" for a single number) is from one process after
+    ``step``; ``note`` says why.
 
     ``allowed``: of this number more than of others, because roundings alone move it as far.
     """

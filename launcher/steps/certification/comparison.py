@@ -30,7 +30,12 @@ class Judge:
     """
 
     def __init__(
-        self, copy: Copy, plan: Plan, data: Dataset, device: torch.device, prepare: Callable[[nn.Module], None]
+        self,
+        copy: Copy,
+        plan: Plan,
+        data: Dataset,
+        device: torch.device,
+        prepare: Callable[[nn.Module], None],
     ) -> None:
         self.findings: list[Finding] = []
         self.done = 0
@@ -38,7 +43,9 @@ class Judge:
         self._data, self._device, self._prepare = data, device, prepare
         self._buffers = {p.name for p in plan.params if p.buffer}
         eps = torch.finfo(models.kept(self.job.train.precision)).eps
-        self._floor = eps / copy.tolerance  # times the norm: what is less than one rounding of the norm is no error
+        self._floor = (
+            eps / copy.tolerance
+        )  # times the norm: what is less than one rounding of the norm is no error
 
     def scale(self, most: float) -> float:
         """Of the loss, such that no gradient of one process overflows."""
@@ -56,12 +63,16 @@ class Judge:
         self._complain("weights", 0, list(got.complaints))
         plain = models.state(models.construct(self.job, self.job.seed))
         made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
-        found = start.complaints(plain, lambda n: models.state(models.construct(self.job, self.job.seed + n)), made)
+        found = start.complaints(
+            plain, lambda n: models.state(models.construct(self.job, self.job.seed + n)), made
+        )
         for name in plain:
             lost = "" if name in made or name not in {p.name for p in self.plan.params} else "there is none"
             note = found.get(name, lost)
             self.findings.append(Finding(0, "weights", name, inf if note else 0.0, note))
-        self.training = Training(self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare)
+        self.training = Training(
+            self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare
+        )
 
     def _cut(self) -> Cut:
         sizes, plan = self.plan.sizes, self.plan
@@ -90,7 +101,9 @@ class Judge:
         """The next step came to no numbers; whether that is the layout's fault."""
         want = self._outcome(None, scale, narrow)
         fine = isfinite(want.loss) and isfinite(want.norm)
-        self.findings += [Finding(self.done + 1, "loss", "", inf, f"{why}; in one process it is {want.loss}")] * fine
+        self.findings += [
+            Finding(self.done + 1, "loss", "", inf, f"{why}; in one process it is {want.loss}")
+        ] * fine
         return fine
 
     def _gradients(self, row: Mapping[str, float], got: Whole, want: Outcome) -> list[Finding]:
@@ -118,7 +131,9 @@ class Judge:
         """With what a rounding of the weights does to each number as what is allowed, where that is more."""
         rounded = self.training.rounding()
         whole = Whole({**rounded.grads, **rounded.buffers}, ())
-        moved = self._gradients({"loss": rounded.loss * self.plan.loss_terms, "grad_norm": rounded.norm}, whole, want)
+        moved = self._gradients(
+            {"loss": rounded.loss * self.plan.loss_terms, "grad_norm": rounded.norm}, whole, want
+        )
         allowed = {(f.part, f.name): f.error * SHARE for f in moved if self.tolerance < f.error * SHARE < inf}
         return [replace(f, allowed=allowed.get((f.part, f.name), 0.0)) for f in found]
 
@@ -141,7 +156,9 @@ class Judge:
 
     def _weights(self, part: str, got: Whole, want: Mapping[str, Tensor]) -> None:
         self._complain(part, self.done, [c for c in got.complaints if c.split(":")[0] in want])
-        self.findings += [_far(self.done, part, name, got.tensors.get(name), w, 0.0) for name, w in want.items()]
+        self.findings += [
+            _far(self.done, part, name, got.tensors.get(name), w, 0.0) for name, w in want.items()
+        ]
 
     def _complain(self, part: str, step: int, found: list[str]) -> None:
         for text in found:

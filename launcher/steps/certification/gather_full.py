@@ -45,7 +45,9 @@ def pieces(par: ParallelModel, weights: bool = False) -> list[Piece]:
             value, box = (local(t) if p.buffer or weights else grad(t)), p.layout.box(par.meshes.rank)
             if value is not None:
                 assert box is not None
-                out.append(Piece(p.name, par.meshes.rank, box, _portable(value.detach()).to("cpu", copy=True)))
+                out.append(
+                    Piece(p.name, par.meshes.rank, box, _portable(value.detach()).to("cpu", copy=True))
+                )
     return out
 
 

@@ -18,7 +18,10 @@ Look = Callable[[], object]
 
 @dataclass(frozen=True)
 class FileChecks:
-    """One step of ``job``. ``written`` is where the steps before it leave files; ``shown``: nothing will be started."""
+    """One step of ``job``.
+
+    ``written`` is where the steps before it leave files; ``shown``: nothing will be started.
+    """
 
     name: str
     job: Job

@@ -39,7 +39,12 @@ from launcher.steps.model.shared_construction import Drawings
 
 
 def build(
-    world: World, job: Job, plan: Plan, folder: Path, data: Dataset | None = None, drawn: Drawings | None = None
+    world: World,
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    data: Dataset | None = None,
+    drawn: Drawings | None = None,
 ) -> Session:
     """Every rank calls this; the weights are those of step 0.
 
@@ -97,7 +102,9 @@ def _trust(job: Job) -> Trust:
     return trusted
 
 
-def _local_norm(job: Job, world: World, model: ParallelModel, pipeline: Pipeline, folder: Path) -> LocalNormLog | None:
+def _local_norm(
+    job: Job, world: World, model: ParallelModel, pipeline: Pipeline, folder: Path
+) -> LocalNormLog | None:
     """Nothing looks at a gradient unless it was asked for."""
     asked = job.parallel.local_norm
     if not asked.print and asked.dump is None:

@@ -21,7 +21,8 @@ def draw(job: Job, plan: Plan) -> Blueprint:
 
 
 class Drawings:
-    """Blueprints by plan, each for one build of every rank that is forked afterwards: it takes a rank's own copy.
+    """Blueprints by plan, each for one build of every rank that is forked afterwards: it takes a rank's own
+    copy.
 
     Each is drawn as if it were the first: what constructors count in Python starts anew.
     """
@@ -31,7 +32,10 @@ class Drawings:
         self._starts: dict[tuple[str, ...], GlobalsSnapshot] = {}
 
     def add(self, job: Job, plan: Plan, builds: int = 1) -> None:
-        """For so many ``builds`` of ``plan``. Where it fails each rank draws for itself, and tells why it cannot."""
+        """For so many ``builds`` of ``plan``.
+
+        Where it fails each rank draws for itself, and tells why it cannot.
+        """
         try:
             self._of.append((plan, [self._drawn(job, plan) for _ in range(builds)]))
         except Exception as error:

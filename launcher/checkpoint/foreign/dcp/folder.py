@@ -31,10 +31,14 @@ class DcpFolder:
         self.folder = folder
         self.others = contents.others
         self._tensors = contents.tensors
-        self.specs: Mapping[str, TensorSpec] = {name: stored.spec for name, stored in contents.tensors.items()}
+        self.specs: Mapping[str, TensorSpec] = {
+            name: stored.spec for name, stored in contents.tensors.items()
+        }
         self._map = lru_cache(maxsize=OPEN)(mapped)
         self._window = Window()
-        self._saved = {name: [self._find(name, c) for c in stored.chunks] for name, stored in self._tensors.items()}
+        self._saved = {
+            name: [self._find(name, c) for c in stored.chunks] for name, stored in self._tensors.items()
+        }
 
     def apart(self) -> DcpFolder:
         """The same, for another thread."""

@@ -39,7 +39,9 @@ KNOWN: Known = {
     "torch.Size": _size,
     "collections.OrderedDict": plain,
     "builtins.getattr": Record,  # how Python 3.11.0 to 3.11.3 writes the member of an enumeration
-    **{f"pathlib.{kind}": Record for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")},
+    **{
+        f"pathlib.{kind}": Record for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+    },
     **{f"pathlib._local.{kind}": Record for kind in ("PosixPath", "WindowsPath")},
     **{f"torch.{dtype}": dtype for dtype in ITEMSIZE},
 }
@@ -88,7 +90,9 @@ def _contents(root: Any) -> Contents:
     if not isinstance(root, Record) or not isinstance(root["state_dict_metadata"], dict):
         raise ValueError("not the metadata of a distributed checkpoint")
     listed = root["state_dict_metadata"]
-    where = {(index["fqn"], _plain(index["offset"])): info for index, info in (root["storage_data"] or {}).items()}
+    where = {
+        (index["fqn"], _plain(index["offset"])): info for index, info in (root["storage_data"] or {}).items()
+    }
     tensors = {name: _stored(name, meta, where) for name, meta in listed.items() if isinstance(meta, _Tensor)}
     odd = [name for name, meta in listed.items() if not isinstance(meta, _Tensor | _Bytes)]
     if odd:
@@ -118,7 +122,9 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
     if info is None or len(lo) != len(sizes):
         raise ValueError(f"tensor {name}: no file has its piece at {list(lo)}")
     if info["transform_descriptors"]:
-        raise ValueError(f"tensor {name}: its files are compressed or otherwise transformed, which is not read")
+        raise ValueError(
+            f"tensor {name}: its files are compressed or otherwise transformed, which is not read"
+        )
     file = info["relative_path"]
     start, length = _naturals((info["offset"], info["length"]))
     if not isinstance(file, str) or "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):

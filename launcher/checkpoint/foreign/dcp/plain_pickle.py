@@ -35,7 +35,10 @@ def plain(*args: Any) -> dict[str, Any]:
 
 
 def read(data: bytes, known: Known, storage: Callable[[Any], Any] | None = None) -> Any:
-    """The value. ``storage`` gets what is kept outside. Raises ``ValueError`` for everything that is not plain data."""
+    """The value.
+
+    ``storage`` gets what is kept outside. Raises ``ValueError`` for everything that is not plain data.
+    """
     try:
         return _Reader(data, known, storage).load()
     except RefusedPickle:

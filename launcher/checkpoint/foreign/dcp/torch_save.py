@@ -68,19 +68,29 @@ KNOWN: Known = {
 
 
 def find(data: memoryview, start: int, length: int) -> Saved:
-    """Read the head of the archive in these bytes of a file. Raises ``ValueError`` when that is no single tensor."""
+    """Read the head of the archive in these bytes of a file.
+
+    Raises ``ValueError`` when that is no single tensor.
+    """
     if start + length > data.nbytes:
-        raise ValueError(f"truncated: it should be in bytes {start} to {start + length}, the file has {data.nbytes}")
+        raise ValueError(
+            f"truncated: it should be in bytes {start} to {start + length}, the file has {data.nbytes}"
+        )
     part = data[start : start + length]
 
     # the description, and where in the archive the numbers are
     try:
         with zipfile.ZipFile(_Part(part)) as archive:
             entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            if any(i.compress_type != zipfile.ZIP_STORED or i.compress_size != i.file_size for i in entries.values()):
+            if any(
+                i.compress_type != zipfile.ZIP_STORED or i.compress_size != i.file_size
+                for i in entries.values()
+            ):
                 raise ValueError("its archive is compressed, which torch.save never does")
             if entries["data.pkl"].file_size > LONGEST:
-                raise ValueError(f"its description has {entries['data.pkl'].file_size} bytes, no single tensor's")
+                raise ValueError(
+                    f"its description has {entries['data.pkl'].file_size} bytes, no single tensor's"
+                )
             found = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
             if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
                 raise ValueError("its numbers are not little-endian")
@@ -92,14 +102,20 @@ def find(data: memoryview, start: int, length: int) -> Saved:
 
     # behind the entry's own head, whose name and extra field are as long as it says
     head = bytes(part[at.header_offset : at.header_offset + 30])
-    base = at.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    base = (
+        at.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
+    )
     return _within(found, start + base, at.file_size, start + length)
 
 
 def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> Saved:
     dtype = t.dtype or t.storage.dtype
     sizes = (t.offset, *t.shape, *t.strides)
-    if dtype not in ITEMSIZE or len(t.shape) != len(t.strides) or not all(type(n) is int and n >= 0 for n in sizes):
+    if (
+        dtype not in ITEMSIZE
+        or len(t.shape) != len(t.strides)
+        or not all(type(n) is int and n >= 0 for n in sizes)
+    ):
         raise ValueError("its description is no tensor's")
     size = ITEMSIZE[dtype]
     last = t.offset + sum((n - 1) * stride for n, stride in zip(t.shape, t.strides, strict=True))

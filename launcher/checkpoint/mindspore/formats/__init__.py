@@ -8,8 +8,19 @@ from launcher.checkpoint.mindspore.formats.ckpt_write import text_bytes, write_c
 from launcher.checkpoint.mindspore.formats.encryption import MODES, CipherMode
 from launcher.checkpoint.mindspore.formats.from_ours import merged_file, stage_files
 from launcher.checkpoint.mindspore.formats.group_file import GroupFile
-from launcher.checkpoint.mindspore.formats.strategy import Operator, Slicing, StrategyFile, StrategyForm, merge
-from launcher.checkpoint.mindspore.formats.strategy_files import form_of, read_stages, read_strategy, write_strategy
+from launcher.checkpoint.mindspore.formats.strategy import (
+    Operator,
+    Slicing,
+    StrategyFile,
+    StrategyForm,
+    merge,
+)
+from launcher.checkpoint.mindspore.formats.strategy_files import (
+    form_of,
+    read_stages,
+    read_strategy,
+    write_strategy,
+)
 from launcher.checkpoint.mindspore.formats.to_ours import full_specs, to_strategy
 
 __all__ = [

@@ -44,7 +44,9 @@ class PlainFile:
             while len(out) < stop - start:
                 piece = os.pread(fd, stop - start - len(out), start + len(out))
                 if not piece:
-                    raise ValueError(f"{self.path}: truncated while it was read: it ends at byte {start + len(out)}")
+                    raise ValueError(
+                        f"{self.path}: truncated while it was read: it ends at byte {start + len(out)}"
+                    )
                 out += piece
             return out
         finally:

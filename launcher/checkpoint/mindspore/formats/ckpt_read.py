@@ -11,7 +11,16 @@ from pathlib import Path
 from launcher.checkpoint.mindspore.formats.byte_source import ByteSource, PlainFile
 from launcher.checkpoint.mindspore.formats.dtypes import DTYPES, SIZES, TEXT, nbytes
 from launcher.checkpoint.mindspore.formats.encryption import CipherMode, EncryptedCkpt, mode_of
-from launcher.checkpoint.mindspore.formats.wire import BYTES, VARINT, Field, fields, shown, signed, text, varint
+from launcher.checkpoint.mindspore.formats.wire import (
+    BYTES,
+    VARINT,
+    Field,
+    fields,
+    shown,
+    signed,
+    text,
+    varint,
+)
 from launcher.checkpoint.tensorfile.blob import Blob, described
 from launcher.checkpoint.tensorfile.header import Slot
 from launcher.checkpoint.tensorfile.safetensors import CHUNK
@@ -20,13 +29,16 @@ from launcher.untrusted.files import DIMS
 
 CRC, CRC_DIGITS = b"crc_num", 10  # what a file with a checksum ends with: this, then the CRC-32, big-endian
 NAME_LIMIT = 1 << 16  # bytes; longer names are damage
-ENTRIES = 1 << 19  # of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's
+ENTRIES = (
+    1 << 19
+)  # of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's
 FIELDS = 4 * DIMS  # of an entry; its dims may be one in each
 
 
 @dataclass(frozen=True)
 class CkptEntry:
-    """One entry. ``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in order.
+    """One entry. ``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in
+    order.
 
     A string is an entry of dtype ``str``, as long as it has characters.
     """
@@ -67,7 +79,10 @@ class Ckpt:
         return (self.read(name, at, min(at + CHUNK, size)) for at in range(0, size, CHUNK))
 
     def blob(self, name: str) -> Blob:
-        """The whole tensor, in memory of its own. Raises ``ValueError`` for a dtype that tensors cannot have here."""
+        """The whole tensor, in memory of its own.
+
+        Raises ``ValueError`` for a dtype that tensors cannot have here.
+        """
         spec = self.entries[name].spec
         try:
             return Blob.of(spec.dtype, spec.shape, bytearray(self.read(name)))
@@ -82,12 +97,15 @@ class Ckpt:
             raise ValueError(f"{self.path}: string {name} is damaged: not UTF-32") from error
 
 
-def open_ckpt(path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True) -> Ckpt:
-    """Find every tensor; ``verify`` reads the whole file once if it has a checksum, otherwise only heads are read.
+def open_ckpt(
+    path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
+) -> Ckpt:
+    """Find every tensor; ``verify`` reads the whole file once if it has a checksum, otherwise only heads are
+    read.
 
-    Raises ``ValueError``, naming the file and where possible the tensor, when it is no such file, cut short, damaged,
-    or does not open with ``key`` and ``mode``; ``ModuleNotFoundError`` when it is encrypted and ``cryptography`` is
-    not installed.
+    Raises ``ValueError``, naming the file and where possible the tensor, when it is no such file, cut short,
+    damaged, or does not open with ``key`` and ``mode``; ``ModuleNotFoundError`` when it is encrypted and
+    ``cryptography`` is not installed.
     """
     source = _source(path, key, mode)
     try:
@@ -168,7 +186,9 @@ def _joined(run: list[_Part]) -> CkptEntry:
     if any((p.dims, p.type) != (first.dims, first.type) for p in run):
         raise ValueError(f"tensor {shown(first.name)}: its parts differ in shape or dtype")
     if first.type not in DTYPES:
-        raise ValueError(f"tensor {shown(first.name)} has dtype {shown(first.type)}; known are {', '.join(DTYPES)}")
+        raise ValueError(
+            f"tensor {shown(first.name)} has dtype {shown(first.type)}; known are {', '.join(DTYPES)}"
+        )
     if any(n < 0 for n in first.dims):
         raise ValueError(f"tensor {shown(first.name)} has shape {list(first.dims[:8])}")
     size = sum(p.stop - p.start for p in run)
@@ -196,11 +216,17 @@ def _parts(source: ByteSource, end: int) -> Iterator[_Part]:
             start, stop = _value(source, at, end)
             name = _name(source, start, end)
             if stop > end:
-                raise ValueError(f"truncated: its entry ends at byte {stop}, the tensors of the file at {end}")
+                raise ValueError(
+                    f"truncated: its entry ends at byte {stop}, the tensors of the file at {end}"
+                )
             yield _part(source, name, start, stop)
             at = stop
         except ValueError as error:
-            where = f"tensor {shown(name)}: " if name else f"not a MindSpore checkpoint, or damaged, at byte {begin}: "
+            where = (
+                f"tensor {shown(name)}: "
+                if name
+                else f"not a MindSpore checkpoint, or damaged, at byte {begin}: "
+            )
             raise ValueError(f"{where}{error}") from error
 
 
@@ -242,7 +268,9 @@ def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
     kind, content = rest[2], rest[3]
     if kind.stop - kind.start > NAME_LIMIT:
         raise ValueError("its dtype is no name")
-    return _Part(name, tuple(dims), text(bytes(source.read(kind.start, kind.stop))), content.start, content.stop)
+    return _Part(
+        name, tuple(dims), text(bytes(source.read(kind.start, kind.stop))), content.start, content.stop
+    )
 
 
 def _few(found: Iterator[Field]) -> Iterator[Field]:

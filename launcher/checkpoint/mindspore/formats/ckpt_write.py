@@ -31,9 +31,9 @@ def write_ckpt(
 ) -> dict[str, str]:
     """Write and sync the tensors in the order of ``specs``; returns the digest of each (xxh3, 128 bits).
 
-    ``chunks`` gives a tensor's bytes, in order; a chunk may be reused after. A string is a tensor of dtype ``str``
-    and of its length, its bytes are ``text_bytes``. ``crc`` adds a checksum, which MindSpore cannot read together
-    with encryption.
+    ``chunks`` gives a tensor's bytes, in order; a chunk may be reused after. A string is a tensor of dtype
+    ``str`` and of its length, its bytes are ``text_bytes``. ``crc`` adds a checksum, which MindSpore cannot
+    read together with encryption.
     """
     _check(specs, crc, key)
     with told(path, sum(map(nbytes, specs.values()))):
@@ -57,7 +57,9 @@ def text_bytes(text: str) -> bytes:
 
 def _check(specs: Mapping[str, TensorSpec], crc: bool, key: bytes | None) -> None:
     if crc and key is not None:
-        raise ValueError("a checksum (crc) and encryption: MindSpore cannot read a file with both; ask for one")
+        raise ValueError(
+            "a checksum (crc) and encryption: MindSpore cannot read a file with both; ask for one"
+        )
     for name, spec in specs.items():
         if spec.dtype not in NAMES:
             raise ValueError(f"{name}: a .ckpt file has no dtype {spec.dtype}; it has {', '.join(NAMES)}")

@@ -52,7 +52,10 @@ def check_key(key: bytes, mode: str) -> None:
 
 
 class EncryptedCkpt:
-    """An encrypted file as its plain text. One decrypted block is kept; GCM's are authenticated before any is used."""
+    """An encrypted file as its plain text.
+
+    One decrypted block is kept; GCM's are authenticated before any is used.
+    """
 
     def __init__(self, path: Path, key: bytes, mode: CipherMode) -> None:
         check_key(key, mode)
@@ -100,7 +103,9 @@ class EncryptedCkpt:
         last = block.stop - STEP  # a block of CBC needs only the one before it
         iv = self._file.read(last - STEP, last) if size > STEP else block.iv
         decryptor = cipher(self._mode, self._key, bytes(iv), b"").decryptor()
-        return size - self._padding(decryptor.update(self._file.read(last, block.stop)) + decryptor.finalize())
+        return size - self._padding(
+            decryptor.update(self._file.read(last, block.stop)) + decryptor.finalize()
+        )
 
     def _padding(self, last: bytes | bytearray) -> int:
         n = last[-1]
@@ -130,18 +135,26 @@ def _parse(file: PlainFile, at: int) -> CipherBlock:
     """A block is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that."""
     mode = mode_of(file.read(at, min(at + WORD, file.size)))
     if mode is None:
-        raise ValueError(f"{file.path}: byte {at} does not start an encrypted block: damaged, or not encrypted")
+        raise ValueError(
+            f"{file.path}: byte {at} does not start an encrypted block: damaged, or not encrypted"
+        )
     tagged = TAG if mode == "AES-GCM" else 0
     start = at + WORD + tagged + WORD + WORD + IV + WORD
     if start > file.size:
-        raise ValueError(f"{file.path}: truncated: it ends within the head of the encrypted block at byte {at}")
+        raise ValueError(
+            f"{file.path}: truncated: it ends within the head of the encrypted block at byte {at}"
+        )
     head = bytes(file.read(at + WORD, start))
     tag, rest = head[:tagged], head[tagged:]
     length, iv_length, size = (int.from_bytes(rest[i : i + WORD], "little") for i in (0, WORD, 2 * WORD + IV))
     if iv_length != IV or length != 2 * WORD + IV + size or (not tagged and (size % STEP or not size)):
-        raise ValueError(f"{file.path}: damaged: the lengths in the encrypted block at byte {at} contradict each other")
+        raise ValueError(
+            f"{file.path}: damaged: the lengths in the encrypted block at byte {at} contradict each other"
+        )
     if start + size > file.size:
-        raise ValueError(f"{file.path}: truncated: a block ends at byte {start + size}, the file has {file.size}")
+        raise ValueError(
+            f"{file.path}: truncated: a block ends at byte {start + size}, the file has {file.size}"
+        )
     return CipherBlock(mode, tag, rest[2 * WORD : 2 * WORD + IV], start, start + size)
 
 
@@ -210,7 +223,9 @@ def cipher(mode: CipherMode, key: bytes, iv: bytes, tag: bytes) -> Cipher[Any]:
     try:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
     except ImportError as error:
-        text = f"{mode} needs the package cryptography, which is not installed: pip install 'cryptography>=42'"
+        text = (
+            f"{mode} needs the package cryptography, which is not installed: pip install 'cryptography>=42'"
+        )
         raise ModuleNotFoundError(text, name="cryptography") from error
     if mode == "AES-GCM":
         return Cipher(algorithms.AES(key), modes.GCM(iv[:NONCE], tag or None))

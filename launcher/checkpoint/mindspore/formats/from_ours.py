@@ -14,9 +14,9 @@ from launcher.plan.values.layout import Layout
 def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
     """One file for each stage; a tensor of several stages is in each of theirs, under its first name only.
 
-    Axes that cut dim 0 further, and are the last ones that would repeat the slice, are written as optimizer sharding.
-    Raises ``ValueError`` with every tensor that MindSpore has no layout for: ragged, or held by some ranks of a stage
-    only.
+    Axes that cut dim 0 further, and are the last ones that would repeat the slice, are written as optimizer
+    sharding. Raises ``ValueError`` with every tensor that MindSpore has no layout for: ragged, or held by
+    some ranks of a stage only.
     """
     axes = _axes(strategy)
     found: list[str] = []
@@ -48,7 +48,9 @@ def _axes(strategy: Strategy) -> tuple[str, ...]:
     """Those of a stage's ranks, outermost first."""
     axes = [axis for axis, size in strategy.grid.axes if axis != STAGE or size > 1]
     if STAGE in axes[1:]:
-        raise ValueError(f"grid {dict(strategy.grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})")
+        raise ValueError(
+            f"grid {dict(strategy.grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})"
+        )
     return tuple(axis for axis in axes if axis != STAGE)
 
 
@@ -91,7 +93,9 @@ def _check(layout: Layout) -> None:
 
 def _cut(layout: Layout, axes: Sequence[str]) -> _Cut:
     """With optimizer sharding where that leaves one axis on dim 0; else several axes stay on it."""
-    split = tuple(tuple(axis for axis in dim if axis in axes and layout.grid[axis] > 1) for dim in layout.split)
+    split = tuple(
+        tuple(axis for axis in dim if axis in axes and layout.grid[axis] > 1) for dim in layout.split
+    )
     for keep in (1, 0):
         if not split or len(split[0]) < 2:
             break

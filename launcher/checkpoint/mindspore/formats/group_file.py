@@ -31,7 +31,9 @@ def read(path: Path) -> GroupFile:
 
 
 def text(file: GroupFile) -> bytes:
-    items = (packet(1, packet(1, name.encode()) + packet(2, numbers(1, r))) for name, r in file.groups.items())
+    items = (
+        packet(1, packet(1, name.encode()) + packet(2, numbers(1, r))) for name, r in file.groups.items()
+    )
     return b"".join(items) + packet(2, numbers(1, file.restore))
 
 

@@ -36,7 +36,9 @@ def _row(name: str, s: Slicing) -> dict[str, Any]:
         told = f"several axes cut a dim (tensor map {shown(s.dims)}), which the JSON form cannot say"
         raise ValueError(f"{name}: {told}; write the protobuf form (.ckpt)")
     if s.shape is None:
-        raise ValueError(f"{name}: the JSON form needs the tensor's shape, the protobuf form does not have it")
+        raise ValueError(
+            f"{name}: the JSON form needs the tensor's shape, the protobuf form does not have it"
+        )
     row: dict[str, Any] = {
         "dev_matrix": s.devices,
         "field": s.field,
@@ -66,7 +68,9 @@ def _operator(name: str, row: Any) -> Operator:
     stage = _whole(row, "stage")
     if stage < 0:
         raise ValueError(f"{name}: stage {stage}")
-    return Operator(name, stage, tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs))
+    return Operator(
+        name, stage, tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
+    )
 
 
 def _slicing(name: str, row: Any) -> Slicing:

@@ -26,11 +26,11 @@ class Operator:
 class Slicing:
     """How one parameter lies on the ranks of a stage.
 
-    ``devices`` arranges these ranks, row-major. ``dims`` has, for each dim, the axes of ``devices`` that cut it,
-    outermost first, counted from the last axis; an axis in none of them repeats the slice. Then ``shard_size``
-    ranks that follow each other among the repeats cut dim 0 of the slice further: -1 means all repeats, 0 none.
-    ``shard_step`` is the distance of the repeats. ``nested`` says in which of its two ways the file has ``dims``.
-    ``shape`` is that of the whole tensor, which only the JSON form has.
+    ``devices`` arranges these ranks, row-major. ``dims`` has, for each dim, the axes of ``devices`` that cut
+    it, outermost first, counted from the last axis; an axis in none of them repeats the slice. Then
+    ``shard_size`` ranks that follow each other among the repeats cut dim 0 of the slice further: -1 means all
+    repeats, 0 none. ``shard_step`` is the distance of the repeats. ``nested`` says in which of its two ways
+    the file has ``dims``. ``shape`` is that of the whole tensor, which only the JSON form has.
     """
 
     devices: tuple[int, ...]
@@ -46,7 +46,9 @@ class Slicing:
     def __post_init__(self) -> None:
         axes = [axis for dim in self.dims for axis in dim]
         if not self.devices or min(self.devices) < 1:
-            raise ValueError(f"device matrix {list(self.devices)}: sizes are at least 1, and there is at least one")
+            raise ValueError(
+                f"device matrix {list(self.devices)}: sizes are at least 1, and there is at least one"
+            )
         if any(not 0 <= axis < len(self.devices) for axis in axes):
             raise ValueError(f"tensor map {shown(self.dims)}: the device matrix has {len(self.devices)} axes")
         if len({*axes}) < len(axes):
@@ -54,7 +56,9 @@ class Slicing:
         if self.shard_size < -1:
             raise ValueError(f"opt_weight_shard_size {self.shard_size} is neither a size nor -1")
         if self.shard_size > 0 and self.shard_step and self.repeats % self.shard_size:
-            raise ValueError(f"opt_weight_shard_size {self.shard_size} does not divide the {self.repeats} repeats")
+            raise ValueError(
+                f"opt_weight_shard_size {self.shard_size} does not divide the {self.repeats} repeats"
+            )
 
     @property
     def ranks(self) -> int:
@@ -109,15 +113,17 @@ class StrategyFile:
         """Of a file of one stage; 0 when it lists no operator, which is where MindSpore writes it."""
         stages = {op.stage for op in self.operators} or {0}
         if len(stages) > 1:
-            raise ValueError(f"operators of stages {sorted(stages)}, but parameters without a stage before their names")
+            raise ValueError(
+                f"operators of stages {sorted(stages)}, but parameters without a stage before their names"
+            )
         return stages.pop()
 
 
 def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
     """One file out of those of all stages, in the order given; each comes with what messages call it.
 
-    Raises ``ValueError`` when two files of one stage disagree or a stage is missing. A stage without parameters of
-    its own is fine as long as it lists an operator.
+    Raises ``ValueError`` when two files of one stage disagree or a stage is missing. A stage without
+    parameters of its own is fine as long as it lists an operator.
     """
     seen: dict[int, tuple[str, StrategyFile]] = {}
     for origin, file in parts:
@@ -130,7 +136,9 @@ def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
     assert seen, parts
     if missing := _holes(seen):
         where = ", ".join(origin for origin, _ in parts)
-        raise ValueError(f"{where}: stage {missing} of {max(seen) + 1} is missing; give the files of every stage")
+        raise ValueError(
+            f"{where}: stage {missing} of {max(seen) + 1} is missing; give the files of every stage"
+        )
     operators = tuple(op for _, file in seen.values() for op in file.operators)
     layouts = {f"{stage}-{name}": s for stage, (_, file) in seen.items() for name, s in file.layouts.items()}
     return StrategyFile(MERGED, operators, layouts)
@@ -144,7 +152,9 @@ def shown(dims: Iterable[Sequence[int]]) -> list[list[int]]:
 def _agree(first: str, a: StrategyFile, second: str, b: StrategyFile) -> None:
     odd = [n for n in {**a.layouts, **b.layouts} if a.layouts.get(n) != b.layouts.get(n)]
     if odd:
-        raise ValueError(f"{first} and {second} are both of stage {a.stage} and disagree on {', '.join(sorted(odd))}")
+        raise ValueError(
+            f"{first} and {second} are both of stage {a.stage} and disagree on {', '.join(sorted(odd))}"
+        )
 
 
 def _holes(stages: Collection[int]) -> str:

@@ -38,11 +38,12 @@ def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str
 
 
 def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
-    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that any parameter needs.
+    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that any parameter
+    needs.
 
-    ``full`` are whole tensors; names in it that the file does not list are left out. ``stages`` is that of the whole
-    pipeline where the file is of a single stage; a file of stage 2 alone takes ranks as the third of three. Raises
-    ``ValueError`` with everything that does not fit.
+    ``full`` are whole tensors; names in it that the file does not list are left out. ``stages`` is that of
+    the whole pipeline where the file is of a single stage; a file of stage 2 alone takes ranks as the third
+    of three. Raises ``ValueError`` with everything that does not fit.
     """
     found = _absent(file, full)
     parts = {name: s for name, s in _flat(file).items() if name in full}
@@ -79,7 +80,9 @@ def _strategy(
     for name, dims in sliced.items():
         split = tuple(tuple(f"d{i}" for span in dim for i in within(span, grid)) for dim in dims)
         at = ((STAGE, homes[name]),) if len(homes[name]) < count else ()
-        entries[name] = Entry(Layout(whole, full[name].shape, split, at), full[name].dtype, kind_of(name, homes))
+        entries[name] = Entry(
+            Layout(whole, full[name].shape, split, at), full[name].dtype, kind_of(name, homes)
+        )
     return Strategy(whole, entries)
 
 
@@ -99,7 +102,9 @@ def _flat(file: StrategyFile) -> dict[str, Slicing]:
         for name, slicing in layouts.items():
             first = out.setdefault(name, slicing)
             if first != slicing and _where(first) != _where(slicing):
-                found.append(f"{name}: stage {stage} cuts it otherwise than an earlier stage; one tensor, one layout")
+                found.append(
+                    f"{name}: stage {stage} cuts it otherwise than an earlier stage; one tensor, one layout"
+                )
     _raise(found)
     return out
 
@@ -145,7 +150,9 @@ def _cuts(s: Slicing, full: TensorSpec) -> DimSpans:
     dims = cuts(s)
     for dim, (size, spans) in enumerate(zip(full.shape, dims, strict=True)):
         if size % prod(map(_size, spans)):
-            raise ValueError(f"dim {dim} of {described(full)} does not divide into {prod(map(_size, spans))} parts")
+            raise ValueError(
+                f"dim {dim} of {described(full)} does not divide into {prod(map(_size, spans))} parts"
+            )
     return dims
 
 

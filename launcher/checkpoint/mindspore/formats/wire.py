@@ -41,7 +41,9 @@ def fields(read: Read, start: int, stop: int) -> Iterator[Field]:
             yield Field(number, kind, value, at, at)
             continue
         if value > stop - at:
-            raise ValueError(f"truncated: a field goes from byte {at} to {at + value}, what holds it ends at {stop}")
+            raise ValueError(
+                f"truncated: a field goes from byte {at} to {at + value}, what holds it ends at {stop}"
+            )
         yield Field(number, kind, 0, at, at + value)
         at += value
 

@@ -112,7 +112,10 @@ def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
     low = LOW[precision]
 
     def run(*xs: Any) -> Any:
-        cast = {n: p.to(low) if p.is_floating_point() and id(p) not in wide else p for n, p in model.named_parameters()}
+        cast = {
+            n: p.to(low) if p.is_floating_point() and id(p) not in wide else p
+            for n, p in model.named_parameters()
+        }
         return functional_call(model, cast, xs)
 
     return run
@@ -120,4 +123,6 @@ def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
 
 def persistent_of(module: nn.Module) -> list[Tensor]:
     """The buffers of ``module`` itself that a checkpoint keeps."""
-    return [b for n, b in module._buffers.items() if b is not None and n not in module._non_persistent_buffers_set]
+    return [
+        b for n, b in module._buffers.items() if b is not None and n not in module._non_persistent_buffers_set
+    ]

@@ -22,8 +22,8 @@ IGNORED = -100
 def order(seed: int, step: int, batch: int, n: int) -> Indices:
     """Samples, of ``n``, of optimizer step ``step`` (from 0).
 
-    Epoch follows epoch without a gap. One is the samples sorted by the raw output of a Philox generator whose seed
-    sequence is that of ``seed``, spawned by the number of the epoch.
+    Epoch follows epoch without a gap. One is the samples sorted by the raw output of a Philox generator whose
+    seed sequence is that of ``seed``, spawned by the number of the epoch.
     """
     places = range(step * batch, (step + 1) * batch)
     return np.array([_epoch(seed, place // n, n)[place % n] for place in places], dtype=np.int64)
@@ -52,7 +52,8 @@ def summed(output: Tensor, target: Tensor) -> Tensor:
 def share(schedule: Schedule, step: int, total: int) -> float:
     """Of the learning rate, in optimizer step ``step`` (from 0) of ``total``.
 
-    Even steps up to 1 while warming up, the last of them at 1; then from 1 to ``final``, which the last step has.
+    Even steps up to 1 while warming up, the last of them at 1; then from 1 to ``final``, which the last step
+    has.
     """
     if step + 1 <= schedule.warmup_steps:
         return (step + 1) / schedule.warmup_steps

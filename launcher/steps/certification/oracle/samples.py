@@ -30,7 +30,9 @@ class Alike:
         return len(self.of)
 
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
-        return tuple(x[:, :1].expand_as(x).contiguous() if x.dim() > 1 else x for x in self.of.inputs(indices))
+        return tuple(
+            x[:, :1].expand_as(x).contiguous() if x.dim() > 1 else x for x in self.of.inputs(indices)
+        )
 
     def targets(self, indices: Indices) -> Tensor:
         return self.of.targets(indices)
@@ -57,7 +59,8 @@ class First:
 class Narrow:
     """A batch in which each data-parallel rank reads the ``pick``-th of its samples only, over and over.
 
-    ``positions``: and of it the first position only. Ranks that read different samples leave different experts idle.
+    ``positions``: and of it the first position only. Ranks that read different samples leave different
+    experts idle.
     """
 
     pick: int

@@ -1,8 +1,9 @@
 """Whether weights at step 0 could be those of a plain construction, though their random streams are others.
 
-What every construction makes alike, a whole tensor or a row of one, must be made alike here too. Of the rest some
-figures are taken: they may lie outside of what several constructions have by a multiple of how far these are apart, so
-nothing is assumed of a distribution. Few constructions and a wide margin come first; a suspicion is settled with many.
+What every construction makes alike, a whole tensor or a row of one, must be made alike here too. Of the rest
+some figures are taken: they may lie outside of what several constructions have by a multiple of how far these
+are apart, so nothing is assumed of a distribution. Few constructions and a wide margin come first; a
+suspicion is settled with many.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Seen:
 
     def complaint(self, made: Tensor, ranges: float) -> str:
         """Why ``made`` is none of these; "" if it may be."""
-        if self.first.dtype not in TRAVEL and (narrow := made.to(self.first.dtype)).to(made.dtype).equal(made):
+        if self.first.dtype not in TRAVEL and (narrow := made.to(self.first.dtype)).to(made.dtype).equal(
+            made
+        ):
             made = narrow  # it has come from the ranks in a wider dtype
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
@@ -72,7 +75,9 @@ class Seen:
 
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
     """Of each tensor of ``made`` that is not as a plain construction's why not; ``construct(n)`` is another one."""
-    seen = {name: Seen(t, torch.ones(_rows(t), dtype=torch.bool)) for name, t in plain.items() if name in made}
+    seen = {
+        name: Seen(t, torch.ones(_rows(t), dtype=torch.bool)) for name, t in plain.items() if name in made
+    }
     for s in seen.values():
         s.add(s.first)
     _more(seen, construct, range(1, FEW))
@@ -104,7 +109,12 @@ def figures(t: Tensor) -> Figures:
         return (0.0,) * len(FIGURES)
     flat = (torch.view_as_real(t) if t.is_complex() else t).double().flatten()
     spread, largest = flat.std(correction=0).item(), flat.abs().max().item()
-    return log(max(spread, NONE)), log(max(largest, NONE)), flat.mean().item(), (flat == 0).double().mean().item()
+    return (
+        log(max(spread, NONE)),
+        log(max(largest, NONE)),
+        flat.mean().item(),
+        (flat == 0).double().mean().item(),
+    )
 
 
 def _least(figure: int, t: Tensor, found: list[Figures]) -> float:

@@ -57,8 +57,8 @@ class Outcome:
 class Training:
     """``numbers``: weights, buffers and other tensors to begin with.
 
-    Each data-parallel rank has its own buffers, and those of a checkpoint are the first one's after each step: that is
-    what DistributedDataParallel does.
+    Each data-parallel rank has its own buffers, and those of a checkpoint are the first one's after each
+    step: that is what DistributedDataParallel does.
     """
 
     def __init__(
@@ -121,7 +121,9 @@ class Training:
             _put(models.persistent(other), first)
         return found
 
-    def _backward(self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float) -> Outcome:
+    def _backward(
+        self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float
+    ) -> Outcome:
         self.optimizer.zero_grad(set_to_none=True)
         total, counted, buffers = 0.0, rules.counted(batch[1]), Numbers()
         for rank, model in enumerate(ranks):
@@ -177,9 +179,11 @@ class Training:
             yield self._spare
 
     def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
-        """The weights after an optimizer step with these gradients, which may differ from its own by a rounding.
+        """The weights after an optimizer step with these gradients, which may differ from its own by a
+        rounding.
 
-        An optimizer that divides by a gradient's size blows a rounding up: given the same gradients, two are equal.
+        An optimizer that divides by a gradient's size blows a rounding up: given the same
+        gradients, two are equal.
         """
         for name, p in self.named.items():
             if p.requires_grad:
@@ -226,9 +230,11 @@ class Training:
         return total / count
 
     def narrow(self, step: int) -> Narrow:
-        """The batch of ``step`` in which data-parallel ranks leave different weights without a gradient, if any does.
+        """The batch of ``step`` in which data-parallel ranks leave different weights without a gradient, if
+        any does.
 
-        Which needs data that the author never meant: where the loss of it is no number, whole samples are repeated.
+        Which needs data that the author never meant: where the loss of it is no number, whole samples are
+        repeated.
         """
         positions, best = True, None
         for pick in range(min(PATIENCE, self.cut.local)):
@@ -265,7 +271,9 @@ class Training:
                 loss = self._accumulate(model, self._part(batch, rank), counted, 1.0)
                 if not abs(loss) < float("inf"):
                     return None
-                found.append(frozenset(n for n, p in self.named.items() if p.requires_grad and p.grad is None))
+                found.append(
+                    frozenset(n for n, p in self.named.items() if p.requires_grad and p.grad is None)
+                )
         except Exception:  # the model's own, about data that is odd
             return None
         finally:
