@@ -31,8 +31,7 @@ _CURE = "without this file the checkpoint of the highest step is the newest"
 
 @dataclass(frozen=True)
 class Latest:
-    """``older``: checkpoints of a higher step than that of ``name``, by ``identity``; a run
-    that began anew has some.
+    """``older``: the checkpoints of a higher step than ``name``, by ``identity``; a run begun anew has some.
 
     ``digest`` covers ``text``; ``None``: as launchers wrote it before, the name alone. ``mac``: it is one.
     """
@@ -79,10 +78,9 @@ def read(checkpoints: Path) -> Latest | None:
 
 
 def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
-    """Raises ``ValueError`` when it is damaged or, if the ``newest`` is encrypted, unless
-    those vouch whom we trust.
+    """Raises ``ValueError`` when it is damaged or, of encrypted checkpoints, nobody vouches whom we trust.
 
-    ``folder`` is the newest checkpoint.
+    ``folder`` is the newest checkpoint, ``newest`` its manifest.
     """
     path = folder.parent / LATEST
     if found.mac:

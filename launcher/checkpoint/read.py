@@ -61,8 +61,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
-    """Raises ``ValueError`` when the folder is incomplete, its parts do not belong together, or its key is
-    another.
+    """Raises ``ValueError`` when the folder is incomplete, its parts do not fit, or its key is another.
 
     Of an encrypted one nothing is believed before the manifest's MAC has been found right. ``trust`` says
     whose key that must be; names, shapes, digests and state can be read without any, not changed.
@@ -81,9 +80,8 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
     # an older one in its place is as authentic as it was, but says its own step
     named, saved = step_of(folder), state.get("step")
     if named is not None and named != saved:
-        raise ValueError(
-            f"{folder}: its name says step {named}, it is the checkpoint of step {saved}: give it back its name"
-        )
+        told = f"its name says step {named}, it is the checkpoint of step {saved}"
+        raise ValueError(f"{folder}: {told}: give it back its name")
     return Checkpoint(folder, manifest, strategy, state, secret.key, secret.place)
 
 
@@ -100,8 +98,7 @@ def _strategy(folder: Path, manifest: Manifest) -> Strategy:
 
 
 def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
-    """Raises ``ValueError`` unless each file that a checkpoint of this ``strategy`` has is listed, and no
-    other.
+    """Raises ``ValueError`` unless the files of a checkpoint of this ``strategy`` are listed, and no other.
 
     Random states are of every rank, or of none: a checkpoint that was transformed or imported has none.
     """
@@ -168,10 +165,9 @@ def each(
     verify: bool = True,
     only: Container[str] | None = None,
 ) -> Iterator[tuple[str, Blob]]:
-    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own. Tensors of other
-    ``kinds`` need not match.
+    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own.
 
-    ``only``: names to read, if not all.
+    Tensors of other ``kinds`` need not match. ``only``: names to read, if not all.
     """
     if not 0 <= rank < dst.grid.size:
         raise ValueError(f"rank {rank} is not in the strategy's world of {dst.grid.size}")
@@ -295,17 +291,15 @@ class Reader:
 
 
 def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> None:
-    """Raises ``ValueError`` unless the manifest says the same of tensor ``name`` in ``file``, a path in the folder."""
+    """Raises ``ValueError`` unless the manifest says the same of tensor ``name`` in ``file``."""
     wanted = checkpoint.manifest.files[file].tensors[name]
     if found != wanted:
-        path = checkpoint.folder / file
-        raise ValueError(
-            f"{path}: tensor {name} is damaged: its digest is {found}, the manifest says {wanted}"
-        )
+        told = f"its digest is {found}, the manifest says {wanted}"
+        raise ValueError(f"{checkpoint.folder / file}: tensor {name} is damaged: {told}")
 
 
 def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
-    """Raises ``ValueError`` unless the file is in its place and holds what the strategy and the manifest say."""
+    """Raises ``ValueError`` unless the file is in its place and is what the strategy and the manifest say."""
     manifest = checkpoint.manifest
     path = checkpoint.folder / rank_file(rank, file)
     record = manifest.files.get(rank_file(rank, file))

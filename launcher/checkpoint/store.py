@@ -88,7 +88,7 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
 
 
 def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
-    """Raises ``ValueError`` unless there is one of each rank, all under one strategy and with the same files."""
+    """Raises ``ValueError`` unless there is one of each rank, all under one strategy, with the same files."""
     first = records[0]
     ranks = sorted(r.rank for r in records)
     if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
@@ -113,7 +113,7 @@ def _has_extra(record: RankRecord) -> bool:
 
 
 def point(folder: Path, key: str | None) -> None:
-    """Have ``latest`` name the checkpoint ``folder``, as the newest; ``key``: where that of encrypted ones is."""
+    """Have ``latest`` name ``folder`` as the newest checkpoint; ``key``: where that of encrypted ones is."""
     home = folder.parent
     own = step_of(folder)
     older = {}
@@ -158,7 +158,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
 
 
 def passed_over(newest: Path) -> list[str]:
-    """Why there is no whole checkpoint newer than ``newest`` where one should be; a killed run leaves none such."""
+    """Why checkpoints that should be newer than ``newest`` are not whole; a killed run leaves none such."""
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     found = [why for why in map(_flaw, above) if why]
     said = latest_file.read(newest.parent)

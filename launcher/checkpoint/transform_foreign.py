@@ -109,7 +109,7 @@ def to_rank_files(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """As MindSpore's ``transform_checkpoints``, from ``src`` of any kind; the new layout is beside the files."""
+    """As MindSpore's ``transform_checkpoints``, from ``src`` of any kind; the layout is beside the files."""
     check_rank_places(src, dst, overwrite)
     made = writer(src, to, strategy, trust=trust)
     layout = text(made.after, tuple(range(made.after.stages)))
@@ -126,7 +126,7 @@ def writer(
     trust: Trust = ANYONE,
     verify: bool = True,
 ) -> RankConversion:
-    """What makes the file of a rank; everything is checked, without ``verify`` no checksums of others' files."""
+    """What makes the file of a rank; everything is checked, checksums of others' files only if ``verify``."""
     if not is_foreign(src, strategy):
         if strategy is not None:
             raise ValueError(

@@ -48,10 +48,10 @@ class Span:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """``nbytes`` are read, and written; verifying reads them once more. ``peak`` is the bytes kept in memory
-    at once.
+    """``nbytes`` are read, and written; verifying reads them once more.
 
-    ``sources`` are by rank, then by file; ``names`` are the source's by the destination's.
+    ``peak`` is the bytes kept in memory at once. ``sources`` are by rank, then by file; ``names`` are the
+    source's by the destination's.
     """
 
     checkpoint: Checkpoint
@@ -83,11 +83,12 @@ class TransformPlan:
 
     def text(self, limit: int = 50) -> str:
         """For people; the table has at most ``limit`` rows."""
-        before, after = self.checkpoint.strategy.grid.size, self.target.grid.size
+        before = _counted(self.checkpoint.strategy.grid.size, "rank")
+        after = _counted(self.target.grid.size, "rank")
+        size, peak = bytes_text(self.nbytes), bytes_text(self.peak)
         head = (
-            f"{self.checkpoint.folder}: {_counted(before, 'rank')} -> {_counted(after, 'rank')}, "
-            f"{_counted(len(self.names), 'tensor')}\n"
-            f"{bytes_text(self.nbytes)} to read and to write, at most {bytes_text(self.peak)} in memory at once\n"
+            f"{self.checkpoint.folder}: {before} -> {after}, {_counted(len(self.names), 'tensor')}\n"
+            f"{size} to read and to write, at most {peak} in memory at once\n"
         )
         rows = [[str(s.rank), s.file, str(s.tensors), str(s.nbytes)] for s in self.sources[:limit]]
         more = len(self.sources) - len(rows)

@@ -29,7 +29,7 @@ def exact(src: str, dst: str) -> bool:
 
 
 def differing(specs: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """The new dtype of each tensor that has another one than ``wanted`` and can be cast; the rest is left alone."""
+    """The new dtype of each tensor that has another than ``wanted`` and can be cast; no other is named."""
     return {
         name: wanted[name].dtype
         for name, spec in specs.items()

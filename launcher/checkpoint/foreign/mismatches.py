@@ -1,4 +1,4 @@
-"""What keeps another program's tensors from becoming those of a model: names, shapes and dtypes, with the way out."""
+"""What keeps another program's tensors from becoming a model's: names, shapes, dtypes, with the way out."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ def strange(
     *,
     strict: bool,
 ) -> list[Problem]:
-    """All that is wrong with bringing the tensors ``specs`` of ``src`` into ``target`` under the table
-    ``names``.
+    """All that keeps the tensors ``specs`` of ``src`` from becoming ``target`` under the table ``names``.
 
-    ``key`` is that of the step whose settings are to blame, ``target`` the model; of a tied
-    tensor any name will do.
+    ``key`` is that of the step whose settings are to blame, ``target`` the model; of a tied tensor any name
+    will do.
     """
     try:
         new = attempted(specs, to_ours(names))
@@ -61,7 +60,8 @@ def _doubled(key: str, new: Renamed, names: NameTable) -> Iterator[Problem]:
 
 def _unmatched(key: str, src: object, new: Renamed, target: Strategy) -> Iterator[Problem]:
     if new.unmatched:
-        text = f"no row of the table is about {few(new.unmatched)} of {src}; add rows, with null to leave a tensor out"
+        told = f"no row of the table is about {few(new.unmatched)} of {src}"
+        text = f"{told}; add rows, with null to leave a tensor out"
         yield Problem(f"{key}.names", text, _another(key, new, target) or f"{key}.strict=false")
 
 

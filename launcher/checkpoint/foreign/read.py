@@ -62,9 +62,8 @@ def form_of(path: Path) -> ForeignForm:
         return "dcp"
     if any(path.glob("rank_*")):
         return "mindspore"
-    raise ValueError(
-        f"{path}: none of a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}), rank_<k> folders"
-    )
+    forms = f"a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}), rank_<k> folders"
+    raise ValueError(f"{path}: none of {forms}")
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
@@ -89,8 +88,7 @@ def read_incoming(
 
 @dataclass(frozen=True)
 class Foreign:
-    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the source's
-    files.
+    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the files.
 
     ``loose`` are those that it does not list, of one element each; ``others`` entries that are no tensors.
     """

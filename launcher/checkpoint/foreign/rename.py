@@ -41,9 +41,11 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
     takes the key away. A value of ``None`` leaves the tensor out.
 
     >>> table = {"rotary": None, r"^model\\.layers\\.(\\d+)\\.(.+)": r"layers.\\1.\\2", "model": ""}
-    >>> renamed(["model.layers.3.w", "model.norm.w", "rotary.freq", "lm_head.w"], table, strict=False)
-    Renamed(names={'model.layers.3.w': 'layers.3.w', 'model.norm.w': 'norm.w'}, \
-    dropped=('rotary.freq',), unmatched=('lm_head.w',))
+    >>> new = renamed(["model.layers.3.w", "model.norm.w", "rotary.freq", "lm_head.w"], table, strict=False)
+    >>> new.names
+    {'model.layers.3.w': 'layers.3.w', 'model.norm.w': 'norm.w'}
+    >>> new.dropped, new.unmatched
+    (('rotary.freq',), ('lm_head.w',))
     """
     new = attempted(names, table)
     found = [f"names: {told}" for told in map(both, new.doubled.values(), new.doubled)]

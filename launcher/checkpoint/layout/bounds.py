@@ -18,7 +18,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class DimBounds:
-    """The parts of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
+    """The parts of one dim that are not empty, in order.
+
+    Each has elements ``lo`` to ``hi``; ``rank`` is what it adds to the rank that saves it.
+    """
 
     lo: Ints
     hi: Ints

@@ -1,4 +1,4 @@
-"""Strategies that follow from something else: from the plan, from the parameters, from a target in a job's words."""
+"""Strategies that follow from something else: a plan, another strategy, a target in a job's words."""
 
 from __future__ import annotations
 

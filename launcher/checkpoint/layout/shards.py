@@ -33,9 +33,11 @@ def home(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 
 def saved(layout: Layout, rank: int) -> Box | None:
-    """What ``rank`` must save: ``None`` when it holds nothing, an empty shard, or a copy of a lower rank's."""
+    """What ``rank`` must save; ``None`` when it holds nothing, an empty shard or a copy of a lower rank's."""
     where = layout.grid.coords(rank)
-    return saved_at_home(layout, rank) if all(where[axis] == at for axis, at in home(layout)) else None
+    if any(where[axis] != at for axis, at in home(layout)):
+        return None
+    return saved_at_home(layout, rank)
 
 
 def saved_at_home(layout: Layout, rank: int) -> Box | None:

@@ -162,7 +162,7 @@ def _check_home(part: StageStrategy) -> None:
 
 
 def _check_listed(part: StageStrategy, strategy: Strategy, origin: dict[str, str]) -> None:
-    """A tensor at several stages must be in the file of each: otherwise one of them would come out without it."""
+    """A tensor at several stages must be in the file of each: else one of them would come out without it."""
     for name, entry in strategy.entries.items():
         here = sorted({*part.stages} & {*stages(entry.layout)})
         if here and name not in part.strategy.entries:

@@ -39,10 +39,10 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
 
 
 def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box] | None:
-    """Two that share an element: slabs between the edges along ``dim``, each looked at along the dims that
-    are left.
+    """Two boxes that share an element.
 
-    ``left`` is how many looks there still may be, more raise ``_Uneven``.
+    The edges along ``dim`` make slabs; in each, the boxes are compared along the dims after it. ``left`` is
+    how many looks there still may be, more raise ``_Uneven``.
     """
     left[0] -= len(boxes)
     if len(boxes) < 2:

@@ -1,4 +1,4 @@
-"""Functions with the names and arguments of MindSpore's, for files with one strategy and one folder a rank."""
+"""Functions with MindSpore's names and arguments, for files with one strategy and one folder a rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from launcher.checkpoint.mindspore.rank_conversion import (
 )
 from launcher.checkpoint.mindspore.rank_source import SUFFIXES
 from launcher.checkpoint.mindspore.source_ranks import takes
-from launcher.checkpoint.mindspore.strategy_input import (
-    on_paper,
-    open_strategy,
-)
+from launcher.checkpoint.mindspore.strategy_input import on_paper, open_strategy
 from launcher.checkpoint.tensorfile.durable import sync
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.plan.values.layout import Layout
@@ -45,8 +42,7 @@ def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
 def rank_list_for_transform(
     rank_id: int, src_strategy_file: PathLike = None, dst_strategy_file: PathLike = None
 ) -> list[int]:
-    """The source ranks whose files ``rank_id`` of the destination is made from, descending; only those
-    needed.
+    """The source ranks whose files ``rank_id`` of the destination needs, descending.
 
     A strategy of ``None`` is one full checkpoint, on rank 0. Raises ``TypeError`` for arguments of other
     types, ``ValueError`` for a strategy that cannot be read, a rank outside the destination, or
@@ -75,11 +71,10 @@ def transform_checkpoint_by_rank(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
 ) -> None:
-    """Write the file of ``rank_id`` of the destination, from source files by rank: at least those of the rank
-    list.
+    """Write the file of ``rank_id`` of the destination, from source files by rank.
 
-    Raises as ``rank_list_for_transform``; ``ValueError`` also for a source file that is
-    missing or does not fit.
+    Those of ``rank_list_for_transform`` are needed, more may be there. Raises as it does; ``ValueError`` also
+    for a source file that is missing or does not fit.
     """
     # the arguments, as MindSpore looks at them
     _check_type("rank_id", rank_id, int)
@@ -114,10 +109,10 @@ def transform_checkpoints(
     process_num: int = 1,
     output_format: str | None = None,
 ) -> None:
-    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when
-    complete.
+    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank.
 
-    ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of the source.
+    The destination appears when complete. ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of
+    the source.
 
     The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be
     a checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by

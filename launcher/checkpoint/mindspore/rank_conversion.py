@@ -45,8 +45,7 @@ Layouts = Callable[[Strategy], Strategy]
 
 @dataclass(frozen=True)
 class RankFileTransform:
-    """What becomes of the source's files: the layout ``after``, with the source's ``names`` by the
-    destination's.
+    """What the source's ``files`` become: the layout ``after``; ``names`` are the source's by its names.
 
     ``stage`` is the pipeline stage that the source is of, where it is one of several.
     """
@@ -87,7 +86,7 @@ def write_ranks(
     workers: int,
     texts: Mapping[str, str] | None = None,
 ) -> int:
-    """The folder ``target``, there when complete, with ``texts`` by file name; returns the bytes of the rank files."""
+    """Write ``target``, there when complete, and ``texts`` by file name; returns the rank files' bytes."""
     end = suffix if made.stage is None else f"_part{made.stage}{suffix}"
     with fresh(target) as new, WriteBehind() as behind, ThreadPoolExecutor(workers) as pool:
         ranks = range(made.after.grid.size)
@@ -169,7 +168,7 @@ def file_transform(
     *,
     verify: bool = True,
 ) -> RankFileTransform:
-    """Everything checked, without ``verify`` no checksums; for one ``rank`` the files that it needs are enough."""
+    """Everything checked, checksums if ``verify``; for one ``rank`` the files that it needs are enough."""
     if src is None and to is None:
         raise ValueError(
             "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"
@@ -200,7 +199,7 @@ def file_transform(
 
 
 def _check_ranks(paths: Mapping[int, Path], before: Strategy, *, all_needed: bool) -> None:
-    """Raises ``ValueError`` for a folder of a rank that the source does not have, or, if ``all_needed``, for none."""
+    """Raises ``ValueError`` for a folder of no rank of the source or, if ``all_needed``, a missing one."""
     world = before.grid.size
     outside = [at for at in paths if not 0 <= at < world]
     if outside:
@@ -249,7 +248,7 @@ def _stages(src: StrategyInput, dst: StrategyInput | None, paths: Collection[int
 
 
 def check_rank(rank: int, dst: Strategy | None) -> None:
-    """Raises ``ValueError`` unless the destination has ``rank``; without a strategy it is one full checkpoint."""
+    """Raises ``ValueError`` unless ``dst`` has ``rank``; without a strategy it is one full checkpoint."""
     world = 1 if dst is None else dst.grid.size
     if not 0 <= rank < world:
         raise ValueError(f"rank_id: {rank} is not in the destination's world of {world}")

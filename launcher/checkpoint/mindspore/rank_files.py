@@ -162,8 +162,9 @@ def write_held(
     texts: Mapping[str, str] | None = None,
     behind: WriteBehind | None = None,
 ) -> None:
-    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its
-    suffix says which format.
+    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``.
+
+    Its suffix says which format.
 
     Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return,
     a safetensors file when ``behind`` is done.
@@ -188,7 +189,7 @@ def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[s
 
 
 def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
-    """Of one full checkpoint: every tensor whole, those that are loose beside a strategy with ``listed`` left out."""
+    """Of one full checkpoint: every tensor whole, those left out that are loose beside ``listed`` names."""
     grid = Grid(())
     apart = loose({0: file.specs}, listed)
     entries = {

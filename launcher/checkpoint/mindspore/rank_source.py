@@ -92,7 +92,7 @@ class _Ckpt:
         return self._file.chunks(name)
 
     def _gather(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Of a tensor that is encrypted or in pieces: read the stretch around ``part``, in halves while it is long."""
+        """Of a tensor that is encrypted or in pieces: read the stretch around ``part``, in halves if long."""
         spec = self.specs[name]
         size = ITEMSIZE[spec.dtype]
         strides = tuple(int(n) for n in np.cumprod([size, *spec.shape[:0:-1]])[::-1]) if spec.shape else ()

@@ -1,4 +1,4 @@
-"""Which ranks of one layout a rank of another reads from, where every rank has a file of all that it holds."""
+"""Which ranks of one layout a rank of another reads from, where each rank's file has all that it holds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class Take:
 def takes(
     src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int, among: Collection[int] | None = None
 ) -> tuple[Take, ...]:
-    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as ``match`` has
-    them.
+    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as of ``match``.
 
     From few ranks: a copy is taken from a rank that is read anyway, else from the lowest. Only ranks
     ``among`` are there, if given; raises ``ValueError`` when a piece is on none of them.

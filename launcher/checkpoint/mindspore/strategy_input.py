@@ -1,4 +1,4 @@
-"""A strategy as it is given to a function: ours, or a file of MindSpore's, which leaves shapes to the checkpoint."""
+"""A strategy as a function gets it: ours, or a file of MindSpore's, which leaves shapes to the checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def by_stage(src: StrategyInput | None, dst: StrategyInput | None) -> int | None
 def of_slices(
     strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None
 ) -> Strategy:
-    """With the shapes that the ranks' ``slices`` make; ``stages`` is that of the whole pipeline, where known."""
+    """With the shapes that the ranks' ``slices`` make; ``stages``: of the whole pipeline, where known."""
     if isinstance(strategy, Strategy):
         return strategy
     return to_strategy(strategy, full_specs(strategy, slices), stages)
@@ -102,7 +102,7 @@ def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
 
 
 def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy | None]:
-    """Both, without a checkpoint: where no file says it, the shapes are the smallest that both sides can cut."""
+    """Both, without a checkpoint: a shape that no file says is the smallest that both sides can cut."""
     specs: dict[str, TensorSpec] = {}
     for side in (src, dst):
         if isinstance(side, Strategy):

@@ -32,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Header:
-    """``entries`` are in file order, ``size`` is that of the whole file, ``digest`` that of the header's bytes."""
+    """``entries`` are in file order; ``size`` is that of the file, ``digest`` that of the header's bytes."""
 
     entries: Mapping[str, Slot]
     metadata: Mapping[str, str]
@@ -41,7 +41,7 @@ class Header:
 
 
 def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, Header]:
-    """The first bytes of a file with these tensors: widest dtype first, then by name, so that each is aligned."""
+    """The head of a file with these tensors: widest dtype first, then by name, so that each is aligned."""
     if METADATA in specs:
         raise ValueError(f"{METADATA} cannot be the name of a tensor in a safetensors file")
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}

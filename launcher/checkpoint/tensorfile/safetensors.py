@@ -127,11 +127,11 @@ def write_stream(
     digested: bool = True,
     behind: WriteBehind | None = None,
 ) -> FileRecord:
-    """A file whose tensors come chunk by chunk, each in order, digested on the way. A chunk may be reused
-    after.
+    """A file whose tensors come chunk by chunk, each in order, digested on the way.
 
-    With a ``key`` the file is encrypted; the digests are those of the plain text. ``digested``: False where
-    nothing keeps them. The file is on the disk on return, or when ``behind`` is done.
+    A chunk may be reused after. With a ``key`` the file is encrypted; the digests are those of the plain
+    text. ``digested``: False where nothing keeps them. The file is on the disk on return, or when ``behind``
+    is done.
     """
     digests = {}
     with FileWriter(path, specs, metadata, key, behind) as file:

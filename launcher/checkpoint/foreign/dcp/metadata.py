@@ -16,8 +16,10 @@ from launcher.untrusted.files import DIMS, RefusedFile, brief, read_bytes
 NAME = ".metadata"
 LONGEST = 128 << 20
 """Bytes: 140 a piece. Llama 3 70B with Adam over 256 ranks has 555 000 pieces, in 78 MB."""
-_CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+            "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_PATHS = ("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
+          "pathlib._local.PosixPath", "pathlib._local.WindowsPath")  # fmt: skip
 
 
 class _Tensor(Record): ...
@@ -39,10 +41,7 @@ KNOWN: Known = {
     "torch.Size": _size,
     "collections.OrderedDict": plain,
     "builtins.getattr": Record,  # how Python 3.11.0 to 3.11.3 writes the member of an enumeration
-    **{
-        f"pathlib.{kind}": Record for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
-    },
-    **{f"pathlib._local.{kind}": Record for kind in ("PosixPath", "WindowsPath")},
+    **dict.fromkeys(_PATHS, Record),
     **{f"torch.{dtype}": dtype for dtype in ITEMSIZE},
 }
 

@@ -24,7 +24,7 @@ class Record:
 
 
 Known = Mapping[str, Any]
-"""By ``module.name``: what a pickle gets for it, a ``Record``, a plain value or a function of plain values."""
+"""By ``module.name`` what a pickle gets for it: a ``Record``, a plain value or a function of plain values."""
 
 
 def plain(*args: Any) -> dict[str, Any]:

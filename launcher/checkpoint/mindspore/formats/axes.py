@@ -29,8 +29,9 @@ class RankSpan:
 
 
 def cuts(s: Slicing) -> DimSpans:
-    """Optimizer sharding included, as the last spans of dim 0. Raises ``ValueError`` where no spans can say
-    it.
+    """Optimizer sharding included, as the last spans of dim 0.
+
+    Raises ``ValueError`` where no spans can say it.
 
     >>> cuts(Slicing((2, 2, 2), ((0,), (1,)), shard_size=-1, shard_step=4))
     ((RankSpan(lo=1, hi=2), RankSpan(lo=4, hi=8)), (RankSpan(lo=2, hi=4),))

@@ -29,16 +29,14 @@ from launcher.untrusted.files import DIMS
 
 CRC, CRC_DIGITS = b"crc_num", 10  # what a file with a checksum ends with: this, then the CRC-32, big-endian
 NAME_LIMIT = 1 << 16  # bytes; longer names are damage
-ENTRIES = (
-    1 << 19
-)  # of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's
+ENTRIES = 1 << 19
+"""Of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's."""
 FIELDS = 4 * DIMS  # of an entry; its dims may be one in each
 
 
 @dataclass(frozen=True)
 class CkptEntry:
-    """One entry. ``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in
-    order.
+    """``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in order.
 
     A string is an entry of dtype ``str``, as long as it has characters.
     """
@@ -56,7 +54,7 @@ class Ckpt:
     source: ByteSource
 
     def slot(self, name: str) -> Slot | None:
-        """Where in the file the tensor is, as in a safetensors file, not aligned; ``None`` if encrypted or in parts."""
+        """Where in the file the tensor is, not aligned; ``None`` if it is encrypted or in parts."""
         stored = self.entries[name]
         if len(stored.parts) != 1 or not isinstance(self.source, PlainFile):
             return None
@@ -100,8 +98,7 @@ class Ckpt:
 def open_ckpt(
     path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
 ) -> Ckpt:
-    """Find every tensor; ``verify`` reads the whole file once if it has a checksum, otherwise only heads are
-    read.
+    """Find every tensor; only heads are read, with ``verify`` the whole file once if it has a checksum.
 
     Raises ``ValueError``, naming the file and where possible the tensor, when it is no such file, cut short,
     damaged, or does not open with ``key`` and ``mode``; ``ModuleNotFoundError`` when it is encrypted and

@@ -132,7 +132,10 @@ class EncryptedCkpt:
 
 
 def _parse(file: PlainFile, at: int) -> CipherBlock:
-    """A block is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that."""
+    """The block at byte ``at``.
+
+    It is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that.
+    """
     mode = mode_of(file.read(at, min(at + WORD, file.size)))
     if mode is None:
         raise ValueError(
@@ -159,7 +162,7 @@ def _parse(file: PlainFile, at: int) -> CipherBlock:
 
 
 class CkptEncryptor:
-    """Writes plain text as sealed blocks to a file descriptor, from where it stands; ``close`` ends the last one."""
+    """Writes plain text as sealed blocks to a file descriptor, from byte 0; ``close`` ends the last one."""
 
     def __init__(self, fd: int, key: bytes, mode: CipherMode) -> None:
         check_key(key, mode)

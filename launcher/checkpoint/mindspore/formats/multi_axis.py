@@ -11,8 +11,7 @@ from launcher.checkpoint.mindspore.formats.strategy import Slicing
 
 
 def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
-    """The layout in the dims of the real tensor, of which ``shape`` is the whole or, if ``sliced``, one
-    slice.
+    """The layout in the dims of the real tensor; ``shape`` is that of it or, if ``sliced``, of one slice.
 
     Raises ``ValueError`` unless there is exactly one way.
 

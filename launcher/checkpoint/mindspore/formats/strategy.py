@@ -84,7 +84,7 @@ class Slicing:
 
 @dataclass(frozen=True)
 class StrategyFile:
-    """``layouts`` are by name as the file has it, with the stage before it in a merged one: ``1-net.weight``."""
+    """``layouts`` are by name as the file has it, in a merged one after the stage: ``1-net.weight``."""
 
     counter: int
     operators: tuple[Operator, ...]

@@ -15,8 +15,9 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 
 OPTIMIZER = (
-    "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear", "max_exp_avg_sq",
-    "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat", "vhat",
+    "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear",
+    "max_exp_avg_sq", "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat",
+    "vhat",
 )  # fmt: skip
 """What MindSpore's optimizers put, with a dot, before the name of the parameter that a state belongs to."""
 
@@ -38,8 +39,7 @@ def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str
 
 
 def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
-    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that any parameter
-    needs.
+    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that they need.
 
     ``full`` are whole tensors; names in it that the file does not list are left out. ``stages`` is that of
     the whole pipeline where the file is of a single stage; a file of stage 2 alone takes ranks as the third
