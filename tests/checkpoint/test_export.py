@@ -13,9 +13,8 @@ from safetensors import safe_open
 
 from launcher.checkpoint import export, read_full
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, save, small, strategies, tensors
+from tests.checkpoint.saving import files, filled, save, small, strategies, tensors, write_file
 
 
 @pytest.fixture

@@ -150,12 +150,6 @@ def write_stream(
     return FileRecord(file.size, file.header.digest, digests, file.salt)
 
 
-def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:
-    """Write and sync; returns the digest of each tensor."""
-    specs = {name: blob.spec for name, blob in tensors.items()}
-    return dict(write_stream(path, specs, lambda name: sliced(tensors[name].data), metadata).tensors)
-
-
 def sliced(data: memoryview) -> Iterator[memoryview]:
     """``data`` in order, ``CHUNK`` bytes at a time."""
     return (data[at : at + CHUNK] for at in range(0, data.nbytes, CHUNK))

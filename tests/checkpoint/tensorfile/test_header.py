@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.checkpoint.tensorfile.blob import CODES, Blob
 from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.safetensors import write_file
+from tests.checkpoint.saving import write_file
 
 
 def made(path: Path, rows: Any, data: bytes = b"", length: int | None = None) -> Path:

@@ -11,8 +11,9 @@ from safetensors import safe_open
 
 from launcher.checkpoint.tensorfile.blob import CODES, Blob
 from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.safetensors import FileWriter, blob_at, mapped, write_file
+from launcher.checkpoint.tensorfile.safetensors import FileWriter, blob_at, mapped
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
+from tests.checkpoint.saving import write_file
 
 
 def test_every_dtype_there_and_back(tmp_path: Path) -> None:
