@@ -122,6 +122,7 @@ def _parse(path: Path, data: Any) -> Manifest:
         manifest = _manifest(data, version)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: a field is missing or of the wrong type: {error}") from error
+
     for name in manifest.files:
         if not _FILE.fullmatch(name):
             raise ValueError(f"{path}: {name} is not the name of a checkpoint file")
@@ -145,9 +146,9 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
 def _record(fields: Any) -> FileRecord:
     _check_fields(fields, ("size", "digest", "tensors"), ("salt",))
     tensors = {name: _known_text(digest) for name, digest in fields["tensors"].items()}
-    return FileRecord(
-        _whole(fields["size"]), _known_text(fields["digest"]), tensors, _text(fields.get("salt"))
-    )
+    size = _whole(fields["size"])
+    digest = _known_text(fields["digest"])
+    return FileRecord(size, digest, tensors, salt=_text(fields.get("salt")))
 
 
 def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:

@@ -87,8 +87,8 @@ def places(named: str | None, trust: Trust) -> tuple[str, ...]:
 
 def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
     """The first that is not another key by what the files say, which nobody has vouched for yet."""
-    found = []
     files = sorted(folder / name for name in manifest.files if name.startswith("rank_"))
+    found = []
     for place in places:
         try:
             key = load_key(place)
@@ -99,6 +99,6 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
             found.append(str(error))
         else:
             return Opened(place, key)
-    raise ValueError(
-        f"{folder}: it is encrypted: {'; '.join(found)}; {ANOTHER}={FORMS} says where the key is now"
-    )
+
+    told = "; ".join(found)
+    raise ValueError(f"{folder}: it is encrypted: {told}; {ANOTHER}={FORMS} says where the key is now")

@@ -116,6 +116,8 @@ def point(folder: Path, key: str | None) -> None:
     """Have ``latest`` name ``folder`` as the newest checkpoint; ``key``: where that of encrypted ones is."""
     home = folder.parent
     own = step_of(folder)
+
+    # the checkpoints of a higher step: a run that began anew has left them behind
     older = {}
     for path in _steps(home):
         if own is None or int(path.name.removeprefix("step-")) <= own:
@@ -226,7 +228,8 @@ def _steps(checkpoints: Path) -> list[Path]:
     """Highest step first."""
     if not checkpoints.is_dir():
         return []
-    found = [(int(m[1]), path) for path in checkpoints.iterdir() if (m := STEP.fullmatch(path.name))]
+    matches = ((STEP.fullmatch(path.name), path) for path in checkpoints.iterdir())
+    found = [(int(match[1]), path) for match, path in matches if match is not None]
     return [path for _, path in sorted(found, reverse=True)]
 
 

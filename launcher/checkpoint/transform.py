@@ -69,7 +69,7 @@ def transform(
         def write(rank: int) -> tuple[RankRecord, int]:
             with ThreadPoolExecutor(1) as helper:
                 own = reader.beside(helper)
-                writer = RankWriter(new, rank, target, key, behind)
+                writer = RankWriter(new, rank, target, key=key, behind=behind)
                 record = writer.write(lambda name, box: own.chunks(names[name], box))
             return record, own.bytes_read
 
@@ -81,8 +81,9 @@ def transform(
         seal(new, records, reader.checkpoint.state)
 
     files = {path: record for r in records for path, record in r.files.items()}
+    read = sum(nbytes for _, nbytes in done)
     written = sum(f.size for f in files.values())
-    return Report(dst, len(files), sum(read for _, read in done), written, workers * PEAK)
+    return Report(dst, len(files), bytes_read=read, bytes_written=written, peak=workers * PEAK)
 
 
 def check_places(src: Path, dst: Path, overwrite: bool) -> None:

@@ -92,6 +92,7 @@ def _contents(root: Any) -> Contents:
     where = {
         (index["fqn"], _plain(index["offset"])): info for index, info in (root["storage_data"] or {}).items()
     }
+
     tensors = {name: _stored(name, meta, where) for name, meta in listed.items() if isinstance(meta, _Tensor)}
     odd = [name for name, meta in listed.items() if not isinstance(meta, _Tensor | _Bytes)]
     if odd:
@@ -124,11 +125,14 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
         raise ValueError(
             f"tensor {name}: its files are compressed or otherwise transformed, which is not read"
         )
+
+    # where it is, which is in this folder
     file = info["relative_path"]
     start, length = _naturals((info["offset"], info["length"]))
     if not isinstance(file, str) or "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
         raise ValueError(f"tensor {name}: {brief(file)} is not the name of a file in this folder")
-    return Chunk(Box(lo, tuple(a + n for a, n in zip(lo, sizes, strict=True))), file, start, length)
+    hi = tuple(a + n for a, n in zip(lo, sizes, strict=True))
+    return Chunk(Box(lo, hi), file, start, length)
 
 
 def _dtype(name: str, properties: Any) -> str:
