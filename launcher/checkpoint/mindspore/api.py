@@ -54,7 +54,8 @@ def rank_list_for_transform(
 
     # one full checkpoint is one file
     if before is None:
-        check_rank(rank_id, None if after is None else on_paper(after, None)[0])
+        dst = None if after is None else on_paper(after, None)[0]
+        check_rank(rank_id, dst)
         return [0]
 
     src, dst = on_paper(before, after)
@@ -123,20 +124,15 @@ def transform_checkpoints(
     # the arguments, as MindSpore looks at them
     source = _folder("src_checkpoints_dir", src_checkpoints_dir)
     target = _folder("dst_checkpoints_dir", dst_checkpoints_dir)
-    _check_type("ckpt_prefix", ckpt_prefix, str)
-    if Path(f"{ckpt_prefix}0").name != f"{ckpt_prefix}0" or "\0" in ckpt_prefix:
-        raise ValueError(
-            f"ckpt_prefix: {ckpt_prefix!r} leaves the rank's folder; give the start of a file name"
-        )
-    _check_type("process_num", process_num, int)
-    if process_num < 1:
-        raise ValueError(f"process_num: {process_num} is not at least 1")
+    _check_prefix(ckpt_prefix)
+    _check_count("process_num", process_num)
     _check_format(output_format)
     src = open_strategy("src_strategy_file", src_strategy_file)
     dst = open_strategy("dst_strategy_file", dst_strategy_file)
 
     # the source, then where it goes
-    made = of_checkpoint(source, src, dst) if is_checkpoint(source) else of_rank_folders(source, src, dst)
+    read = of_checkpoint if is_checkpoint(source) else of_rank_folders
+    made = read(source, src, dst)
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"dst_checkpoints_dir: {target} is not a folder")
     check_apart(source, target)
@@ -168,6 +164,18 @@ def _folder(key: str, value: PathLike) -> Path:
 def _check_type(key: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{key}: expected {kind.__name__}, got {type(value).__name__}")
+
+
+def _check_prefix(prefix: Any) -> None:
+    _check_type("ckpt_prefix", prefix, str)
+    if Path(f"{prefix}0").name != f"{prefix}0" or "\0" in prefix:
+        raise ValueError(f"ckpt_prefix: {prefix!r} leaves the rank's folder; give the start of a file name")
+
+
+def _check_count(key: str, value: Any) -> None:
+    _check_type(key, value, int)
+    if value < 1:
+        raise ValueError(f"{key}: {value} is not at least 1")
 
 
 def _check_suffix(key: str, path: Path) -> None:

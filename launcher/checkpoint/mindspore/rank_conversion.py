@@ -61,7 +61,7 @@ class RankFileTransform:
 
     def write(self, rank: int, path: Path, behind: WriteBehind | None = None) -> None:
         """The file of ``rank``."""
-        self.files.write(self.after, self.names, rank, path, behind)
+        self.files.write(self.after, self.names, rank, path, behind=behind)
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,13 @@ def of_checkpoint(
 ) -> RankConversion:
     """Of a checkpoint of ours, which brings its strategy along."""
     checkpoint = open_checkpoint(folder, trust)
-    if (
-        src is not None
-        and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning
-    ):
+    before = checkpoint.strategy
+    if src is not None and of_whole(src, whole_specs(before)).meaning != before.meaning:
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
         )
-    after = _after(dst, checkpoint.strategy)
-    names = match(checkpoint.strategy, after)
+    after = _after(dst, before)
+    names = match(before, after)
     Reader(checkpoint).check_headers()
 
     def write(rank: int, path: Path, behind: WriteBehind) -> None:
@@ -206,7 +204,7 @@ def _check_ranks(paths: Mapping[int, Path], before: Strategy, *, all_needed: boo
         raise ValueError(
             f"{paths[outside[0]]}: rank {outside[0]} is not in the source strategy's world of {world}"
         )
-    lost = [at for at in range(world) if at not in paths and before.held(at)] if all_needed else []
+    lost = [at for at in range(world) if all_needed and at not in paths and before.held(at)]
     if lost:
         raise ValueError(f"the source strategy has {world} ranks; no folder for {_ranks_text(lost)}")
 
@@ -216,12 +214,14 @@ def _check_enough(
 ) -> None:
     """Whether the ``files`` have all that ``rank`` of the destination is made from."""
     if src is None:
-        check_rank(rank, None if dst is None else on_paper(dst, None)[0])
+        full = None if dst is None else on_paper(dst, None)[0]
+        check_rank(rank, full)
         return
+
     before, after = on_paper(src, dst)
     check_rank(rank, after)
     target = single(before) if after is None else after
-    takes(before, target, match(before, target), rank, files)
+    takes(before, target, match(before, target), rank, among=files)
 
 
 def _full(files: Mapping[int, RankSource], dst: StrategyInput | None) -> Strategy:

@@ -34,6 +34,8 @@ def takes(
     lost = sorted({piece.rank for (_, piece, _), ranks in zip(wanted, holders, strict=True) if not ranks})
     if lost:
         raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} is made from it")
+
+    # pieces with few holders first: they leave least choice
     chosen: set[int] = set()
     out: dict[int, Take] = {}
     for i in sorted(range(len(wanted)), key=lambda i: len(holders[i])):
@@ -51,15 +53,15 @@ def _wanted(
     for name, entry in dst.held(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
-        out += [
-            (name, piece, both) for piece, both in overlapping_shards(src.entries[names[name]].layout, box)
-        ]
+        layout = src.entries[names[name]].layout
+        out += [(name, piece, both) for piece, both in overlapping_shards(layout, box)]
     return out
 
 
 def _holders(layout: Layout, lowest: int, among: Collection[int] | None) -> tuple[int, ...]:
     """The ranks that hold the piece that the rank ``lowest`` of them saves, ascending."""
-    where, pinned = layout.grid.coords(lowest), dict(layout.at)
+    where = layout.grid.coords(lowest)
+    pinned = dict(layout.at)
     free = {axis: pinned.get(axis, range(n)) for axis, n in layout.grid.axes if axis not in layout.axes}
     places = (dict(zip(free, at, strict=True)) for at in product(*free.values()))
     ranks = sorted(layout.grid.rank(**where | place) for place in places)
