@@ -158,11 +158,13 @@ class Bounded(pickle._Unpickler):
 
 def _small(value: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raises ``RefusedPickle`` for one that is long when all tuples in it are written out, or deep."""
-    left, found = TUPLE, list(value[: TUPLE + 1])
+    left = TUPLE
+    found = list(value[: TUPLE + 1])
     while found:
         left -= 1
         if left < 0:
             raise RefusedPickle(f"a tuple of more than {TUPLE} values")
-        if type(inner := found.pop()) is tuple:
+        inner = found.pop()
+        if type(inner) is tuple:
             found += inner[: TUPLE + 1]
     return value

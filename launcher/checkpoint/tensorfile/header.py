@@ -88,6 +88,8 @@ def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -
         )
     if len(head) < 8:
         raise ValueError(f"{path}: truncated: a safetensors file has at least 8 bytes, this one {size}")
+
+    # the header, which must fit into the file and into memory
     length = int.from_bytes(head, "little")
     if length > LONGEST:
         raise ValueError(

@@ -134,7 +134,7 @@ def write_stream(
     is done.
     """
     digests = {}
-    with FileWriter(path, specs, metadata, key, behind) as file:
+    with FileWriter(path, specs, metadata, key=key, behind=behind) as file:
         for name, slot in file.header.entries.items():
             at = slot.start
             digest = xxhash.xxh3_128()
@@ -144,6 +144,7 @@ def write_stream(
                 if digested:
                     digest.update(chunk)
                 at += chunk.nbytes
+
             assert at == slot.stop, (name, at - slot.start)
             if digested:
                 digests[name] = digest.hexdigest()
