@@ -30,12 +30,12 @@ from launcher.plan.settings import (
     comm_fusion,
     dataset_strategy,
     hsdp,
-    loss_repeated_mean,
     pipeline,
     pipeline_stage_config,
     steps,
     transformer_opt,
 )
+from launcher.plan.settings.numbers import loss_repeated_mean
 from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel

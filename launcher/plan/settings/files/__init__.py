@@ -1,0 +1,1 @@
+"""Settings that name files which layouts, operator strategies and groups of ranks are written to or read from."""
