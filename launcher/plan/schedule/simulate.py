@@ -78,12 +78,6 @@ class Timeline:
         whole = len(self.busy) * self.makespan
         return (whole - sum(self.busy)) / whole if whole else 0.0
 
-    @property
-    def bubble_ratio(self) -> float:
-        """Idle time over working time of the busiest rank: the papers' measure, (p - 1) / m for 1F1B."""
-        most = max(self.busy, default=0.0)
-        return (self.makespan - most) / most if most else 0.0
-
 
 class Deadlock(ValueError):
     """The ranks would wait for each other for ever."""
