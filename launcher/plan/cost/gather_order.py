@@ -1,4 +1,4 @@
-"""In which order a stage gathers its groups of sharded weights: the same on every rank, whatever its data do."""
+"""In which order a stage gathers its groups of sharded weights: the same on every rank, for any data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.plan.values.text import some
 
 @dataclass(frozen=True)
 class Visit:
-    """A forward begins to use group ``group`` of the plan, or is done with it; a backward comes by in reverse."""
+    """A forward begins to use group ``group`` of the plan, or is done with it; a backward in reverse."""
 
     group: int
     begins: bool

@@ -61,8 +61,7 @@ def spans(grid: Grid) -> dict[str, int]:
 def readings(
     value: Mapping[str, Any], names: Sequence[str], order: Sequence[str], grid: Grid
 ) -> tuple[tuple[Reading, ...], list[str]]:
-    """Every way to understand ``value``, for a module with parameters ``names``; or what is wrong with its
-    form.
+    """Every way to read ``value`` for a module with parameters ``names``; or what is wrong with its form.
 
     ``order``: which tensors the entries of ``in`` stand for.
     """
@@ -165,9 +164,8 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
     matrix, names = layout["device_matrix"], layout["alias_name"]
     good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)
     if not good or not all(isinstance(n, int) and n > 0 for n in matrix) or len(set(names)) < len(names):
-        wrong.append(
-            f"layout: {matrix!r} with names {names!r}: not a positive size and a name of its own an axis"
-        )
+        text = "not a positive size and a name of its own an axis"
+        wrong.append(f"layout: {matrix!r} with names {names!r}: {text}")
         return {}
     ways = spans(grid)
     if prod(matrix) != prod(ways.values()):
@@ -186,8 +184,7 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
 
 
 def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The size of ``tp`` that slices and device matrices speak of (``None``: nothing does), and why they
-    disagree.
+    """The size of ``tp`` in slices and device matrices (``None``: in none), and why they disagree.
 
     >>> degree({"up": {"in": [[4, 1], [1, 2]]}})
     (2, '')

@@ -12,6 +12,7 @@ from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan import step_order
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.text import many
+from launcher.plan.verbs import evaluates
 
 
 def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
@@ -30,9 +31,7 @@ def _samples(job: Job) -> Iterator[Problem]:
 
 def _held_out(job: Job) -> Iterator[Problem]:
     """Who reads held-out samples, when there are to be none."""
-    readers = [
-        n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)
-    ]
+    readers = [n for n, s in job.steps.items() if evaluates(s)]
     if job.train.eval_every is not None and any(s.kind == "train" for s in job.steps.values()):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0:

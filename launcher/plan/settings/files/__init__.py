@@ -1,1 +1,1 @@
-"""Settings that name files which layouts, operator strategies and groups of ranks are written to or read from."""
+"""Settings that name files: layouts, operator strategies and groups of ranks, written or read."""
