@@ -90,7 +90,8 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     words = (word, *after[:taken])
     hint = None if meant else nearest(name, FLAGS, 0.75)
     advice = did_you_mean(hint, shown=str)
-    text = f"{redacted(' '.join(words))}: unknown flag{advice} (flags: {', '.join(FLAGS)}; settings are key=value)"
+    known = f"flags: {', '.join(FLAGS)}; settings are key=value"
+    text = f"{redacted(' '.join(words))}: unknown flag{advice} ({known})"
 
     # a flag that takes a value is not pasted without it
     cure = meant or hint or ""

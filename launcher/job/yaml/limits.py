@@ -54,9 +54,8 @@ def _walked(path: Path, text: str) -> Problem | None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
-                return _problem(
-                    path, event, f"*{event.anchor} stands within &{event.anchor}: it would have no end"
-                )
+                text = f"*{event.anchor} stands within &{event.anchor}: it would have no end"
+                return _problem(path, event, text)
             nodes += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, nodes))

@@ -73,8 +73,7 @@ class Param:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What a model has besides modules and tensors, by first names: whatever is lost when one of them is
-    replaced.
+    """What a model has besides modules and tensors, by first names: what is lost when one is replaced.
 
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
     ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
