@@ -35,6 +35,7 @@ def parse(argv: Sequence[str]) -> Args:
     config_dir: Path | None = None
     sweep_dir: Path | None = None
     with problems() as found:
+        # flags and their values apart; all other words are overrides
         while rest:
             word = rest.pop(0)
             name, equals, value = word.partition("=")
@@ -52,11 +53,10 @@ def parse(argv: Sequence[str]) -> Args:
             else:
                 if not equals:
                     value = rest.pop(0) if rest else ""
-                if flag == "--config-dir" and value:
-                    config_dir = Path(value)
-                elif flag == "--config-dir":
-                    config_dir = None
-                    found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
+                if flag == "--config-dir":
+                    config_dir = Path(value) if value else None
+                    if not value:
+                        found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
                 elif value == "job":
                     overrides.append("show=config")
                 else:

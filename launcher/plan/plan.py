@@ -232,7 +232,11 @@ def plan(
 
 def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: ScheduleChoice) -> CutModel:
     """Where everything is: parameters on their stages and ranks, in groups that are gathered together."""
-    par, sizes, dtypes = job.parallel, order.sizes, precision(job)
+    par = job.parallel
+    sizes = order.sizes
+    dtypes = precision(job)
+
+    # what is cut over tp, and what is left whole, decides what FSDP2 shards
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_effects.whole(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, over_tp, dtypes.low, kept)

@@ -58,6 +58,7 @@ def _pipeline(plan: Plan) -> Rows:
     if sz.grid["pp"] == 1:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return
+
     shape = "there and back" if sz.v else "interleaved"
     chunks = f" {shape}, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
     held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
@@ -66,6 +67,8 @@ def _pipeline(plan: Plan) -> Rows:
     if plan.pieces:
         lengths = ", ".join(map(str, plan.pieces))
         yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {lengths} positions"
+
+    # the schedule drawn, a row a pipeline rank; of many the first and the last
     bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
     names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
     lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]

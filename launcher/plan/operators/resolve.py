@@ -176,7 +176,9 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
             return f"{name} {axes_text(axes)}: dp cuts samples, which is dim 0"
         if axes is not None and any(dim == (TP, DP) for dim in axes):
             return f"{name} {axes_text(axes)}: samples are cut over dp first"
-    given, made = reading.input, reading.output
+
+    # what comes in
+    given = reading.input
     into = None if given is None else tp_dim(given)
     last = given is not None and into == len(given) - 1
     if kind == "linear":
@@ -191,6 +193,9 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
         return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
     if kind == "embedding" and weight is not None and into is not None:
         return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
+
+    # what goes out
+    made = reading.output
     if made is not None and weight is not None and weight == {"linear": 0, "embedding": 1}.get(kind):
         out = tp_dim(made)
         if out is not None and out != len(made) - 1:

@@ -97,22 +97,27 @@ def placed(
     low: str | None = None,
     whole: frozenset[str] = frozenset(),
 ) -> tuple[Placed, ...]:
-    """Every tensor once, in definition order. ``splits``: the axes that operators cut dims over, by any name.
+    """Every tensor once, in definition order.
 
-    ``low``: the half-precision dtype to compute in, if any. ``whole``: names of those that are not to be
-    sharded.
+    ``splits``: the axes that operators cut dims over, by any name. ``low``: the half-precision dtype to
+    compute in, if any. ``whole``: names of those that are not to be sharded.
     """
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
         same.setdefault(p.same_as, []).append(p)
+
+    # what no group of FSDP2's can take: it has one dtype, and is cast as a whole
     kept = wide(skeleton)
-    apart = {name: bool(low) and name in kept for name in same}  # a group of FSDP2's is cast as a whole
+    apart = {name: bool(low) and name in kept for name in same}
     usual = _usual(skeleton)
     alone = {n for n, ps in same.items() if apart[n] or n in whole or ps[0].spec.dtype != usual}
-    return tuple(
-        _placed(ps, stages, sizes, None if n in alone else hsdp, splits or {}, None if apart[n] else low)
-        for n, ps in same.items()
-    )
+
+    out = []
+    for name, ps in same.items():
+        sharding = None if name in alone else hsdp
+        compute = None if apart[name] else low
+        out.append(_placed(ps, stages, sizes, sharding, splits or {}, compute))
+    return tuple(out)
 
 
 def _usual(skeleton: Skeleton) -> str:

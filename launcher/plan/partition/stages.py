@@ -83,6 +83,7 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
     """One problem an edge; of modules that no cut can separate, one for all of their edges."""
     if not edges:
         return []
+
     groups = components(graph, list(dict.fromkeys(n.target for n in graph.nodes if n.target in told)))
     found: dict[tuple[str, ...], Problem] = {}
     for node, stage, source, floor in edges:
@@ -97,6 +98,8 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
             if not cure:
                 text = f"{text}: use fewer stages, so that they can be"
             found[group] = Problem(KEY, text, cure)
+
+    # where the cures of single modules do not do together, one that names all of them
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
     if single and not _works(graph, {**told, **single}, last):
         cure = _in_order(graph, told, last, groups)

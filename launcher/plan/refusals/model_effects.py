@@ -23,10 +23,13 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
     for p in skeleton.params:
         if p.name == p.same_as:
             yield from _dtype(p.name, p.spec, "buffer" if p.buffer else "parameter")
-    if synced := skeleton.traits.synced:
+
+    synced = skeleton.traits.synced
+    if synced:
         does = "SyncBatchNorm averages over all processes, those of other stages and tp too"
         way_out = "use BatchNorm, whose statistics are those of each rank's own micro batch"
         yield Problem(KEY, f"{listed(synced)}: {does}; {way_out}")
+
     for names in skeleton.traits.shared:
         kept = [p for p in skeleton.params if p.name in names]
         if len(kept) > 1 and any(p.trainable for p in kept):
@@ -34,6 +37,7 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
             text = f"{together} lie in the same memory, and each would have its own on its rank"
             way_out = "keep one tensor, under one name or several, and take views of it in the forward"
             yield Problem(KEY, f"{text}; {way_out}")
+
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
         yield Problem(KEY, f"{text}; leave requires_grad on for those that should learn")
@@ -54,21 +58,28 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
     """What this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
-    yield from () if at.mixed else _disagree(graph)
+    if not at.mixed:
+        yield from _disagree(graph)
     yield from _references(skeleton, graph)
+
+    # what a forward changes, and gradients that it takes itself or looks at
     for change in graph.effects.changes:
         p = placed.get(change.name)
-        if why := _changed(change, p, at):
+        why = _changed(change, p, at)
+        if why:
             what = "parameter" if p is not None and not p.buffer else "buffer"
             yield Problem(KEY, f"the forward changes the {what} {change.name}{why[0]}", why[1])
     for inner in graph.effects.inner:
-        if why := _inner(inner, at):
+        why = _inner(inner, at)
+        if why:
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     for module in graph.effects.grads:
         text = f"{_where(module)} looks at a weight's .grad, of which a rank has its own part, or none yet"
         way_out = "take what it needs in the forward (torch.autograd.grad), or leave it out"
         yield Problem(KEY, f"{text}; {way_out}")
+
+    # what would see less than in one process, or not work in torch
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
@@ -84,9 +95,12 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     learning = {p.name for p in skeleton.params if p.trainable}
     changed = {n for c in graph.effects.changes for n in c.names}
     kept = {p.name for p in skeleton.params}
+
+    # memory of several names
     for names in skeleton.traits.shared:
+        of = [n for n in names if n in learning]
         for name in names:
-            if of := [n for n in names if n in learning]:
+            if of:
                 if name not in kept and name in graph.effects.reads:
                     text = f"{name} lies in the memory of {of[0]}, which it would no longer follow"
                     yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
@@ -96,6 +110,8 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
                 text += ", which would no longer follow"
                 yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
                 break
+
+    # tensors made before the forward, or beside the model
     together = {n for names in skeleton.traits.shared for n in names}
     for name in skeleton.traits.computed:
         if name in graph.effects.reads and name not in together:
@@ -128,13 +144,15 @@ DTYPES = (
 
 
 def _disagree(graph: Graph) -> Iterator[Problem]:
-    if found := graph.effects.disagree:
+    found = graph.effects.disagree
+    if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:
-    if tables := graph.effects.sparse:
+    tables = graph.effects.sparse
+    if tables:
         text = "looked up with sparse=True, and sparse gradients can be neither summed nor clipped here"
         way_out = "leave sparse out: dense gradients have the same numbers"
         yield Problem(KEY, f"{listed(tables)}: {text}; {way_out}")
@@ -196,7 +214,8 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
 
 def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
     for name in skeleton.traits.hooked:
-        if why := _hooked(placed[name], at):
+        why = _hooked(placed[name], at)
+        if why:
             yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
     for module in skeleton.traits.backward:
         if len(at.stages) > 1 and at.stage_of(module) is None:

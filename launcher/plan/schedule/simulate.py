@@ -112,12 +112,16 @@ def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Ev
         while len(row) < len(schedule[rank]):
             action = schedule[rank][len(row)]
             needs = _needs(action, len(place))
+
+            # one that is not done yet wakes the rank later
             missing = next((n for n in needs if n not in done), None)
             if missing is not None:
                 waiting[missing].append(rank)
                 break
-            arrivals = [done[n] + (cost.transfer if place[n.stage] != rank else 0.0) for n in needs]
-            start = max([row[-1].end if row else 0.0, *arrivals])
+
+            free = row[-1].end if row else 0.0
+            arrivals = [done[n] + cost.transfer * (place[n.stage] != rank) for n in needs]
+            start = max([free, *arrivals])
             row.append(Event(rank, start, start + cost.time(action), action))
             done[_result(action)] = row[-1].end
             turns += waiting.pop(_result(action), [])

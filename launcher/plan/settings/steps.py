@@ -39,6 +39,10 @@ def _held_out(job: Job) -> Iterator[Problem]:
         yield Problem("data.val_fraction", text)
 
 
+LAYOUT = ("nproc", "stages", "shard_size", "tp")
+"""The settings of ``transform`` that say a layout, in place of a strategy file."""
+
+
 def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Layouts that ``transform`` cannot make, or that are asked for in two ways."""
     for name, step in job.steps.items():
@@ -48,15 +52,9 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         source = sizes.grid["pp"] if step.src is None and sizes is not None else None
         yield from _rank_files(key, step, job)
         if step.strategy is None:
-            layout = {
-                "nproc": step.nproc,
-                "stages": step.stages,
-                "shard_size": step.shard_size,
-                "tp": step.tp,
-            }
-            yield from unmergeable(key, source, **layout)
+            yield from unmergeable(key, source, **{field: getattr(step, field) for field in LAYOUT})
             continue
-        for field in ("nproc", "stages", "shard_size", "tp"):
+        for field in LAYOUT:
             n = getattr(step, field)
             if n != 1:
                 text = f"{n}: the layout is that of the strategy file {step.strategy}"
