@@ -16,7 +16,7 @@ from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, rea
 from launcher.checkpoint.mindspore.strategy_input import listed, only_names, whole_specs
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
-from launcher.plan.operator_file import parsed
+from launcher.plan.operators.operator_file import parsed
 from launcher.plan.plan import Plan
 from launcher.plan.settings import transformer_opt
 from launcher.plan.values.facts import TensorSpec

@@ -18,7 +18,8 @@ from launcher.checkpoint.tensorfile.keys import is_place, load_key
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.run_paths import RUN, place
-from launcher.plan import operator_file, rank_groups
+from launcher.plan.operators import operator_file
+from launcher.plan.partition import rank_groups
 from launcher.plan.plan import Plan
 from launcher.runtime import folder
 
@@ -80,14 +81,15 @@ def write(job: Job, plan: Plan, run: Path) -> None:
                 _layouts(strategy, None if rank is None else plan.sizes.grid.coords(rank)["pp"], path),
             )
     if par.operator_strategy.save is not None:
-        _write(par.operator_strategy.save, run, operator_file.as_json(plan).encode())
+        operators = operator_file.as_json(plan.operators, plan.sizes.grid["tp"])
+        _write(par.operator_strategy.save, run, operators.encode())
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
-            _write(
-                name,
-                run,
-                group_text(_groups(plan, rank)) if _mindspores(path) else rank_groups.as_json(plan).encode(),
-            )
+            if _mindspores(path):
+                content = group_text(_groups(plan, rank))
+            else:
+                content = rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
+            _write(name, run, content)
 
 
 RANK = "{rank}"
@@ -120,10 +122,12 @@ def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
 
 def _groups(plan: Plan, rank: int | None) -> GroupFile:
     """Those that ``rank`` is in; of all ranks, with what rank 0 may restore from, where there is one file."""
-    found = (ranks for group in rank_groups.groups(plan) for ranks in group.ranks if len(ranks) > 1)
+    groups = rank_groups.groups(plan.sizes.grid, plan.ties)
+    found = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in found}
     mine = {name: ranks for name, ranks in named.items() if rank is None or rank in ranks}
-    return GroupFile(mine, next(same for same in rank_groups.alike(plan) if (rank or 0) in same))
+    alike = rank_groups.alike(plan.sizes.grid, plan.params)
+    return GroupFile(mine, next(same for same in alike if (rank or 0) in same))
 
 
 def _write(path: str, run: Path, content: bytes) -> None:
