@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.parallel import apply_plan, mesh
-from launcher.parallel.apply_plan import ParallelModel
+from launcher.parallel import mesh, parallel_model
 from launcher.parallel.blueprint import blueprint
 from launcher.parallel.deferred_init import fill
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
 
 
@@ -67,7 +67,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     # this rank's share of it
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
     drawn = blueprint(model, whole, plan, plan.inputs)
-    return Net(apply_plan.parallelize(drawn, plan, meshes, device))
+    return Net(parallel_model.parallelize(drawn, plan, meshes, device))
 
 
 def _numbers(model: nn.Module) -> fill.FullTensorOf:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import grad, local
+from launcher.parallel.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)

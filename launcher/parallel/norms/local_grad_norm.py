@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import local
+from launcher.parallel.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import parallelize
 from launcher.parallel.deferred_init import fill, record
 from launcher.parallel.deferred_init.replay import replay
+from launcher.parallel.parallel_model import parallelize
 from launcher.planner.plan_job import plan_job
 from launcher.steps.model.shared_construction import draw
 from tests.parallel import makers
