@@ -1,4 +1,4 @@
-"""Makes replicas equal: the first rank that holds a shard broadcasts it to the others that hold the same one."""
+"""Makes replicas equal: the first rank that holds a shard broadcasts it to the others that do."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
 
 
 def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
-    """Raises ``ValueError`` where ranks that ``layout`` has as replicas hold different pieces: they would be lost."""
+    """Raises ``ValueError`` where replicas by ``layout`` hold different pieces: they would be lost."""
     own = {n: p.layout for p in net.live.plan.params for n in p.names}
     rank = dist.get_rank()
     for name, given in layout.items():

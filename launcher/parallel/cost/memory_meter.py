@@ -64,7 +64,7 @@ class MemoryMeter(Dispatch):
 
 
 def _settle() -> None:
-    """Wait while another thread runs: gloo's let go of a message's tensors some time after its ``wait`` is over."""
+    """Wait while another thread runs: gloo's let go of a message's tensors some time after its ``wait``."""
     time.sleep(1e-4)  # one that waits for the interpreter's lock sleeps, too: it gets the lock now
     while _others_run():
         time.sleep(1e-4)
