@@ -105,7 +105,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     for part in parts:
         shard(part, plan, meshes)
     orders = [GatherOrder(part, plan) for part in parts]
-    fill(parts, plan, meshes.rank, device, drawn.whole)
+    fill(parts, plan, meshes.rank, device, whole=drawn.whole)
 
     # what keeps copies equal: gradients summed over replicas and tp, and over the stages that share a tensor
     buckets = []

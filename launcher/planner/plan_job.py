@@ -40,9 +40,8 @@ def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
     from launcher.data.spec import input_specs
 
     specs = input_specs(job.data, batch, job.security.allow)
-    return tuple(
-        TensorSpec(s.shape, COMPUTE[job.train.precision]) if s.dtype.startswith("float") else s for s in specs
-    )
+    compute = COMPUTE[job.train.precision]
+    return tuple(TensorSpec(s.shape, compute) if s.dtype.startswith("float") else s for s in specs)
 
 
 def builder(job: Job) -> Callable[[], nn.Module]:
@@ -258,24 +257,27 @@ def _planned(
 
     with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])), unmarked(model.marks):
         specs = inputs(job, asked.sizes.micro_batch)
-        if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
+        compute = COMPUTE[job.train.precision]
+        if compute != DTYPE[job.train.precision]:
             narrow(model.module, compute)
         with leaving(model.module):
             flow, graph, pieces = _followed(job, asked, model.skeleton, model.module, whole, specs)
+
+    # what has become of settings
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
-    if fallback := resolve_data(job.data)[1]:
+    fallback = resolve_data(job.data)[1]
+    if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
     if job.debug.onerank:
-        notes.append(
-            Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept")
-        )
+        text = "true: parallel and launch.nproc are left out, micro batches kept"
+        notes.append(Note("debug.onerank", text))
     notes += own_optimizer.note(traits)
     note = None
     if model.lost:
         text = f"true -> false: the constructor {model.lost}"
         note = Note("parallel.deferred_init", f"{text}; every rank builds the whole model once")
     traced = TracedModel(model.skeleton, graph, whole, built_whole=note, operators=flow, pieces=pieces)
-    return plan(job, asked, traced, [*notes, *more], traits)
+    return plan(job, asked, traced, [*notes, *more], traits=traits)
 
 
 def _followed(
@@ -309,5 +311,5 @@ def _followed(
     if count == 1:
         return out, graph, None
     lengths = chunks.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
-    out = propagate.in_pieces(bare, out, tp, specs, lengths)
+    out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
     return out, graph, chunks.graphs(model, leaves, specs, graph, lengths)

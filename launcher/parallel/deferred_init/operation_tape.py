@@ -124,7 +124,7 @@ class Tape(Dispatch):
             out = args[0] if in_place else func(*args, **kwargs)
         except NotImplementedError:
             return self._by_numbers(func, args, kwargs, draw)
-        self._record(func, args, kwargs, out, draw)
+        self._record(func, args, kwargs, out, draw=draw)
         if away:
             self.off |= {key(t) for t in tensors(out)}
         return out

@@ -64,7 +64,7 @@ def _unwritten(tape: Tape, name: str, t: torch.Tensor) -> bool:
     if t.numel() == 0 or key(t) not in tape.log.doubtful():
         return False
     try:
-        one, two = (replay(tape.log, t, name, tape.seed, fill) for fill in FILLS)
+        one, two = (replay(tape.log, t, name, tape.seed, fill=fill) for fill in FILLS)
     except (RuntimeError, IndexError):  # an index that nobody wrote
         return True
     return _bytes(one) != _bytes(two)

@@ -54,15 +54,20 @@ class GatherOrder:
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
+
+        # the turns of a pass, as planned
         visits = plan.visits[part.stage.index] if self.rows else ()
         self._forward = [Turn("forward", v.group) for v in visits if v.begins]
         self._gathers = plan.hsdp is not None and plan.hsdp.optimizer_level == "level3"
         back = _backward([(v.group, v.begins) for v in visits if self.rows[v.group].backward])
         self._backward = [t for t in back if self._gathers or t.kind != "backward"]
         self._before = _chain(self.rows)
+
+        # the pass that is under way
         self._turns: list[Turn] | None = None
         self._at = 0
         self._filling = False
+
         for i, group in self.groups.items():
             group.pre_forward = partial(self._enter, i, group.pre_forward)
             group.pre_backward = partial(self._gather, i, group.pre_backward)

@@ -18,6 +18,7 @@ def counters(
     """
     out: dict[str, None] = {}
     for key in (*changed(before, after), *copies):
+        # everything that one sees it by, and the leaves that these are in
         names = after.names(key) if key in after.marks else before.names(key)
         owners = {n: next((u for u in leaves if covers(u, n)), None) for n in names}
         lost = [n for n, leaf in owners.items() if leaf is None]

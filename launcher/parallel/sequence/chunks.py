@@ -169,9 +169,13 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     for name, module in model.named_modules():
         module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
         module.register_forward_hook(watch.leave, always_call=True)
+
+    # one forward of whole sequences
     xs = model_facts.meta(specs)
     with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
         run_module(model, xs, {})
+
+    # what it called, and how often
     found = []
     for name, what in watch.found.items():
         lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"

@@ -92,18 +92,26 @@ class Capture(TorchFunctionMode):
         super().__init__()
         self.root = root
         self.leaves = leaves
+
+        # the graph, and what each node is worth
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Any] = {}
         self.modes: dict[fx.Node, Ambient] = {}
         self.calls: dict[fx.Node, tuple[nn.Module, Any, Any]] = {}
+
+        # what goes on outside, and whether a node is being made
         self.base = ambient()
         self.eager = False
         self.stream: bytes = b""
         self.hooks: Any = None
         self.refused: Exception | None = None
+
+        # where each tensor comes from
         self.known: dict[int, tuple[fx.Node, Any]] = {}
         self.alive: list[Any] = []  # the id of what is freed could come back as another's
         self.attributes: dict[str, fx.Node] = {}
+
+        # how the model was before
         self.before = {id(v) for m in root.modules() for v in vars(m).values()}
         self.places = {name: id(t) for name, t in _tensors(root)}
         whole = [m for m in root.modules() if id(m) in leaves]

@@ -254,10 +254,13 @@ def _follow(
         capturing(tracer),
         reading(model, counted, tracer.read),
     ):
+        # who looks on
         meter.tell(tracer.escaped)
         if check_side_channels:
             called = {name: model.get_submodule(name) for name in tracer.leaves.values()}
             tracer.side_channels = SideChannels(model, called)
+
+        # the forward, from its inputs to its output
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))

@@ -55,16 +55,21 @@ class StateEffects(Dispatch):
         self.reads: dict[str, None] = {}
         self.foreign: dict[tuple[int, ...], None] = {}
         self.mixed: dict[str, None] = {}
+
+        # tensors by id and storages: their names, who made them, and what they come from
         self._ids: dict[int, str] = {}
         self._made: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
+
+        # the model's own: where they hang, and under which names
         self._places: list[tuple[nn.Module, str, Tensor, str, str]] = []
         self._unset: list[tuple[nn.Module, str, str, str]] = []
         self._known: set[int] = set()
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
+
         for t in given:
             self.make(t)
             self._add(t, frozenset({DATA}))
@@ -101,6 +106,8 @@ class StateEffects(Dispatch):
                 self._unset.append((module, attr, full, path))
             if t is None or t.layout is not torch.strided:
                 continue
+
+            # by its first name, which the same tensor of a copy has too
             name = self._first.setdefault(full, self._names.setdefault(_key(t), full))
             self._also.setdefault(name, {})[full] = None
             self._names[_key(t)] = name
