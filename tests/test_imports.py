@@ -90,7 +90,7 @@ OPEN = {
         "transform", "transform_foreign", "transform_plan", "verify", "write",
     },
     "launcher.checkpoint.mindspore.formats": {"group_file", "strategy_files"},
-    "launcher.parallel": {"apply_plan", "blueprint", "broadcast", "local", "mesh", "weight_gradient"},
+    "launcher.parallel": {"parallel_model", "blueprint", "broadcast", "local", "mesh", "weight_gradient"},
 }  # fmt: skip
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")
 

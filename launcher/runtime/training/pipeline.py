@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.plan import Plan

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.norms.grad_norm import Norm
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
 from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import grad, local
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box

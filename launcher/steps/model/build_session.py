@@ -19,9 +19,9 @@ from launcher.job.schema.run_paths import place
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import ParallelModel, parallelize
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.norms.local_grad_norm import watch
+from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
