@@ -23,7 +23,7 @@ SHAPES = {"embed": (256, 128), "down": (128, 256), "norm": (128,)}
 
 
 def net(on: Grid, prefix: str = "", swapped: bool = False) -> Strategy:
-    """``embed`` is cut by rows on the first stage, ``down`` by columns on the last; ``swapped`` the other way round."""
+    """``embed`` (first stage) is cut by rows, ``down`` (last stage) by columns; ``swapped``: vice versa."""
     entries = {}
     for name, shape in SHAPES.items():
         cut = ("embed" if swapped else "down") == name

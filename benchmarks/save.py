@@ -33,7 +33,7 @@ MODES = ("no checkpoint", "waited for", "by a thread")
 
 @dataclass(frozen=True)
 class Block:
-    """Seconds of one block of steps: the stall at its start, each step, and the wait for the thread at its end."""
+    """Seconds of a block of steps: the stall at its start, each step, the wait for the thread at its end."""
 
     stall: float
     steps: tuple[float, ...]

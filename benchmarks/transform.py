@@ -40,8 +40,9 @@ COPY = "cp -r, then sync of each file"
 HEAD = """# Changes of layout, {mib} MiB of float32
 
 `python -m benchmarks.transform --mib {mib} --blocks {blocks}` on {cores} cores, Linux, torch {torch}.
-Seconds within the call, imports excluded: the median of {blocks} rounds, then the shortest and the longest. Ratio: to
-the synced copy of the same bytes in the same round. MiB: what the call adds to the memory of its processes.
+Seconds within the call, imports excluded: the median of {blocks} rounds, then the shortest and the longest.
+Ratio: to the synced copy of the same bytes in the same round.
+MiB: what the call adds to the memory of its processes.
 MindSpore is 2.10.0 with numpy 1.26 and safetensors 0.7; it syncs nothing and looks at no digest."""
 
 
@@ -93,7 +94,7 @@ def prepare(work: Path, case: str, mib: int) -> Strategy:
 
 
 def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
-    """Seconds within the call and, if ``sampled``, the bytes by which it grew at most, every process of it included."""
+    """Seconds within the call and, if ``sampled``, the bytes that its processes together grew by at most."""
     shutil.rmtree(work / "dst", ignore_errors=True)
     with tempfile.TemporaryDirectory() as made:
         signs, log = Path(made), Path(made) / "log"

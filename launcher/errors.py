@@ -71,8 +71,7 @@ class RunError(RuntimeError):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """What a file says, with its control characters, those in ``keep`` excepted, as escapes
-    for no terminal to obey.
+    """What a file says, its control characters as escapes, except those in ``keep``: no terminal obeys them.
 
     >>> printable("a\\n\\x1b[31mb é")
     'a\\\\n\\\\x1b[31mb é'
@@ -116,7 +115,7 @@ def _line(path: str, line: int | None, function: str, source: str | None) -> str
 
 @contextmanager
 def owned(key: str, what: str) -> Iterator[None]:
-    """What the user's own code raises in the block becomes a ``RequestError`` about ``key``, without frames of ours."""
+    """What the user's code raises inside becomes a ``RequestError`` about ``key``, without our frames."""
     try:
         yield
     except (RequestError, RunError):

@@ -94,7 +94,7 @@ def _outside(args: Args, rank: int | None) -> None:
 
 
 def check(args: Args, planned: bool) -> None:
-    """Raises ``RequestError`` for what is wrong with every cell that has something wrong; plans only if ``planned``."""
+    """Raises ``RequestError`` with the problems of all cells; plans only if ``planned``."""
     _outside(args, launch_env.rank())
     if impossible := _impossible(composed(args), planned):
         raise _together(impossible)

@@ -14,7 +14,7 @@ from launcher.job.schema.components import Text
 
 
 def open_text(settings: Text) -> Dataset:
-    """Raises ``RequestError`` when BPE leaves too few tokens for one window, which only training it can tell."""
+    """Raises ``RequestError`` when BPE leaves too few tokens for one window; only training it can tell."""
     return _bytes(settings) if settings.tokenizer == "bytes" else _learned(settings)
 
 

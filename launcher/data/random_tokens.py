@@ -23,7 +23,7 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Noise(Source):
-    """Sample ``i`` is ``seq_len`` tokens drawn from (seed, ``first + i``); its target the same, one token later."""
+    """Sample ``i`` is ``seq_len`` tokens drawn from (seed, ``first + i``); its target is one token later."""
 
     def __init__(self, settings: RandomTokens, seed: int, first: int, samples: int) -> None:
         self.vocab_size, self.seq_len, self.first, self.samples = (

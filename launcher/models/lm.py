@@ -33,7 +33,7 @@ class Attention(nn.Module):
     def piece(
         self, x: Tensor, start: int = 0, past: Sequence[tuple[Tensor, ...]] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
+        """Positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
         q, k, v = (self._heads(proj(x)) for proj in (self.q, self.k, self.v))
         cos, sin = angles(
             q.shape[2], self.head, self.theta, x, start

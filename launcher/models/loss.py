@@ -27,8 +27,9 @@ class Parts(Protocol):
 def cross_entropy(
     output: Tensor, target: Tensor, parts: Parts | None = None, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
-    """Mean or sum over all positions that count, in nats: logits (samples, ..., classes) against class
-    numbers (samples, ...), or as torch has it (samples, classes, ...); where both fit, the first.
+    """Mean or sum over all positions that count, in nats, of logits against class numbers (samples, ...).
+
+    Logits are (samples, ..., classes), or as torch has it (samples, classes, ...); where both fit, the first.
 
     Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has
     this rank's classes only, and every rank gets the whole loss. Where nothing counts, the sum and its

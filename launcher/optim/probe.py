@@ -25,11 +25,10 @@ DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)
 def probe(
     build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
 ) -> OptimizerTraits:
-    """What the class at ``name`` does to tensors of such ``shapes``; ``build`` makes it for a list of
-    tensors.
+    """What the class at ``name`` does to tensors of such ``shapes``.
 
-    ``device`` and ``dtype`` are those of the weights. Raises ``RequestError`` when there is no such class, or
-    its arguments do not fit.
+    ``build`` makes it for a list of tensors; ``device`` and ``dtype`` are those of the weights. Raises
+    ``RequestError`` when there is no such class, or its arguments do not fit.
     """
     why = ""
     with _apart():

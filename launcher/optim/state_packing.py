@@ -19,7 +19,9 @@ GROUP = "param_group"
 
 
 def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as
+    """The state of a parameter as tensors by name.
+
+    Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as
     tensors without dims, whose names end in what they were: ``step/int``, ``history/list`` (its length)
     and ``history/0/float``.
 

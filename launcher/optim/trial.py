@@ -25,7 +25,7 @@ SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
 SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
 RATES = (1.0, 0.5, 0.25, 1.0)
 LONGEST = {1: 6000, 2: 136, 3: 24}
-"""A dim, by how many there are, else 8: some classes treat 128 rows, or 4096 numbers, in another way than fewer."""
+"""A dim, by how many there are, else 8: some classes treat 128 rows, or 4096 numbers, unlike fewer."""
 OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
 
 
@@ -35,7 +35,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class TrialCut:
-    """Two pieces of every tensor, cut along ``dim``: the first third and the rest, or all and nothing if ``empty``."""
+    """Two pieces of every tensor along ``dim``: a third and the rest; if ``empty``, all and nothing."""
 
     dim: int | None = None
     empty: bool = False
@@ -53,8 +53,7 @@ class TrialCut:
 
 @dataclass
 class Observation:
-    """What a run left: the tensors afterwards, the optimizer, and which values of its groups it changed
-    itself.
+    """What a run left: the tensors, the optimizer, and which values of its groups it changed itself.
 
     ``first``: the keys of its state after one step; ``paths``: how far each number went in all steps
     together.
@@ -92,7 +91,9 @@ class Trial:
         self.starts = [torch.randn(s, generator=g, dtype=self.dtype) for s in self.shapes]
 
     def gradients(self, step: int) -> list[Tensor]:
-        """Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in
+        """Random numbers whose sizes tell beginning from end, steps and tensors apart.
+
+        Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in
         its own way; now and then the first or the last number is far larger than the rest.
         """
         g = torch.Generator().manual_seed(1 + step)

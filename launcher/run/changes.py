@@ -1,4 +1,4 @@
-"""The settings that have changed since a checkpoint: what is refused and how to go on, what is accepted or noted."""
+"""Settings changed since a checkpoint: what is refused, with a way on, and what is accepted or noted."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def changes(
     """What is refused, and what the plan says. ``misfit``: the weights are those of another model."""
     saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
     if saved is None:
-        text = f"{checkpoint.folder}: written before checkpoints said what they were trained with: nothing is compared"
-        return [], [Note("checkpoint", text)]
+        text = "written before checkpoints said what they were trained with: nothing is compared"
+        return [], [Note("checkpoint", f"{checkpoint.folder}: {text}")]
     try:
         found = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
     except ValueError as error:

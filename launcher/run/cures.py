@@ -38,8 +38,7 @@ class ListedProblem:
 
 
 def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bool], None]) -> BadRequest:
-    """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that
-    hold.
+    """``error``, with all else that can be known to be wrong with ``words``, and only with cures that hold.
 
     ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else;
     ``False``: without a plan, and without torch, which takes seconds to import. So a plan is made only
@@ -80,10 +79,10 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
 
 
 def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: bool) -> Look:
-    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is
-    imported.
+    """What is wrong with other words, each worked out once.
 
-    Whether there is a device for each rank torch alone knows.
+    No package that ``typed`` does not trust is imported. Whether there is a device for each rank torch alone
+    knows.
     """
     known: dict[Words, list[ListedProblem]] = {}
 
@@ -102,7 +101,7 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: 
 
 
 def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Whether it is about a key that is listed, or one above or below it: it may follow from what stands in there."""
+    """Whether it is about a key that is listed, or one above or below it: it may follow from the stand-in."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
     return any(key.startswith(k) or k.startswith(key) for k in keys) or finding.said in {

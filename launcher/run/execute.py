@@ -104,7 +104,7 @@ def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan],
 
 
 def _from(run: Run) -> Path | None:
-    """The checkpoint that the ranks go on from: what ``import`` has brought, unless they have gone on since."""
+    """The checkpoint that the ranks go on from: what ``import`` brought, unless they have gone on since."""
     if run.resume is None and any(map(starts, run.job.steps.values())):
         return step_folder(run.folder / "checkpoints", 0)
     return run.resume

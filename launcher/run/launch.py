@@ -1,4 +1,4 @@
-"""Where the ranks of a run come from: the ``launch`` settings, worked out for this process and this machine."""
+"""Where the ranks of a run come from: the ``launch`` settings, resolved for this process and this machine."""
 
 from __future__ import annotations
 
@@ -109,14 +109,11 @@ def _device(job: Job, here: int) -> tuple[str, list[str]]:
 def _idle(job: Job, how: Mode) -> list[str]:
     """Settings that this mode leaves to others."""
     out = []
+    restarts = f"launch.max_restarts {job.launch.max_restarts} has no effect"
     if how == "external" and job.launch.max_restarts:
-        out.append(
-            f"launch.max_restarts {job.launch.max_restarts} has no effect: {THEY} restarts its ranks, if told to"
-        )
+        out.append(f"{restarts}: {THEY} restarts its ranks, if told to")
     if how == "inproc" and job.launch.max_restarts:
-        out.append(
-            f"launch.max_restarts {job.launch.max_restarts} has no effect: a rank in this process is not restarted"
-        )
+        out.append(f"{restarts}: a rank in this process is not restarted")
     if how != "spawn" and job.launch.port is not None:
         where = f"{THEY} says where its ranks meet" if how == "external" else "one rank has nobody to meet"
         out.append(f"launch.port {job.launch.port} has no effect: {where}")

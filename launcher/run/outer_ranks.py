@@ -87,13 +87,12 @@ class Others:
             raise RunError(f"{text} (launch.timeout_s); each {what}")
         for rank in range(1, self._at.size):
             if (size := int(self._own.get(f"size{rank}"))) != self._at.size:
-                text = (
-                    f"rank {rank} was told that there are {size} ranks, rank 0 that there are {self._at.size}"
-                )
+                other = f"rank 0 that there are {self._at.size}"
+                text = f"rank {rank} was told that there are {size} ranks, {other}"
                 raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
 
     def share(self, root: Path, key: str) -> None:
-        """Raises ``RequestError`` unless every rank sees at ``root`` what rank 0 writes there; leaves nothing."""
+        """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``; leaves nothing."""
         if self._at.size == 1:
             return
         with _token(root) as token:
@@ -104,11 +103,12 @@ class Others:
         blind = {rank: host for rank, host in answers.items() if host}
         if blind:
             hosts = ", ".join(dict.fromkeys(blind.values()))
+            here = socket.gethostname()
             text = (
-                f"{root}: {ranks_text(sorted(blind))} (on {hosts}) cannot see what rank 0 (on {socket.gethostname()}) "
-                "has written there; all ranks need one folder on a shared file system, by the same path"
+                f"{ranks_text(sorted(blind))} (on {hosts}) cannot see what rank 0 (on {here}) has written "
+                "there; all ranks need one folder on a shared file system, by the same path"
             )
-            raise RequestError((Problem(key, text),))
+            raise RequestError((Problem(key, f"{root}: {text}"),))
 
     def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
         """All ranks do ``order``; returns when the others have left.
@@ -174,10 +174,10 @@ def leading(at: Place | None = None) -> Iterator[Others]:
 
 
 def follow(timeout_s: Seconds) -> int:
-    """Any rank but 0: do what rank 0 says; returns the exit code. A failure is told by rank 0, and in
-    ``errors/``.
+    """Any rank but 0: do what rank 0 says; returns the exit code.
 
-    ``timeout_s``: how long rank 0 may take to come; it is asked when that takes long.
+    A failure is told by rank 0, and in ``errors/``. ``timeout_s``: how long rank 0 may take to come; it is
+    asked when that takes long.
     """
     at = here()
     try:
@@ -287,8 +287,8 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
     """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
     own = _corner(whole, at)
-    # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start, and the
-    # others ask it for rank 0, which may take it along.
+    # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start,
+    # and the others ask it for rank 0, which may take it along.
     known = {rank: own.get(f"here{rank}").decode() for rank in range(at.size if at.rank == 0 else 1)}
 
     def where(rank: int) -> str:

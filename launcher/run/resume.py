@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, and whether it can: what has changed since is refused, accepted or noted."""
+"""From which checkpoint a run goes on, and whether it can: changes since are refused, accepted or noted."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
 
 
 def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]:
-    """The checkpoints that the request names, and that of its run folder; ``left``: the steps to do, if not all."""
+    """Checkpoints that the request names, and its run folder's; ``left``: the steps to do, if not all."""
     steps = {name: s for name, s in job.steps.items() if left is None or name in left}
     trains = any(map(goes_on, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
@@ -149,7 +149,7 @@ Found = tuple[list[Problem], list[Note]]
 
 
 def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
-    """What has changed since the checkpoints that the request goes on from: what is refused, and what the plan says."""
+    """Refusals and notes for what has changed since the checkpoints that the request goes on from."""
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
 

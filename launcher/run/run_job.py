@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A job to carry out, and how it was asked for: ``command`` is what was typed, ``config`` all of it as YAML."""
+    """A job to carry out, and how it was asked for: ``command`` as typed, ``config`` all of it as YAML."""
 
     job: Job
     command: Sequence[str]
@@ -232,7 +232,7 @@ def _hear(run: Path, bar: SilentProgress, metrics: Metrics, rank: int, news: obj
 
 @contextmanager
 def _saved(job: Job) -> Iterator[None]:
-    """Where a phase is ended at once nothing is lost either: it begins anew, from what those before it have left."""
+    """A phase that is ended at once loses nothing either: it begins anew, from what those before it left."""
     try:
         yield
     except Interrupted as stop:

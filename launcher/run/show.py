@@ -33,6 +33,6 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
 
 
 def check(job: Job) -> None:
-    """Raises ``RequestError`` for what would keep it from being shown, as far as that is known without torch."""
+    """Raises ``RequestError`` for what would keep it from being shown, as far as is known without torch."""
     if not (preflight.previews(job) and alone(job.steps)):
         refuse(impossible(before_torch(settled(job)).asked))

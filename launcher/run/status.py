@@ -73,7 +73,7 @@ class RunStatus:
 
 
 def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
-    """The record of ``run``: a second start of the same configuration goes on behind the steps that are done."""
+    """The record of ``run``: a second start of the same configuration goes on after the done steps."""
     record = RunStatus(run, tuple(map(redact.text, overrides)))
     said = folder.read_status(run)
     record.before = None if said is None else said.get("status")

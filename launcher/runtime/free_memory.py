@@ -25,7 +25,7 @@ def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
-    """What the kernel can give without swapping, or what a control group of this process leaves, if that is less."""
+    """Bytes that the kernel can give without swapping, or that a control group of ours leaves, if less."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -97,7 +97,7 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
 
 
 def _devices(count: int) -> tuple[int, ...]:
-    """Asked by a child: to ask makes a context of hundreds of megabytes on each, and CUDA unfit for a fork."""
+    """Asked by a child: it makes a context of hundreds of megabytes on each, and CUDA unfit for a fork."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -32,7 +32,7 @@ def scratch() -> Iterator[Path]:
 
 
 def sweep(home: Path) -> tuple[Path, ...]:
-    """Deletes the folders below ``home`` that nobody owns any more; those of other users and unlike ours stay."""
+    """Deletes folders below ``home`` that no process owns; other users' and those unlike ours stay."""
     gone = []
     for owner in home.glob(f"{PREFIX}*/{OWNER}"):
         try:

@@ -50,10 +50,10 @@ def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan]
 
 
 def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings) -> str:
-    """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not
-    hold.
+    """Write ``certificate.json``; returns the verdict.
 
-    What does not hold in one precision is not looked at in the next.
+    Raises ``RunError`` on every rank when it does not hold. What does not hold in one precision is not
+    looked at in the next.
     """
     job = copies[0][0].job
     data = open_data(
@@ -78,10 +78,10 @@ def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, 
 def examine(
     world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: Drawings | None = None
 ) -> Certificate | None:
-    """Train all steps of ``copy`` twice; rank 0 compares and has the result. Leaves random streams as they
-    were.
+    """Train all steps of ``copy`` twice; rank 0 compares and has the result.
 
-    The last but one is on samples that leave experts idle; the last follows a save and a load.
+    Leaves random streams as they were. The last but one is on samples that leave experts idle; the last
+    follows a save and a load.
     """
     device, steps, job = torch.device(world.device), plan.sizes.steps, copy.job
     place = folder / FOLDER / job.train.precision
@@ -110,7 +110,7 @@ class Setup:
 
 
 def _compare(s: Setup, steps: int) -> None:
-    """Ends where there is nothing to go on with: weights that are wrong at step 0, or a step without numbers."""
+    """Ends where there is nothing to go on with: weights wrong at step 0, or a step without numbers."""
     live, judge = _live(s), s.judge
     start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:

@@ -51,7 +51,7 @@ def pending(step: Import, at: FileChecks) -> list[str]:
 
 
 def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
-    """What keeps the source of the step ``name`` from becoming the model of ``plan``, found in heads alone."""
+    """What keeps the source of the step ``name`` from becoming the model of ``plan``, found in file heads."""
     strategy = Path(step.strategy) if step.strategy else None
     try:
         found = outline(Path(step.src), strategy)
@@ -61,8 +61,7 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
 
 
 def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
-    """Everything is checked before the checkpoint appears, encrypted with the key of the run; it becomes the
-    newest.
+    """Checks all before the checkpoint appears, encrypted with the run's key; it becomes the newest.
 
     What the run has saved since an earlier start is kept, unless it resumes never: the ranks go on from that.
     """

@@ -1,4 +1,4 @@
-"""Carries out the steps that run in one process with a whole model, and those on files, in the order of the request."""
+"""Runs the steps of one process with a whole model, and those on files, in the order of the request."""
 
 from __future__ import annotations
 

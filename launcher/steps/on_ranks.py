@@ -87,5 +87,5 @@ def _session(world: World, todo: RankSteps) -> Session:
 
 
 def _rescued(live: Session, job: Job, since: int) -> str | None:
-    """The checkpoint to go on from; none is written of weights that nothing has trained ``since`` they came."""
+    """The checkpoint to go on from; weights that nothing has trained ``since`` they came are not written."""
     return save.save(live, job.checkpoint.keep).name if live.step > since else None

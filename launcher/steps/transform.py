@@ -100,9 +100,8 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     doubt = unvouched(src, run.trust) if is_checkpoint(src) else ""
     files = "" if step.format == "launcher" else f" in .{step.format} files"
     clear = ", not encrypted" if files and job.checkpoint.encrypt is not None else ""
-    run.say(
-        f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}{files}{clear}, {done.path}{doubt}"
-    )
+    size = bytes_text(done.bytes_written)
+    run.say(f"transform: {src.name} -> {ranks}, {size}{files}{clear}, {done.path}{doubt}")
     if done.left:
         run.say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
     return {}
@@ -122,7 +121,7 @@ def transformed(run: RunFiles) -> Path | None:
 
 
 def target(step: Transform, src: Strategy) -> Strategy:
-    """The layout asked for, by a strategy file, which must be of the tensors of ``src``, or in the job's words."""
+    """The layout asked for: a strategy file's, which must have the tensors of ``src``, or the job's own."""
     if step.strategy is None:
         return _in_words(step, src)
     found = open_strategy("steps.transform.strategy", step.strategy)

@@ -107,8 +107,7 @@ def _complete() -> Iterator[None]:
 
 @contextmanager
 def bounded(timeout: timedelta) -> Iterator[None]:
-    """Groups made in the block, by us, by torch or by the user's own code, take ``timeout`` if not told
-    another.
+    """Groups made in the block, by us, torch or the user's own code, take ``timeout`` if not told another.
 
     A group does not inherit that of the world: torch gives it half an hour, and a mesh has no way to say
     another.
@@ -124,7 +123,7 @@ def bounded(timeout: timedelta) -> Iterator[None]:
 
 
 def deterministic() -> None:
-    """From here on an operation without a deterministic form raises; call it before the first use of a device."""
+    """Operations without a deterministic form raise from here on; call it before the first use of devices."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

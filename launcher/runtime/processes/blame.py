@@ -1,4 +1,4 @@
-"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written or have not."""
+"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written or not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def failed(
 
 
 def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
-    """What the ranks of this attempt have written; a rank that has only lost its peer waits for that one to tell."""
+    """What ranks of this attempt have written; one that only lost its peer waits for the peer's fault."""
     end = time.monotonic() + CAUSE_S
     while True:
         read = [Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
@@ -67,7 +67,7 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
 
 
 def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:
-    """The faults of ranks that have written none: those known to be dead or stopped, else all that nobody can see."""
+    """Faults of ranks that wrote none: those known to be dead or stopped, else all that cannot be seen."""
     known: list[Fault] = []
     unseen: list[Fault] = []
     for rank in sorted(ranks):

@@ -23,7 +23,7 @@ _ROUTES = (
 
 
 def answer(path: Path) -> None:
-    """From now on ``ASK`` makes this process write the stack of each thread, whatever holds the interpreter."""
+    """From now on ``ASK`` makes this process write each thread's stack, whatever holds the interpreter."""
     file = path.open("w")
     faulthandler.register(ASK, file=file, all_threads=True, chain=False)
     _open.append(file)
@@ -95,7 +95,7 @@ def _collective(frames: list[tuple[str, str, str]]) -> bool:
 
 
 def _told(text: str, pid: int) -> str:
-    """Where the main thread is: its innermost frame outside of torch and of Python's own library, if there is one."""
+    """Where the main thread is: its innermost frame outside of torch and Python's own library, if any."""
     frames = _FRAME.findall(text.split("\n\n")[-1])
     if not frames:
         return "it does not answer" + (", it waits for a disk or a device" if _state(pid) == "D" else "")

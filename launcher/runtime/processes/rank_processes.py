@@ -46,11 +46,10 @@ class Child:
 
 
 def fork(task: Task, rank: int, started: list[Child]) -> Child:
-    """A rank that has all that this process imported. ``started`` are its elders, whose ends of pipes it lets
-    go.
+    """A rank that has all that this process imported.
 
-    Nothing but imports may have happened here before: threads of a multi-threaded operation do not survive a
-    fork.
+    ``started`` are its elders, whose ends of pipes it lets go. Nothing but imports may have happened here
+    before: threads of a multi-threaded operation do not survive a fork.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -32,7 +32,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs`` only where the first stage is, ``targets`` where the last is; ``valid`` samples are no padding."""
+    """``inputs`` on the first stage, ``targets`` on the last, else none; ``valid`` samples are no padding."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor | None
@@ -68,7 +68,7 @@ class Feed:
         return self._read(self.train, indices, self.plan.sizes.local_batch, f"step {step + 1}")
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
-        """Every held-out sample once, in order, in batches of the training shape; the last is padded by repetition."""
+        """Every held-out sample once, in order, in training-sized batches; the last is padded by repetition."""
         size = self.plan.sizes.global_batch
         n = len(self.val)
         count = -(-n // size)  # ceil

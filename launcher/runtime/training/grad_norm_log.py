@@ -52,7 +52,7 @@ class LocalNormLog:
                 self.emit({"text": "\n".join(lines(step, every))})
 
     def _write(self, folder: Path, step: int, norms: Mapping[str, float]) -> None:
-        """``rank<N>.jsonl``; rows of this step and later ones, of a run before or an attempt that failed, go."""
+        """``rank<N>.jsonl``; drops rows from this step on, of an earlier run or an attempt that failed."""
         if self._file is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)

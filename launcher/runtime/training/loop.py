@@ -119,8 +119,7 @@ def stop(s: Session) -> NoReturn:
 
 
 def step(s: Session, clip: float | None) -> tuple[float, float]:
-    """One optimizer step. Returns the global batch's loss, as it was asked for, and the
-    gradient norm before clipping.
+    """One optimizer step; returns the global batch's loss, as the job has it, and the norm before clipping.
 
     When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks
     skip such a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
@@ -146,14 +145,11 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
             return loss, norm
         if s.local_norm is not None:  # which rank, which parameter
             s.local_norm.tell(s.step + 1, loud=True, scaled=s.scaling.factor)
-        text = f"step {s.step + 1}: the loss is {loss} and the gradient norm {norm}; the weights were not touched"
+        text = f"the loss is {loss} and the gradient norm {norm}; the weights were not touched"
+        cure = ". Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
         if s.scaling.factor > 1 and math.isfinite(loss):
-            raise RunError(
-                f"{text}: the gradients overflowed: train.loss_scale=null lowers the scale when they do"
-            )
-        raise RunError(
-            f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
-        )
+            cure = ": the gradients overflowed: train.loss_scale=null lowers the scale when they do"
+        raise RunError(f"step {s.step + 1}: {text}{cure}")
 
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
@@ -167,9 +163,8 @@ def _check_counted(s: Session) -> None:
     dist.all_reduce(counted)
     if not counted.item():
         text = f"all targets of the global batch are {IGNORED}, which count for nothing, so there is no loss"
-        raise RunError(
-            f"step {s.step + 1}: {text}; the weights were not touched. Look at the data of this step"
-        )
+        cure = "the weights were not touched. Look at the data of this step"
+        raise RunError(f"step {s.step + 1}: {text}; {cure}")
 
 
 def _skip(s: Session) -> None:
@@ -181,8 +176,8 @@ def _skip(s: Session) -> None:
     s.scaling.overflowed()
     s.optimizer.zero_grad(set_to_none=True)
     if s.world.rank == 0:
-        said = f"step {s.step + 1}: gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
-        s.emit({"text": said})
+        said = f"gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
+        s.emit({"text": f"step {s.step + 1}: {said}"})
 
 
 def validate(s: Session, batches: int | None) -> float:
@@ -195,9 +190,8 @@ def validate(s: Session, batches: int | None) -> float:
     total, counted = sums.tolist()
     if not counted:
         text = f"all targets of the held-out samples are {IGNORED}, which count for nothing"
-        raise RunError(
-            f"validation after step {s.step}: {text}, so there is no loss. Look at the held-out data"
-        )
+        cure = "so there is no loss. Look at the held-out data"
+        raise RunError(f"validation after step {s.step}: {text}, {cure}")
     loss: float = total / counted * s.plan.loss_terms
     s.results |= {"val_loss": loss, "val_step": s.step}
     if s.world.rank == 0:

@@ -18,9 +18,10 @@ from launcher.plan.values.facts import IGNORED, TensorSpec
 from launcher.runtime.torch_private import pipelining
 
 Loss = Callable[..., torch.Tensor]
-"""As ``launcher.models.loss.cross_entropy``: (output, target, reduction="sum") of one micro batch ->
-the sum of the losses of its targets that count, 0-d; of an output whose classes are cut, (output,
-target, axis, reduction="sum").
+"""As ``launcher.models.loss.cross_entropy``: the sum of the losses of the targets that count, 0-d.
+
+Called as (output, target, reduction="sum") for one micro batch; for an output whose classes are cut, as
+(output, target, axis, reduction="sum").
 """
 
 
@@ -88,8 +89,7 @@ class Pipeline:
     def evaluate(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int
     ) -> torch.Tensor:
-        """Loss and number of all targets that count, both summed over the first ``valid``
-        samples of this rank's part.
+        """Loss and number of targets that count, summed over the first ``valid`` samples of this rank's part.
 
         The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
         """
@@ -116,10 +116,10 @@ class Pipeline:
     def _forward(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool
     ) -> None:
-        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the
-        micro batches, in order.
+        """Evaluation mode for as long as it takes.
 
-        Nothing of it stays, as ``launcher.plan.refusals.evaluation`` has it.
+        ``keep``: ``outputs`` are those of the micro batches, in order. Nothing of it stays, as
+        ``launcher.plan.refusals.evaluation`` has it.
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]
@@ -162,10 +162,13 @@ class Pipeline:
         sizes = {len(t) for t in mine}
         planned_size = self.model.plan.sizes.micro_batch * self.model.plan.sizes.micros
         assert sizes <= {planned_size}, f"{sizes} samples, planned {planned_size}: torch would not notice"
-        for got, planned in zip(inputs, self.model.plan.inputs, strict=True) if self.first else ():
-            if got.shape[1:] != planned.shape[1:]:
-                text = f"the data returned inputs of shape {tuple(got.shape[1:])} a sample where {planned.shape[1:]}"
-                raise RunError(f"{text} was planned, that of the first one; all samples must have one shape")
+        if not self.first:
+            return
+        for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
+            shape, first = tuple(got.shape[1:]), planned.shape[1:]
+            if shape != first:
+                text = f"the data returned inputs of shape {shape} a sample where {first} was planned"
+                raise RunError(f"{text}, that of the first one; all samples must have one shape")
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         loss = self.loss(output, self.targets[int(number)], *self.parts, reduction="sum")
@@ -192,7 +195,7 @@ class Pipeline:
 
 
 class _Count:
-    """How many targets of the global batch count: summed over the data-parallel ranks while the first stages run."""
+    """How many targets of the global batch count, summed over data-parallel ranks while first stages run."""
 
     def __init__(self, model: ParallelModel) -> None:
         self._group = model.meshes.dp

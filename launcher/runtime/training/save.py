@@ -51,7 +51,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks as they write the checkpoint ``name`` together; ``group`` is that of their threads, if it is these."""
+    """All ranks as they write the checkpoint ``name``; ``group``: that of their threads, if these write."""
 
     world: World
     group: dist.ProcessGroup | None
@@ -100,7 +100,7 @@ def save(s: Session, keep: int | None) -> Path:
 
 
 def begin(s: Session, keep: int | None) -> None:
-    """As ``save``, of a copy in host memory: returns when that is made; ``s.saver`` tells when the write has failed."""
+    """As ``save``, of a copy in host memory: returns once that is made; ``s.saver`` tells of failed writes."""
     assert s.saver is not None
     finish(s)
     shot = _snapshot(s, keep, s.saver.host)
@@ -173,8 +173,7 @@ def _snapshot(s: Session, keep: int | None, place: Callable[[str, Tensor], Tenso
 
 
 def _complete(shot: Snapshot, ranks: Ranks) -> None:
-    """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all
-    return.
+    """All ranks write; once their files are on the disk rank 0 puts the manifest and renames; all return.
 
     When one of them fails nothing is left of it: the disk may be full.
     """

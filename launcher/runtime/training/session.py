@@ -23,9 +23,9 @@ from launcher.runtime.training.save_thread import Saver
 
 @dataclass
 class Session:
-    """``step``: how many optimizer steps the weights have seen. ``emit`` takes news for the
-    console and the metrics.
+    """What a rank trains with, and how far it is: ``step`` counts the optimizer steps the weights have seen.
 
+    ``emit`` takes news for the console and the metrics.
     ``saver`` writes checkpoints while training goes on; ``None``: training waits for them. ``trust.key``
     says where the key is that checkpoints are encrypted with; ``None``: they are not. ``on_stop`` saves what
     the session has learned when all ranks have agreed to stop, and says in which checkpoint; ``resumed``:

@@ -1,4 +1,4 @@
-"""A rank's tensors as they go into a checkpoint and come back: weights, buffers, optimizer, random streams."""
+"""A rank's tensors on their way to a checkpoint and back: weights, buffers, optimizer, random streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RNG, RNG_CUDA = STREAMS
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state: its name in a checkpoint, and the parameter on this rank that it is of."""
+    """One tensor of the optimizer's state: its name in a checkpoint, and this rank's parameter it is of."""
 
     name: str
     placed: Placed
@@ -39,7 +39,7 @@ class State:
 
     @property
     def alike(self) -> bool:
-        """Whether it is laid out as its parameter; if not, every rank that has a piece of that has all of this."""
+        """Whether it is laid out as its parameter; if not, ranks with a piece of that have all of this."""
         return local(self.tensor).shape == local(self.param).shape
 
 
@@ -130,8 +130,7 @@ def extra(s: Session) -> Mapping[str, Blob]:
 
 @torch.no_grad()
 def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]:
-    """Take weights, optimizer state, step and (in the same layout) random streams from a
-    checkpoint of any layout.
+    """Take weights, optimizer state and step from a checkpoint; random streams too in the same layout.
 
     Returns what the checkpoint says of itself. ``broadcast``: one rank reads a piece for all that hold it;
     otherwise every rank reads what it holds.
@@ -162,7 +161,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
 
 
 def _blank(s: Session, saved: Strategy) -> list[State]:
-    """Room for what was saved of this rank's parameters: an optimizer of the user's own is not asked what it keeps."""
+    """Room for what was saved of this rank's parameters; a user's optimizer is not asked what it keeps."""
     keys: dict[str, list[tuple[str, Entry]]] = {}
     for name, entry in saved.only("optim").entries.items():
         key, _, param = name.removeprefix("optim.").partition(".")
@@ -176,7 +175,7 @@ def _blank(s: Session, saved: Strategy) -> list[State]:
 
 
 def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
-    """Where torch keeps it when it loads an optimizer's state: a step counter and Python's numbers on the CPU."""
+    """Where torch's optimizers keep it after loading: step counters and Python's numbers on the CPU."""
     alike = entry.layout.shape == p.spec.shape
     counts = not alike and (key == "step" or "/" in key) and not on_device(s.optimizer, t)
     device = torch.device("cpu") if counts else t.device
@@ -186,7 +185,7 @@ def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
 
 
 def _give_back(s: Session, found: Sequence[State]) -> None:
-    """The optimizer gets the state that is ``found``, for every copy of a parameter: numbers are no tensors again."""
+    """The optimizer gets the state ``found``, for every copy of a parameter, with Python's own numbers."""
     if s.plan.observed.optimizer is not None:
         kept: dict[str, tuple[Tensor, dict[str, Tensor]]] = {p.name: (t, {}) for p, t in s.model.named()}
         for x in found:
@@ -271,7 +270,7 @@ def _same_copies(s: Session) -> None:
 
 
 def prime(s: Session) -> None:
-    """Make the optimizer create its state without moving any weight: one step with a rate and gradients of zero."""
+    """Make the optimizer create its state, moving no weight: one step with a rate and gradients of zero."""
     if s.optimizer.state:
         return
 

@@ -1,4 +1,4 @@
-"""Views of a data set that make a batch unusual: a few samples, over and over, or an end in the middle of a batch."""
+"""Views of a data set that make a batch unusual: a few samples, over and over, or an end within a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Alike:
-    """Every position of a sample is its first: what routes by position or token sends all of it the same way."""
+    """Every position of a sample is its first: routing by position or token sends all of it the same way."""
 
     of: Samples
 

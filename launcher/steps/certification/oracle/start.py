@@ -33,7 +33,7 @@ TRAVEL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass
 class Seen:
-    """What the constructions so far made of one tensor: rows that are ``alike``, the ``others``' equal numbers."""
+    """What constructions so far made of a tensor: rows that are ``alike``, the ``others``' equal numbers."""
 
     first: Tensor
     alike: Tensor
@@ -74,7 +74,7 @@ class Seen:
 
 
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
-    """Of each tensor of ``made`` that is not as a plain construction's why not; ``construct(n)`` is another one."""
+    """Why each tensor of ``made`` is unlike a plain construction's, if it is; ``construct(n)`` is another."""
     seen = {
         name: Seen(t, torch.ones(_rows(t), dtype=torch.bool)) for name, t in plain.items() if name in made
     }
@@ -118,7 +118,7 @@ def figures(t: Tensor) -> Figures:
 
 
 def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
-    """What is never too far: constructions may agree on a figure to the last bit, or have no zero by chance."""
+    """Never too far: constructions may agree on a figure to the last bit, or have no zero by chance."""
     size = max(abs(f[2]) for f in found) + max(exp(f[0]) for f in found)
     return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 

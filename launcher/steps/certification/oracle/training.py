@@ -46,7 +46,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean loss of the global batch, norm before clipping, gradients after it, and buffers, all by first name."""
+    """Mean loss of the global batch, norm before clipping, gradients after it, buffers; all by first name."""
 
     loss: float
     norm: float
@@ -79,7 +79,7 @@ class Training:
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
 
     def _begin(self, numbers: Mapping[str, Tensor]) -> None:
-        """A model a data-parallel rank, and a spare one to try things with; their weights are the same tensors."""
+        """A model a data-parallel rank, and a spare one for trials; their weights are the same tensors."""
         model = models.put(models.construct(self.job, self.job.seed), numbers, self.device)
         self._prepare(model)
         self._at_start = _kept(models.state(model))
@@ -135,7 +135,7 @@ class Training:
         squares = [g.abs().double().square().sum() for g in grads.values()]
         norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
         if clip is not None:
-            # of the norm in fp64: what clip_grad_norm_ finds of a million numbers in fp32 has five right digits
+            # of the norm in fp64: clip_grad_norm_'s, of a million numbers in fp32, has five right digits
             nn.utils.clip_grads_with_norm_(self.named.values(), clip, norm)
         return Outcome(total, norm.item(), _kept(grads), buffers)
 
@@ -153,7 +153,7 @@ class Training:
         return total
 
     def rounding(self) -> Outcome:
-        """The last step's outcome had every weight been rounded once more: how far it is off is no layout's fault."""
+        """The last step's outcome had each weight been rounded once more, which is no layout's fault."""
         signs = torch.Generator().manual_seed(self.job.seed)
         were, grads = _kept(self.named), {n: p.grad for n, p in self.named.items()}
         with torch.no_grad():
@@ -179,8 +179,7 @@ class Training:
             yield self._spare
 
     def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
-        """The weights after an optimizer step with these gradients, which may differ from its own by a
-        rounding.
+        """The weights after an optimizer step with these gradients, which may be a rounding off its own.
 
         An optimizer that divides by a gradient's size blows a rounding up: given the same
         gradients, two are equal.
@@ -230,10 +229,9 @@ class Training:
         return total / count
 
     def narrow(self, step: int) -> Narrow:
-        """The batch of ``step`` in which data-parallel ranks leave different weights without a gradient, if
-        any does.
+        """The batch of ``step`` whose data-parallel ranks leave different weights without a gradient, if any.
 
-        Which needs data that the author never meant: where the loss of it is no number, whole samples are
+        It needs data that the author never meant: where the loss of it is no number, whole samples are
         repeated.
         """
         positions, best = True, None
