@@ -68,7 +68,7 @@ class Feed:
         return self._read(self.train, indices, self.plan.sizes.local_batch, f"step {step + 1}")
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
-        """Every held-out sample once, in order, in training-sized batches; the last is padded by repetition."""
+        """Every held-out sample once, in order, in training-sized batches; repeats pad the last."""
         size = self.plan.sizes.global_batch
         n = len(self.val)
         count = -(-n // size)  # ceil

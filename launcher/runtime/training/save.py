@@ -100,7 +100,7 @@ def save(s: Session, keep: int | None) -> Path:
 
 
 def begin(s: Session, keep: int | None) -> None:
-    """As ``save``, of a copy in host memory: returns once that is made; ``s.saver`` tells of failed writes."""
+    """As ``save``, of a copy in host memory: returns once it is made; ``s.saver`` tells of failed writes."""
     assert s.saver is not None
     finish(s)
     shot = _snapshot(s, keep, s.saver.host)
