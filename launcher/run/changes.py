@@ -35,9 +35,8 @@ def unknown(job: Job) -> Iterator[Problem]:
             meant = nearest(key, known)
             said = did_you_mean(meant)
             right = [meant if k == key else k for k in job.checkpoint.accept_changes]
-            yield Problem(
-                ACCEPT, f"there is no setting {key!r}{said}", _pasted(ACCEPT, right) if meant else ""
-            )
+            cure = _pasted(ACCEPT, right) if meant else ""
+            yield Problem(ACCEPT, f"there is no setting {key!r}{said}", cure)
 
 
 def _arguments(settings: Any) -> Collection[str]:
@@ -56,10 +55,14 @@ def changes(
         found = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
     except ValueError as error:
         return [Problem("", f"{checkpoint.folder}: {error}")], []
+
+    # what matters to weights that are trained, and was not accepted
     accepted = job.checkpoint.accept_changes
     refused = [d for d in found if d.why and done and not _covered(d.key, accepted)]
     keep = [d.key for d in refused if not _back(d, saved, job) or sets(overrides, d.key)]
     every = _pasted(ACCEPT, [*accepted, *keep])
+
+    # the way on: accept what was meant, put the rest back
     problems = []
     for d in refused:
         own = _pasted(ACCEPT, [*accepted, d.key])

@@ -59,11 +59,12 @@ def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
 
 def _named(job: Job) -> Iterator[tuple[str, str]]:
     par = job.parallel
-    for key, path in (
-        ("param_strategy.save", par.param_strategy.save),
-        ("operator_strategy.save", par.operator_strategy.save),
-        ("group_file", par.group_file),
-    ):
+    paths = {
+        "param_strategy.save": par.param_strategy.save,
+        "operator_strategy.save": par.operator_strategy.save,
+        "group_file": par.group_file,
+    }
+    for key, path in paths.items():
         if path is not None:
             yield f"parallel.{key}", path
 
@@ -74,20 +75,13 @@ def write(job: Job, plan: Plan, run: Path) -> None:
     if (path := par.param_strategy.save) is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
         for name, rank in _each(path, plan):
-            _write(
-                name,
-                run,
-                _layouts(strategy, None if rank is None else plan.sizes.grid.coords(rank)["pp"], path),
-            )
+            stage = None if rank is None else plan.sizes.grid.coords(rank)["pp"]
+            _write(name, run, _layouts(strategy, stage, path))
     if par.operator_strategy.save is not None:
         _write(par.operator_strategy.save, run, operator_file.as_json(plan).encode())
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
-            _write(
-                name,
-                run,
-                group_text(_groups(plan, rank)) if _mindspores(path) else rank_groups.as_json(plan).encode(),
-            )
+            _write(name, run, _group_file(plan, rank, path))
 
 
 RANK = "{rank}"
@@ -109,13 +103,18 @@ def _mindspores(path: str) -> bool:
 def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
     """Of one stage, or of all of them."""
     if _mindspores(path):
-        return strategy_text(
-            merged_file(strategy) if stage is None else stage_files(strategy)[stage], "protobuf"
-        )
+        file = merged_file(strategy) if stage is None else stage_files(strategy)[stage]
+        return strategy_text(file, "protobuf")
     if stage is None:
         return text(strategy, tuple(range(strategy.stages))).encode()
     held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
     return text(Strategy(strategy.grid, held), (stage,)).encode()
+
+
+def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
+    if _mindspores(path):
+        return group_text(_groups(plan, rank))
+    return rank_groups.as_json(plan).encode()
 
 
 def _groups(plan: Plan, rank: int | None) -> GroupFile:

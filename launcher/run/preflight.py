@@ -78,7 +78,8 @@ def _looks(job: Job) -> Iterator[FileChecks]:
     for name, step in job.steps.items():
         yield FileChecks(name, job, tuple(written))
         if writes(step):
-            written.append(Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name)
+            own = Path(job.runs) / job.name if job.run_dir is None else Path(job.run_dir)
+            written.append(own)
         if (path := output(step)) is not None:
             written.append(Path(path))
 

@@ -41,7 +41,7 @@ def settle(job: Job, config: str, overrides: Sequence[str], others: Others | Non
     """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
     outer = launch.outer_size()
     job = launch.at_home(_again(settled(job), config, others), outer)
-    return Settled(job, config, overrides, outer, _done(job, config, overrides))
+    return Settled(job, config, overrides, outer, done=_done(job, config, overrides))
 
 
 def home(job: Job) -> tuple[str, Path]:

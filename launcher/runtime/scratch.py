@@ -41,6 +41,8 @@ def sweep(home: Path) -> tuple[Path, ...]:
             fd = os.open(owner, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # its owner was faster
             continue
+
+        # the kernel gives the lock of a process that has ended
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(owner.parent, ignore_errors=True)

@@ -68,6 +68,8 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None])
             return
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
+
+        # not yet: it may be slow to start
         look()
         waited = time.monotonic() - began
         if waited > SAY_S and not said:
@@ -108,5 +110,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
     >>> ranks_text([3]), ranks_text([1, 2]), ranks_text(range(100))
     ('rank 3', 'ranks 1, 2', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more')
     """
-    few = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {few}"
+    few = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {few}{more}"

@@ -72,16 +72,15 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
     unseen: list[Fault] = []
     for rank in sorted(ranks):
         host, _, pid = where(rank).partition(" ")
-        if host == socket.gethostname() and not _lives(int(pid)):
+        here = host == socket.gethostname()
+        if here and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
-        elif host == socket.gethostname() and stopped(int(pid)):
-            known.append(
-                faults.hung(rank, world.attempt, timeout_s, "it is stopped (SIGSTOP, Ctrl-Z or a debugger)")
-            )
+        elif here and stopped(int(pid)):
+            why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
+            known.append(faults.hung(rank, world.attempt, timeout_s, why))
         else:
-            unseen.append(
-                _lost(rank, world, f"has said nothing: it is dead, or it hangs{host and f', on {host}'}")
-            )
+            where_else = f", on {host}" if host else ""
+            unseen.append(_lost(rank, world, f"has said nothing: it is dead, or it hangs{where_else}"))
     return known or unseen
 
 

@@ -52,11 +52,12 @@ def culprits(
     Those that a signal has stopped, or else those whose stack does not end in a collective: a rank that waits
     for the culprit ends there.
     """
-    halted = {
-        rank: "it is stopped (SIGSTOP, Ctrl-Z or a debugger)" for rank, pid in pids.items() if stopped(pid)
-    }
+    why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
+    halted = {rank: why for rank, pid in pids.items() if stopped(pid)}
     if halted:
         return halted
+
+    # each is asked for its stack, and is given some time to write it
     for rank in pids:
         ask(rank)
     end = time.monotonic() + ANSWER_S

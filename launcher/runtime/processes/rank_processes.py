@@ -55,6 +55,8 @@ def fork(task: Task, rank: int, started: list[Child]) -> Child:
     sys.stderr.flush()
     read, write = os.pipe()
     pid = os.fork()
+
+    # the child
     if pid == 0:
         code = 1
         gc.freeze()  # what it shares with its parent is not searched for garbage: that would copy all of it
@@ -64,6 +66,7 @@ def fork(task: Task, rank: int, started: list[Child]) -> Child:
             code = run_rank(task, rank, write)
         finally:
             os._exit(code)
+
     os.close(write)
     return Child(rank=rank, pid=pid, pidfd=os.pidfd_open(pid), inbox=Inbox(read), process=None)
 

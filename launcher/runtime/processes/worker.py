@@ -76,6 +76,7 @@ def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object
         send=partial(box.send, "message"),
         told=told,
     )
+
     with nullcontext() if task.alone else _connected(world, task):
         try:
             return task.work(world)
@@ -107,7 +108,8 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
 
     # signals
     for signum in STOPS:
-        signal.signal(signum, signal.SIG_DFL if signum in _OWN else signal.SIG_IGN)
+        handler = signal.SIG_DFL if signum in _OWN else signal.SIG_IGN
+        signal.signal(signum, handler)
     told = polled(_OWN) if task.polls else never
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 

@@ -95,7 +95,8 @@ class RuntimeStage(Base):
         """A missing gradient is zeros; before 2.13 torch fails, after it sends those of the first piece."""
         if self.has_backward and not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
-            self.grad_send_info = [self.stage_index - 1 if t.requires_grad else None for t in takes]
+            before = self.stage_index - 1
+            self.grad_send_info = [before if t.requires_grad else None for t in takes]
             found = zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
             self.bwd_cache[bwd_chunk_id] = tuple(self._gradient(g, t) for g, t in found)
         return super().get_bwd_send_ops(bwd_chunk_id)
@@ -149,10 +150,9 @@ class RuntimeStage(Base):
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
-                    text = (
-                        f"stage {self.stage_index} hands on {_spec(got)} where {_spec(planned)} was planned"
-                    )
-                    raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
+                    text = f"hands on {_spec(got)} where {_spec(planned)} was planned"
+                    why = "shapes and dtypes between stages must not depend on the data"
+                    raise RunError(f"stage {self.stage_index} {text}; {why}")
         return out
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from resource import RUSAGE_SELF, getrusage
 from typing import NoReturn
@@ -65,23 +65,8 @@ def train(s: Session, loop: Loop) -> None:
         if s.local_norm is not None:
             s.local_norm.tell(s.step, loud, scaled)
         if s.world.rank == 0 and loud and math.isfinite(loss + norm):
-            seconds = time.perf_counter() - began
-            row = {
-                "step": s.step,
-                "steps": loop.until,
-                "loss": loss,
-                "lr": lr,
-                "grad_norm": norm,
-                f"{loop.unit}_per_s": loop.units / seconds,
-                "step_ms": seconds * 1e3,
-                "bubble": s.plan.estimate.timeline.bubble,
-                "memory_mb": memory(s) / 2**20,
-            }
-            if s.scaling.dynamic:
-                row["loss_scale"] = s.scaling.factor
-            if s.unsaved:
-                row["unsaved"] = s.unsaved
-            s.emit(row | stall)
+            figures = {"loss": loss, "lr": lr, "grad_norm": norm}
+            s.emit(_row(s, loop, figures, time.perf_counter() - began) | stall)
             stall = {}
 
         # what follows it: the end if anybody asked for that, a validation, a checkpoint
@@ -93,6 +78,24 @@ def train(s: Session, loop: Loop) -> None:
             began = time.perf_counter()
             loop.save(s)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
+
+
+def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """What rank 0 reports of a step that took so many ``seconds``."""
+    row = {
+        "step": s.step,
+        "steps": loop.until,
+        **figures,
+        f"{loop.unit}_per_s": loop.units / seconds,
+        "step_ms": seconds * 1e3,
+        "bubble": s.plan.estimate.timeline.bubble,
+        "memory_mb": memory(s) / 2**20,
+    }
+    if s.scaling.dynamic:
+        row["loss_scale"] = s.scaling.factor
+    if s.unsaved:
+        row["unsaved"] = s.unsaved
+    return row
 
 
 def due(s: Session, loop: Loop) -> bool:
@@ -187,6 +190,8 @@ def validate(s: Session, batches: int | None) -> float:
         look(s)
         sums += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
     dist.all_reduce(sums)
+
+    # the mean, on every rank
     total, counted = sums.tolist()
     if not counted:
         text = f"all targets of the held-out samples are {IGNORED}, which count for nothing"

@@ -62,10 +62,8 @@ class Pipeline:
         training = _stages(model, inputs, device, plan.pieces)
         count = plan.sizes.micros * max(len(plan.pieces), 1)
         self._train = pipelining.runtime(training, plan.schedule, count, self._training_loss)
-        evaluation = _stages(model, inputs, device)
-        self._evaluate = pipelining.runtime(
-            evaluation, plan.evaluation, plan.sizes.micros, self._evaluation_loss
-        )
+        whole, micros = _stages(model, inputs, device), plan.sizes.micros
+        self._evaluate = pipelining.runtime(whole, plan.evaluation, micros, self._evaluation_loss)
 
     def step(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0
@@ -158,7 +156,9 @@ class Pipeline:
 
     def _check_sizes(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> None:
         """Raises ``RunError`` for samples of another shape than was planned."""
-        mine = [*(inputs if self.first else ()), *([] if targets is None else [targets])]
+        mine = [*inputs] if self.first else []
+        if targets is not None:
+            mine.append(targets)
         sizes = {len(t) for t in mine}
         planned_size = self.model.plan.sizes.micro_batch * self.model.plan.sizes.micros
         assert sizes <= {planned_size}, f"{sizes} samples, planned {planned_size}: torch would not notice"
@@ -228,15 +228,17 @@ def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.T
     else:
         shape = (plan.sizes.micros, *spec.shape)
         flat = torch.empty(shape, dtype=dtype_of(spec.dtype), device=model.meshes.mesh.device_type)
-    dist.broadcast(
-        flat.view(torch.uint8), group_src=plan.sizes.places[-1], group=model.meshes.pp
-    )  # gloo: few dtypes
+    as_bytes = flat.view(torch.uint8)  # gloo knows few dtypes
+    dist.broadcast(as_bytes, group_src=plan.sizes.places[-1], group=model.meshes.pp)
     return list(flat.unbind())
 
 
 def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tensor]:
     """Micro batches of ``size`` samples, each in ``pieces`` of its sequence, which is dim 1."""
-    return [p for m in t.split(size) for p in (m.split(pieces, 1) if pieces else (m,))]
+    micros = t.split(size)
+    if not pieces:
+        return [*micros]
+    return [piece for micro in micros for piece in micro.split(pieces, 1)]
 
 
 def _stages(
@@ -246,11 +248,15 @@ def _stages(
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
     for part, half, order in zip(model.parts, model.halves, model.orders, strict=True):
+        # what it takes and hands on, and for what of it there are gradients
         index = part.stage.index
-        before, takes = (inputs, [False] * len(inputs)) if index == 0 else _flat(plan, index - 1)
-        after, gives = (plan.output, [True] * len(plan.output))
+        before, takes = inputs, [False] * len(inputs)
+        if index > 0:
+            before, takes = _flat(plan, index - 1)
+        after, gives = plan.output, [True] * len(plan.output)
         if index < len(plan.stages) - 1:
             after, gives = _flat(plan, index)
+
         stage = pipelining.RuntimeStage(
             part.module,
             index,
