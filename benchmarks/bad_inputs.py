@@ -26,8 +26,11 @@ def net(on: Grid, prefix: str = "", swapped: bool = False) -> Strategy:
     """``embed`` (first stage) is cut by rows, ``down`` (last stage) by columns; ``swapped``: vice versa."""
     entries = {}
     for name, shape in SHAPES.items():
-        cut = ("embed" if swapped else "down") == name
-        split = ((), ("tp",)) if cut else (("tp",), ()) if len(shape) == 2 else ((),)
+        split: tuple[tuple[str, ...], ...] = ((),)
+        if name == ("embed" if swapped else "down"):
+            split = ((), ("tp",))
+        elif len(shape) == 2:
+            split = (("tp",), ())
         stage = 0 if name == "embed" else on["pp"] - 1
         entries[prefix + name] = Entry(Layout(on, shape, split, (("pp", (stage,)),)), "float32")
     return Strategy(on, entries)

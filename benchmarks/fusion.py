@@ -71,6 +71,7 @@ def work(
     """What each case took, after two warm-up steps; latency (us) and bandwidth (GB/s) of an all-reduce."""
     from launcher.testing.collective_counter import Collectives
 
+    # warmed up, and counted in the second step
     runs = [one_step(world, job, plan) for job, plan in cases]
     counts = []
     for one in runs:
@@ -78,6 +79,8 @@ def work(
         with Collectives() as seen:
             one()
         counts.append(seen.totals())
+
+    # in turn, block by block
     ms: list[list[float]] = [[] for _ in runs]
     for _ in range(blocks):
         for took, one in zip(ms, runs, strict=True):

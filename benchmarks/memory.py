@@ -108,9 +108,8 @@ def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
         job = case.job(overrides)
         plan = plan_job(job)
         measured = run_ranks(partial(measure, job=job, plan=plan), plan.sizes.grid.size)
-        for m, n, line in zip(
-            plan.estimate.memory, measured, rows(case, plan.estimate.memory, measured), strict=True
-        ):
+        memory = plan.estimate.memory
+        for m, n, line in zip(memory, measured, rows(case, memory, measured), strict=True):
             yield line, abs(m.total / n - 1)
 
 

@@ -229,21 +229,22 @@ def rows(measured: list[float], ranks: int, micros: int, unit: float, overhead: 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--unit", type=float, default=0.03, help="seconds of a micro batch's forward on one rank"
-    )
+    parser.add_argument("--unit", type=float, default=0.03, help="s of a micro batch's forward on one rank")
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--micros", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument(
-        "--tolerance", type=float, default=0.1, help="fail when simulated and measured differ by more"
-    )
+    most = "fail when simulated and measured differ by more"
+    parser.add_argument("--tolerance", type=float, default=0.1, help=most)
     args = parser.parse_args()
+
+    # measured, and simulated with what fits best
     ranks, micros, unit = args.ranks, args.micros, args.unit
     measured = run_ranks(partial(measure, micros=micros, unit=unit, times=args.times), ranks)[0]
     overhead = fitted(measured, ranks, micros, unit)
-    for row in rows(measured, ranks, micros, unit, overhead):
+    for row in rows(measured, ranks, micros, unit, overhead=overhead):
         print(row)
+
+    # how far they are apart
     found = [c.simulated(ranks, micros, unit, overhead).makespan for c in CASES]
     worst = max(abs(m / s - 1) for m, s in zip(measured, found, strict=True))
     print(f"overhead {overhead * 1e3:.2f} ms an action, fitted over all rows; largest difference {worst:.1%}")

@@ -37,9 +37,10 @@ def cross_entropy(
     """
     dims = class_dims(output.shape, target.shape)
     if not dims or (parts is not None and dims[0] != output.dim() - 1):
-        raise RunError(
-            f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}"
-        )
+        shapes = f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}"
+        raise RunError(shapes)
+
+    # classes as dim 1 are torch's own case; as the last, positions become one dim
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     if dims[0] != output.dim() - 1:
         return F.cross_entropy(wide, target.long(), ignore_index=IGNORED, reduction=reduction)

@@ -63,11 +63,14 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
     want = [p.detach() for p in seen.params]
     if _alike(want, trial.starts) and any(g["initial_lr"] for g in seen.optimizer.param_groups):
         raise Broken("its step() changes no parameter")
+
+    # cut along the first dim, then along any
     rows = _near(trial, seen, TrialCut(0))
+    others = range(1, max(map(len, trial.shapes)))
     return OptimizerTraits(
         name,
         rows=rows,
-        elements=rows and all(_near(trial, seen, TrialCut(d)) for d in range(1, max(map(len, trial.shapes)))),
+        elements=rows and all(_near(trial, seen, TrialCut(dim)) for dim in others),
         alone=_close(trial.alone(), seen),
         empty=_near(trial, seen, TrialCut(0, empty=True)),
         unused=_works(trial),

@@ -22,6 +22,7 @@ from launcher.job.yaml.origins import Origins
 ROUNDS = 6
 OF_DEVICES = ("launch.device=cuda", "launch.backend=nccl")
 Words = tuple[str, ...]
+Said = set[tuple[str, str]]
 Look = Callable[[Words], list["ListedProblem"]]
 
 
@@ -144,7 +145,7 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
 def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -> list[ListedProblem]:
     """``listed`` without cures that bring something new, each alone or all together."""
     bare = {f.said for f in see(_mended(words, listed, False))}
-    out = [_alone(f, words, listed, bare, see) for f in listed]
+    out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
         new = _new(_mended(words, out, True), bare | {f.said for f in out}, see)
         more = [f for f in new if not _near(f, out)]
@@ -155,11 +156,7 @@ def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -
 
 
 def _alone(
-    f: ListedProblem,
-    words: Sequence[str],
-    listed: Sequence[ListedProblem],
-    bare: set[tuple[str, str]],
-    see: Look,
+    f: ListedProblem, words: Sequence[str], listed: Sequence[ListedProblem], *, bare: Said, see: Look
 ) -> ListedProblem:
     """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
     if not f.problem.cure:
@@ -186,5 +183,5 @@ def _alone(
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 
 
-def _new(words: Words, known: set[tuple[str, str]], see: Look) -> list[ListedProblem]:
+def _new(words: Words, known: Said, see: Look) -> list[ListedProblem]:
     return [f for f in see(words) if f.said not in known]

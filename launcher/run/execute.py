@@ -160,6 +160,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     from launcher.runtime.cluster.world import World, backend_of, connect, never, place
     from launcher.runtime.preemption import heard
 
+    # the world of one rank
     launch, start = run.job.launch, run.start
     world = World(
         rank=0,
@@ -171,6 +172,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
         backend=start.backend or backend_of(start.device),
         send=partial(hear, 0),
     )
+
     with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
         try:
             with connect(world, HashStore(), launch.timeout_s, launch.threads):

@@ -57,7 +57,8 @@ def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
         found = outline(Path(step.src), strategy)
     except (ValueError, OSError) as error:
         return [Problem(f"steps.{name}.src", said(error))]
-    return strange(f"steps.{name}", step.src, found, step.names, of_plan(plan), strict=step.strict)
+    key, target = f"steps.{name}", of_plan(plan)
+    return strange(key, step.src, found, step.names, target=target, strict=step.strict)
 
 
 def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:

@@ -67,7 +67,9 @@ def work(world: World, todo: RankSteps) -> dict[str, Any]:
         if said and world.rank == 0:
             live.emit({"text": f"{name}: {said}"})
     save.finish(live)
-    return {**live.results, **({"unsaved": live.unsaved} if live.unsaved else {})}
+    if live.unsaved:
+        return {**live.results, "unsaved": live.unsaved}
+    return {**live.results}
 
 
 def _session(world: World, todo: RankSteps) -> Session:

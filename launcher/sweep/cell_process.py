@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,15 +33,15 @@ class CellResult:
 
     cell: Cell
     status: str
-    metrics: dict[str, Any]
-    seconds: float
-    error: str
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str = ""
 
 
 def run(folder: Path, cell: Cell, command: Sequence[str], told: StopFlag) -> CellResult:
     """One cell, by ``command``. It is told to stop when this process is, or dies."""
     if busy := at_work(folder / cell.name, SAVE_S):  # of a sweep that was killed
-        return CellResult(cell, "failed", {}, SAVE_S, busy)
+        return CellResult(cell, "failed", seconds=SAVE_S, error=busy)
     (folder / cell.name / "status.json").unlink(missing_ok=True)
 
     # its words go to its own log
@@ -62,11 +62,12 @@ def run(folder: Path, cell: Cell, command: Sequence[str], told: StopFlag) -> Cel
 
     # what it says of itself counts, unless it died of something else
     if told.signum:
-        return CellResult(cell, "interrupted", {}, seconds, f"stopped by {signal_name(told.signum)}")
+        stopped = f"stopped by {signal_name(told.signum)}"
+        return CellResult(cell, "interrupted", seconds=seconds, error=stopped)
     own = known_result(folder, cell)
     if own is not None and (own.status == "done") == (code == 0):
         return own
-    return CellResult(cell, "failed", {}, seconds, _why(code, path))
+    return CellResult(cell, "failed", seconds=seconds, error=_why(code, path))
 
 
 def _dies_with(parent: int) -> None:
@@ -118,9 +119,13 @@ def known_result(folder: Path, cell: Cell) -> CellResult | None:
     if without_run_dir(status.get("overrides", ())) != without_run_dir(cell.overrides):
         return None
 
-    metrics = dict(_scalars(status.get("metrics") or {}))
-    error = str(status.get("error") or "")
-    return CellResult(cell, status["status"], metrics, status.get("seconds") or 0.0, error)
+    return CellResult(
+        cell,
+        status["status"],
+        metrics=dict(_scalars(status.get("metrics") or {})),
+        seconds=status.get("seconds") or 0.0,
+        error=str(status.get("error") or ""),
+    )
 
 
 def _scalars(metrics: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -49,7 +49,7 @@ def sweep(args: Args, rank: int | None, command: Sequence[str] = (sys.executable
     # the cells, one after another
     flags = () if args.config_dir is None else ("--config-dir", str(args.config_dir))
     with heard() as told:
-        results = [*_run_cells(folder, cells, refused, (*command, *flags), told)]
+        results = [*_run_cells(folder, cells, refused, command=(*command, *flags), told=told)]
     summarize(folder, results)
     if told.signum:
         return Preempted(told.signum).code
@@ -113,7 +113,7 @@ def _run_cells(
             print(f"{label}: already done", flush=True)
             yield done
         elif cell.overrides in refused:
-            yield CellResult(cell, "refused", {}, 0.0, refused[cell.overrides])
+            yield CellResult(cell, "refused", error=refused[cell.overrides])
         else:
             print(f"{label}: running, log in {folder / cell.name}.log", flush=True)
             result = cell_process.run(folder, cell, command, told)

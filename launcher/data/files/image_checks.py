@@ -24,6 +24,8 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
     if not Path(settings.root).is_dir():
         yield Problem("data.root", f"{settings.root}: there is no such folder")
         return
+
+    # each pair of files by itself; the size must hold the largest image of both
     side = 0
     for images, labels in (idx.TRAIN, idx.TEST):
         shapes = []

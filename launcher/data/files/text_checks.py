@@ -26,6 +26,8 @@ def check_text(settings: Text) -> Iterator[Problem]:
     if empty:
         yield Problem("data.path", f"{file}: the file is empty")
         return
+
+    # what is in it
     yield from _windows(settings, file)
     if settings.tokenizer != "bytes":
         yield from _utf8(settings, file)

@@ -36,7 +36,9 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
     with problems() as found:
         read = _Reader(env, found)
         launcher = _outer_launcher(read)
-        return None if launcher is None else read.number("RANK" if launcher == "torchrun" else "SLURM_PROCID")
+        if launcher is None:
+            return None
+        return read.number("RANK" if launcher == "torchrun" else "SLURM_PROCID")
 
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:

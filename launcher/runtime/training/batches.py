@@ -95,18 +95,23 @@ class Feed:
 
         # read here, or handed over by the rank that reads them
         for_inputs, for_targets = self._hands
-        inputs = deal(
-            for_inputs, lambda: tuple(_each(t, read, where, split)[keep] for t in source.inputs(read))
-        )
-        targets = deal(for_targets, lambda: (self._targets(source, read, where, split)[keep],))
-        return Batch(tuple(map(self._move, inputs)), self._move(*targets) if targets else None, valid)
+
+        def read_inputs() -> tuple[Tensor, ...]:
+            return tuple(_each(t, read, where, split)[keep] for t in source.inputs(read))
+
+        def read_targets() -> tuple[Tensor, ...]:
+            return (self._targets(source, read, where, split)[keep],)
+
+        inputs = tuple(map(self._move, deal(for_inputs, read_inputs)))
+        targets = tuple(map(self._move, deal(for_targets, read_targets)))
+        return Batch(inputs, targets[0] if targets else None, valid)
 
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
         """Checked by who reads them, still on the CPU: nobody has to wait for a GPU to know."""
         targets = _each(source.targets(read), read, where, split)
         count = classes(self.plan, targets.shape)
         if count is not None:
-            check(targets, read, count, where, split)
+            check(targets, read, count, where, split=split)
         return targets
 
     @cached_property
@@ -114,7 +119,8 @@ class Feed:
         return self.plan.batch_roles(self.rank)
 
     def _move(self, t: Tensor) -> Tensor:
-        return t.to(self.device, self.floating if t.is_floating_point() else t.dtype)
+        dtype = self.floating if t.is_floating_point() else t.dtype
+        return t.to(self.device, dtype)
 
 
 def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:

@@ -68,9 +68,7 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
     start = f"local_norm, step {step}: "
-    return [
-        f"{start}{name} {_spread(name, every)}" if name else start + _spread(name, every) for name in names
-    ]
+    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]  # "": of all together
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:

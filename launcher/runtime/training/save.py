@@ -59,7 +59,11 @@ class Ranks:
 
     def first(self, act: Callable[[], None]) -> None:
         """Rank 0 does it; all return after it, or raise as ``all`` does."""
-        self.all(act if self.world.rank == 0 else lambda: None)
+
+        def nothing() -> None:
+            """What the others do meanwhile."""
+
+        self.all(act if self.world.rank == 0 else nothing)
 
     def all(self, act: Callable[[], T]) -> list[T]:
         """What ``act`` returned on every rank.
@@ -169,7 +173,7 @@ def _snapshot(s: Session, keep: int | None, place: Callable[[str, Tensor], Tenso
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
     }
-    return Snapshot(final, writer, blobs, extra(s), state, keep)
+    return Snapshot(final, writer, tensors=blobs, extra=extra(s), state=state, keep=keep)
 
 
 def _complete(shot: Snapshot, ranks: Ranks) -> None:

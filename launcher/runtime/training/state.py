@@ -42,11 +42,17 @@ class State:
         """Whether it is laid out as its parameter; if not, ranks with a piece of that have all of this."""
         return local(self.tensor).shape == local(self.param).shape
 
+    @property
+    def described(self) -> tuple[str, tuple[int, ...] | None, str]:
+        """The name of its parameter, its shape where that is not the parameter's, and its dtype."""
+        shape = None if self.alike else tuple(self.tensor.shape)
+        return self.placed.name, shape, spec(self.tensor).dtype
+
 
 def states(s: Session) -> list[State]:
     """Those of each parameter's first copy on this rank."""
     return [
-        State(_named(key, p.name), p, t, key, value)
+        State(_named(key, p.name), p, t, key, tensor=value)
         for p, t in s.model.named()
         for key, value in pack(s.optimizer, t, _counters(s)).items()
     ]
@@ -66,10 +72,7 @@ def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
     Every rank calls this: what states exist is agreed on by all.
     """
     # what each rank has, and in which shape where that is not the parameter's
-    mine = {
-        x.name: (x.placed.name, None if x.alike else tuple(x.tensor.shape), spec(x.tensor).dtype)
-        for x in (states(s) if found is None else found)
-    }
+    mine = {x.name: x.described for x in (found if found is not None else states(s))}
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
 
@@ -92,8 +95,10 @@ def tensors(s: Session, found: Sequence[State] | None = None) -> dict[str, Tenso
 
     They share memory with the model, except Python numbers of its state.
     """
+    if found is None:
+        found = states(s)
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
-    return out | {x.name: local(x.tensor) for x in (states(s) if found is None else found)}
+    return out | {x.name: local(x.tensor) for x in found}
 
 
 def blob(t: Tensor) -> Blob:
@@ -112,13 +117,10 @@ def fill(t: Tensor, b: Blob) -> None:
 
 def unpacked(b: Blob) -> Tensor:
     """Its numbers as a tensor of their own."""
-    dtype = dtype_of(b.dtype)
-    raw = (
-        torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
-        if b.data.nbytes
-        else torch.empty(0, dtype=torch.uint8)
-    )
-    return raw.view(dtype).reshape(b.shape)
+    raw = torch.empty(0, dtype=torch.uint8)
+    if b.data.nbytes:  # frombuffer takes no empty one
+        raw = torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
+    return raw.view(dtype_of(b.dtype)).reshape(b.shape)
 
 
 def extra(s: Session) -> Mapping[str, Blob]:
@@ -146,7 +148,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         found = _blank(s, checkpoint.strategy)
 
     want = strategy(s, found)
-    _read(s, checkpoint, want, tensors(s, found), broadcast)
+    _read(s, checkpoint, want, tensors(s, found), broadcast=broadcast)
     _give_back(s, found)
 
     # where training was
@@ -168,7 +170,7 @@ def _blank(s: Session, saved: Strategy) -> list[State]:
         keys.setdefault(param, []).append((key, entry))
     mine = [(p, t) for p, t in s.model.named() if p.trainable]
     return [
-        State(_named(key, p.name), p, t, key, _room(s, p, t, key, entry))
+        State(_named(key, p.name), p, t, key, tensor=_room(s, p, t, key, entry=entry))
         for p, t in mine
         for key, entry in keys.get(p.name, [])
     ]
@@ -179,9 +181,8 @@ def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
     alike = entry.layout.shape == p.spec.shape
     counts = not alike and (key == "step" or "/" in key) and not on_device(s.optimizer, t)
     device = torch.device("cpu") if counts else t.device
-    return torch.zeros(
-        local(t).shape if alike else entry.layout.shape, dtype=dtype_of(entry.dtype), device=device
-    )
+    shape = local(t).shape if alike else entry.layout.shape
+    return torch.zeros(shape, dtype=dtype_of(entry.dtype), device=device)
 
 
 def _give_back(s: Session, found: Sequence[State]) -> None:

@@ -95,6 +95,7 @@ def verdict(passes: Sequence[Certificate]) -> str:
 
 def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> str:
     """The certificate with all that is needed to make it again; ``own``: in the request's own precision."""
+    # the first pass is in the precision of the comparison, a second one in the request's own
     (c, copy, plan), *others = passes
     sizes, job = plan.sizes, copy.job
     versions = {name: _version(distribution) for name, distribution in DISTRIBUTIONS.items()}
@@ -112,6 +113,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
         "settings": job.parallel.model_dump(mode="json", exclude_defaults=True),
         "seed": plan.seed,
     } | _compared(c, copy)  # fmt: skip
+
     own = {"own": _compared(*others[0][:2])} if others else {}
     rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in (said | own).items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"

@@ -49,10 +49,13 @@ class Seen:
 
     def complaint(self, made: Tensor, ranges: float) -> str:
         """Why ``made`` is none of these; "" if it may be."""
-        if self.first.dtype not in TRAVEL and (narrow := made.to(self.first.dtype)).to(made.dtype).equal(
-            made
-        ):
-            made = narrow  # it has come from the ranks in a wider dtype
+        # it may have come from the ranks in a wider dtype
+        if self.first.dtype not in TRAVEL:
+            narrow = made.to(self.first.dtype)
+            if narrow.to(made.dtype).equal(made):
+                made = narrow
+
+        # what needs no statistics: its kind, its finiteness, what is alike in every construction
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
         if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
@@ -63,6 +66,8 @@ class Seen:
             return f"is not what {len(self.figures)} plain constructions make alike{where}"
         if self.alike.all() or not torch.isfinite(_wide(self.first)).all():
             return ""
+
+        # what is drawn: no figure far from those of the plain constructions
         found = figures(_wide(made))
         for i, name in enumerate(FIGURES):
             lo, hi = min(f[i] for f in self.figures), max(f[i] for f in self.figures)

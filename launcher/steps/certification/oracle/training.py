@@ -21,6 +21,9 @@ FAR = 8.0
 PATIENCE = 8
 """How many ways to leave experts idle are tried."""
 
+Prepare = Callable[[nn.Module], None]
+"""What is done to every model that is built."""
+
 Numbers = dict[str, Tensor]
 Batch = tuple[tuple[Tensor, ...], Tensor]
 """Inputs and targets."""
@@ -69,7 +72,7 @@ class Training:
         numbers: Mapping[str, Tensor],
         *,
         device: torch.device,
-        prepare: Callable[[nn.Module], None],
+        prepare: Prepare,
     ) -> None:
         self.job, self.cut, self.device = job, cut, device
         self._prepare, self._precision = prepare, job.train.precision
@@ -109,7 +112,11 @@ class Training:
 
     def _moved(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         dtype = models.LOW.get(self._precision, models.kept(self._precision))
-        return tuple(x.to(self.device, dtype if x.is_floating_point() else x.dtype) for x in xs)
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(self.device, dtype if x.is_floating_point() else x.dtype)
+
+        return tuple(map(moved, xs))
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """Loss and gradients of a step; backward works on ``scale`` times the loss."""
@@ -154,13 +161,17 @@ class Training:
 
     def rounding(self) -> Outcome:
         """The last step's outcome had each weight been rounded once more, which is no layout's fault."""
-        signs = torch.Generator().manual_seed(self.job.seed)
         were, grads = _kept(self.named), {n: p.grad for n, p in self.named.items()}
+
+        # up or down, each weight by a coin of its own
+        signs = torch.Generator().manual_seed(self.job.seed)
         with torch.no_grad():
             for p in self.named.values():
                 if p.is_floating_point():
                     sign = torch.randint(0, 2, p.shape, generator=signs).to(p.device) * 2 - 1
                     p.mul_(1 + torch.finfo(p.dtype).eps * sign.to(p.dtype))
+
+        # and back
         try:
             return self._tried(*self._last)
         finally:
@@ -269,9 +280,8 @@ class Training:
                 loss = self._accumulate(model, self._part(batch, rank), counted, 1.0)
                 if not abs(loss) < float("inf"):
                     return None
-                found.append(
-                    frozenset(n for n, p in self.named.items() if p.requires_grad and p.grad is None)
-                )
+                without = (n for n, p in self.named.items() if p.requires_grad and p.grad is None)
+                found.append(frozenset(without))
         except Exception:  # the model's own, about data that is odd
             return None
         finally:
