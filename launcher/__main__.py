@@ -55,6 +55,8 @@ def _main(words: list[str], rank: int | None) -> int:
             from launcher.sweep import sweep
 
             return sweep(args, rank)
+
+        # rank 0 reads the request, the others wait for what it says
         if not rank:
             return _run(args, words, rank)
         if _only_prints(args):

@@ -23,6 +23,7 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
     settings, _ = resolve(settings)
     if found := check(settings):
         raise RequestError(tuple(found))
+
     match settings:
         case Text():
             return open_text(settings)

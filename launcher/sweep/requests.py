@@ -20,10 +20,12 @@ def composed(args: Args) -> dict[Cell, Request]:
     out: dict[Cell, Request] = {}
     for cell in cells(args.overrides, ConfigFiles.of(args.config_dir)):
         try:
-            request = out[cell] = compose(cell.overrides, config_dir=args.config_dir)
+            request = compose(cell.overrides, config_dir=args.config_dir)
         except BadRequest as error:
             errors[cell] = error
             continue
+
+        out[cell] = request
         if request.job.run_dir is not None:
             errors[cell] = BadRequest((_own_folder(request.job.run_dir, args),), request.origins)
     if errors:

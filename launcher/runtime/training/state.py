@@ -72,7 +72,9 @@ def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
     Every rank calls this: what states exist is agreed on by all.
     """
     # what each rank has, and in which shape where that is not the parameter's
-    mine = {x.name: x.described for x in (found if found is not None else states(s))}
+    if found is None:
+        found = states(s)
+    mine = {x.name: x.described for x in found}
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
 
