@@ -60,11 +60,12 @@ def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
 
 def _named(job: Job) -> Iterator[tuple[str, str]]:
     par = job.parallel
-    for key, path in (
-        ("param_strategy.save", par.param_strategy.save),
-        ("operator_strategy.save", par.operator_strategy.save),
-        ("group_file", par.group_file),
-    ):
+    paths = {
+        "param_strategy.save": par.param_strategy.save,
+        "operator_strategy.save": par.operator_strategy.save,
+        "group_file": par.group_file,
+    }
+    for key, path in paths.items():
         if path is not None:
             yield f"parallel.{key}", path
 
@@ -75,21 +76,14 @@ def write(job: Job, plan: Plan, run: Path) -> None:
     if (path := par.param_strategy.save) is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
         for name, rank in _each(path, plan):
-            _write(
-                name,
-                run,
-                _layouts(strategy, None if rank is None else plan.sizes.grid.coords(rank)["pp"], path),
-            )
+            stage = None if rank is None else plan.sizes.grid.coords(rank)["pp"]
+            _write(name, run, _layouts(strategy, stage, path))
     if par.operator_strategy.save is not None:
         operators = operator_file.as_json(plan.operators, plan.sizes.grid["tp"])
         _write(par.operator_strategy.save, run, operators.encode())
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
-            if _mindspores(path):
-                content = group_text(_groups(plan, rank))
-            else:
-                content = rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
-            _write(name, run, content)
+            _write(name, run, _group_file(plan, rank, path))
 
 
 RANK = "{rank}"
@@ -111,13 +105,18 @@ def _mindspores(path: str) -> bool:
 def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
     """Of one stage, or of all of them."""
     if _mindspores(path):
-        return strategy_text(
-            merged_file(strategy) if stage is None else stage_files(strategy)[stage], "protobuf"
-        )
+        file = merged_file(strategy) if stage is None else stage_files(strategy)[stage]
+        return strategy_text(file, "protobuf")
     if stage is None:
         return text(strategy, tuple(range(strategy.stages))).encode()
     held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
     return text(Strategy(strategy.grid, held), (stage,)).encode()
+
+
+def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
+    if _mindspores(path):
+        return group_text(_groups(plan, rank))
+    return rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
 
 
 def _groups(plan: Plan, rank: int | None) -> GroupFile:

@@ -10,7 +10,7 @@ from launcher.parallel.cost.memory_meter import MemoryMeter
 
 
 class MeasuredMemory(MemoryMeter):
-    """gloo's threads let go of a message's tensors some time after its ``wait`` is over: a peak waits for them."""
+    """gloo's threads let go of a message's tensors some time after its ``wait``: a peak waits for them."""
 
     def settle(self) -> None:
         time.sleep(1e-4)  # one that waits for the interpreter's lock sleeps, too: it gets the lock now

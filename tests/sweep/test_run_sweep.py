@@ -154,7 +154,7 @@ def sweeping(tmp_path: Path, command) -> Iterator[tuple[subprocess.Popen[bytes],
         f"args = Args(('recipe=lm_single', 'seed=9,0'), multirun=True, sweep_dir=Path({str(tmp_path / 'grid')!r}))\n"
         f"sys.exit(sweep(args, None, {command!r}))\n"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     child = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}
     )
@@ -207,7 +207,7 @@ def test_a_sweep_that_is_killed_takes_its_cell_along(tmp_path, command):
 
 
 def test_a_cell_that_is_still_at_work_is_left_alone(tmp_path, command, monkeypatch):
-    monkeypatch.setattr("launcher.sweep.SAVE_S", 0.1)
+    monkeypatch.setattr("launcher.sweep.cell_process.SAVE_S", 0.1)
     cell = tmp_path / "grid/0-0"
     cell.mkdir(parents=True)
     (cell / "status.json").write_text('{"status": "running"}')
