@@ -14,10 +14,9 @@ from launcher.plan.values.layout import Box
 
 def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
     """Compare every local tensor with the plan. Raises ``AssertionError``: a difference is a bug of ours."""
-    here = {s.index for s in plan.held(plan.sizes.grid.coords(rank)["pp"])}
-    assert {p.stage.index for p in parts} == here, (
-        f"rank {rank} runs stages {[p.stage.index for p in parts]}, planned {here}"
-    )
+    planned = {s.index for s in plan.held(plan.sizes.grid.coords(rank)["pp"])}
+    stages = [p.stage.index for p in parts]
+    assert set(stages) == planned, f"rank {rank} runs stages {stages}, planned {planned}"
     for part in parts:
         seen = set()
         named = tensors(part.module)
@@ -25,9 +24,8 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
             box = placed.layout.box(rank)
             assert box is not None, f"rank {rank} holds {name}, which the plan puts on stages {placed.stages}"
             got = where(t)
-            assert got == box or (got.empty and box.empty), (
-                f"rank {rank} holds {got} of {name}, planned {box}"
-            )
+            same = got == box or (got.empty and box.empty)
+            assert same, f"rank {rank} holds {got} of {name}, planned {box}"
             twins = [n for n in placed.names if n in named and named[n] is not t]
             assert not twins, f"rank {rank}: {twins} should be the same tensor as {name}"
             seen.add(placed.name)
@@ -36,16 +34,16 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
 
 
 def where(t: torch.Tensor) -> Box:
-    """The part of the whole tensor that is here: where torch's own cutting puts it, of the size that it has."""
+    """The part of the whole tensor that is here: where torch's cutting puts it, of its own size."""
     if not isinstance(t, DTensor):
         return Box((0,) * t.dim(), tuple(t.shape))
     at = t.device_mesh.get_coordinate()
     assert at is not None
     lo, size = [0] * t.dim(), list(t.shape)
     strided = [isinstance(place, _StridedShard) for place in t.placements]
-    for axis in sorted(
-        range(len(t.placements)), key=lambda a: strided[a]
-    ):  # FSDP2 cuts what tp has cut before
+
+    # FSDP2, whose cuts are the strided ones, cuts what tp has cut before
+    for axis in sorted(range(len(t.placements)), key=lambda a: strided[a]):
         place = t.placements[axis]
         if isinstance(place, Shard | _StridedShard):
             sizes = [len(c) for c in torch.arange(size[place.dim]).chunk(t.device_mesh.size(axis))]

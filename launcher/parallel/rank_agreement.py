@@ -1,4 +1,4 @@
-"""Checks that all ranks built and traced the same model: string hashes, and so the order of sets, may differ."""
+"""Checks that all ranks built and traced the same model: hashes of strings, so orders of sets, may differ."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
 
 
 def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
-    """Tensors that ranks made in different ways may still have the same numbers: one has found a cache, say."""
+    """Tensors made in different ways may still have the same numbers: one rank has found a cache, say."""
     every = _gathered(made)
     names = sorted({n for texts in every for n in texts})
     doubtful = [n for n in names if len({texts.get(n) for texts in every}) > 1]

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.check import check, where
 from launcher.parallel.local import cut, local
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.values.layout import Layout
 from launcher.planner.plan_job import plan_job
 from tests.parity import build, job, plain

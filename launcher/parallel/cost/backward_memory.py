@@ -78,6 +78,8 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
         module = copied(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
+
+    # outside of whoever watches the forward; the meter sees only what is held beyond it
     with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
         meter = _MetaMeter(params)
@@ -110,7 +112,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
 
 
 class _Again(Dispatch):
-    """Counts the flops of forwards that run again, and what these change in Python that the first run has changed."""
+    """Counts the flops of forwards that run again, and what these change once more in Python."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

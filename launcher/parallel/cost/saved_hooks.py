@@ -42,7 +42,7 @@ class SavedHooks:
 
     @contextmanager
     def _disabling(self, error_message: str) -> Iterator[None]:
-        """As torch's own, which raises where there are hooks, but for these, and for those that were entered before."""
+        """As torch's own, which raises where there are hooks, but for these and those entered before."""
         if self.aside or not self._on_top():
             with self._disable(error_message):
                 yield

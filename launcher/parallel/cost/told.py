@@ -1,4 +1,4 @@
-"""What a forward that runs again in its backward tells those who plan: what it keeps, and when it runs again."""
+"""What a forward that runs again tells those who plan: what it keeps, and when it runs."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from launcher.errors import RunError
-from launcher.plan.operators.resolve import Comm, Cut
+from launcher.plan.operators.resolve import Comm, Cut, Spread
 
 
 class Results:
@@ -195,14 +195,14 @@ def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool) -> Tensor:
     return _Gather.apply(x, axis, arrives, terms)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def hand(y: Tensor, makes: Cut, sums: bool, gives: Cut, axis: Axis) -> Tensor:
+def hand(y: Tensor, spread: Spread, axis: Axis) -> Tensor:
     """``y`` as it is to leave: terms are added up, what is cut stays so or is gathered."""
     axis.last = None
-    if not sums:
-        return bring(y, makes, gives, axis, terms=False)
-    if gives is None:
+    if not spread.sums:
+        return bring(y, spread.makes, spread.gives, axis, terms=False)
+    if spread.gives is None:
         axis.said("all_reduce", "forward", y)
         return _Leave.apply(y, axis)  # type: ignore[no-any-return, no-untyped-call]
     axis.said("reduce_scatter", "forward", y)
     axis.said("all_gather", "backward", y)
-    return _Piece.apply(y, axis, gives, True)  # type: ignore[no-any-return, no-untyped-call]
+    return _Piece.apply(y, axis, spread.gives, True)  # type: ignore[no-any-return, no-untyped-call]

@@ -34,8 +34,8 @@ READS = frozenset({
 """What hands the numbers of a tensor to Python."""
 
 SIZES = frozenset({
-    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive",
-    "unique_dim", "_unique", "_unique2",
+    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave",
+    "unique_consecutive", "unique_dim", "_unique", "_unique2",
 })  # fmt: skip
 """Operators whose result is a number for Python, or has a shape that depends on the numbers."""
 
@@ -53,7 +53,7 @@ GRAD: Any = torch.Tensor.grad
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a unit: its arguments, the tensors it ``made``, and the bytes ``saved`` for backward on the way."""
+    """One call of a unit: its arguments, the tensors it ``made``, the bytes ``saved`` for its backward."""
 
     name: str
     module: nn.Module
@@ -188,7 +188,7 @@ class Watch(TorchFunctionMode):
         self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
 
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
-        """``copy`` runs in the place of ``module``: its parts may change before they are called, or never be called."""
+        """``copy`` runs in the place of ``module``; its parts may change before they run, or without."""
         path = self._paths[id(module)]
         for name, part in copy.named_modules():
             self.effects.learn(f"{path}.{name}".strip("."), part)
@@ -224,7 +224,7 @@ class Watch(TorchFunctionMode):
             self._learn(name, module)
         self.effects.learn(name, module)
 
-    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave(self, name: str, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
         """It is done."""
         if self.over or get_ident() != self._thread:
             return
@@ -232,8 +232,8 @@ class Watch(TorchFunctionMode):
         self.order.append((name, False))
 
         # what it has changed of what it was given, and how it returns
-        given = zip(self._given.pop(), self._versions.pop(), strict=True)
-        if any(t.requires_grad and _version(t) != before for t, before in given):
+        before = zip(self._given.pop(), self._versions.pop(), strict=True)
+        if any(t.requires_grad and _version(t) != version for t, version in before):
             self.overwrites.add(name)
         if self._filled.pop()():
             self.fills.add(name)
@@ -242,9 +242,11 @@ class Watch(TorchFunctionMode):
 
         # what it has cost, where the plan asks
         grown = self.saved() - self._began.pop()
-        if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
+        if name in self._units and not any(map(_batched, tree_leaves(given))):
+            args, kwargs = given
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
-            self.runs.append(ModuleCall(name, module, args, kwargs, made=made, saved=grown))
+            call = ModuleCall(name, module, args=args, kwargs=kwargs, made=made, saved=grown)
+            self.runs.append(call)
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -290,7 +292,7 @@ class Watch(TorchFunctionMode):
         self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
 
     def chains(self) -> tuple[tuple[str, str], ...]:
-        """(a, b): unit b ran once, right after unit a, and works on what a made, so its backward is over before a's."""
+        """(a, b): unit b ran once, right after unit a, on what a made: its backward is over before a's."""
         return tuple(
             (a.name, b.name)
             for a, b in zip(self.runs, self.runs[1:], strict=False)
@@ -327,9 +329,8 @@ class _Looking(Dispatch):
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._overloadpacket.__name__ in SIZES or (
-            func is torch.ops.aten.index.Tensor and _masks(args[1])
-        ):
+        masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
+        if masked or func._overloadpacket.__name__ in SIZES:
             self.watch.look()
         return func(*args, **(kwargs or {}))
 
@@ -368,14 +369,15 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
-    for (
-        name,
-        module,
-    ) in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
-        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
+
+    # modules: by lambdas, which a copy of the module shares, and so tells this watch
+    for name, module in model.named_modules():
+        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, (args, kwargs), out)  # noqa: E731
         begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
+
+    # checkpoints of the kind that autograd does not show
     reentrant: Any = CheckpointFunction
 
     def region(*args: Any) -> Any:

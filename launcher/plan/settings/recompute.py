@@ -24,7 +24,7 @@ MODULES = f"{KEY}.modules"
 def resolve(
     asked: Recompute | None, skeleton: Skeleton, leaves: tuple[str, ...] | None
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
-    """One entry a module that is asked for, in definition order; nothing inside of a module that runs again itself.
+    """One entry a module that is asked for, in definition order, and no second one inside of it.
 
     Exact names beat globs, later keys earlier. ``leaves``: what is not cut, where there are several stages.
     """
@@ -55,8 +55,8 @@ def resolve(
 
 def _over_stages(module: str, key: str, leaves: list[str]) -> Problem:
     """A module that the code between stages is a part of."""
-    text = f"{key}: {module} is cut into stages, {listed(leaves)}, and runs on no rank as a whole; name what is in it"
-    return Problem(MODULES, text, quote(f"{MODULES}={module}.*"))
+    why = f"{module} is cut into stages, {listed(leaves)}, and runs on no rank as a whole"
+    return Problem(MODULES, f"{key}: {why}; name what is in it", quote(f"{MODULES}={module}.*"))
 
 
 def _policies(asked: Recompute) -> dict[str, str]:

@@ -8,8 +8,9 @@ from functools import cached_property
 from math import prod
 
 ITEMSIZE = {
-    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
+    "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2,
+    "uint32": 4, "uint64": 8,
 }  # fmt: skip
 
 WIDTH = ITEMSIZE | {
@@ -29,8 +30,7 @@ IGNORED = -100
 
 
 def class_dims(output: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """The dims that an output may have its classes on, for targets of this shape; best first, none where it
-    fits not.
+    """Dims that an output may have its classes on for targets of this shape; best first, none if it fits not.
 
     >>> class_dims((8, 10), (8,)), class_dims((8, 16, 100), (8, 16)), class_dims((8, 4, 6, 5), (8, 6, 5))
     ((1,), (2,), (1,))
@@ -73,8 +73,7 @@ class Param:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What a model has besides modules and tensors, by first names: whatever is lost when one of them is
-    replaced.
+    """What a model has besides modules and tensors, by first names: what is lost when one is replaced.
 
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
     ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
@@ -91,8 +90,7 @@ class ModelTraits:
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model before tracing: its modules in definition order, its parameters, and what each module is made
-    of.
+    """A model before tracing: modules in definition order, parameters, and what each module is made of.
 
     ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
     stages look inside them; ``lists`` those of them that nobody can call. ``kinds``: of modules that are
@@ -111,9 +109,10 @@ class Skeleton:
 class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
-    ``work``: at its fullest moment; ``summed``: with gradients of parameters, which were not there before. Where it is split, the second half has ``deferred`` flops to do, and
-    ``kept`` bytes wait for it: inputs and output gradients of products with a parameter. ``again``: flops of
-    forwards that it runs again; ``twice``: the Python attributes that these change once more.
+    ``work``: at its fullest moment; ``summed``: there with the gradients of its weights, where they are new.
+    Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes wait for it: inputs and
+    output gradients of products with a parameter. ``again``: flops of forwards that it runs again; ``twice``:
+    the Python attributes that these change once more.
     """
 
     work: int = 0
@@ -192,10 +191,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Inner:
-    """Gradients that the forward takes itself while ``module`` runs: by ``backward()``, which adds to the
-    weights'.
+    """Gradients that the forward takes itself while ``module`` runs.
 
-    ``crosses``: modules around it of which another argument was made of what the gradient is taken of.
+    ``backward``: by ``backward()``, which adds to the weights'. ``crosses``: modules around it of which
+    another argument was made of what the gradient is taken of.
     """
 
     module: str

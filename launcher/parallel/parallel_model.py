@@ -1,4 +1,4 @@
-"""Carries out a plan on a model: cut into stages, sharded, filled, tied and checked, one visible call each."""
+"""Carries out a plan on a model: cut into stages, sharded, filled, tied and checked, a call each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class ParallelModel:
         return [found[p.name] for p in self.plan.params if p.name in found]
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
-        """Every copy of every trainable parameter, for the optimizer; a second copy's name ends in ``@stage``."""
+        """Every copy of every trainable parameter, for the optimizer.
+
+        A second copy's name ends in ``@stage``.
+        """
         first: dict[str, torch.Tensor] = {}
         out = []
         for part in self.parts:
@@ -66,7 +69,7 @@ class ParallelModel:
         return frozenset(p.name for p in self.plan.params)
 
     def first_name(self, name: str) -> str:
-        """What the plan calls a parameter that ``trainable`` calls ``name``; names of modules may have an @ too."""
+        """The plan's name of what ``trainable`` calls ``name``; names of modules may have an @ too."""
         return name if name in self._names else name.rpartition("@")[0]
 
     @contextmanager
@@ -102,10 +105,12 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     for part in parts:
         shard(part, plan, meshes)
     orders = [GatherOrder(part, plan) for part in parts]
-    fill(parts, plan, meshes.rank, device, drawn.whole)
+    fill(parts, plan, meshes.rank, device, whole=drawn.whole)
 
     # what keeps copies equal: gradients summed over replicas and tp, and over the stages that share a tensor
-    buckets = [bucket for part in parts for bucket in (*fuse(part, plan, meshes), *sums(part, plan, meshes))]
+    buckets = []
+    for part in parts:
+        buckets += [*fuse(part, plan, meshes), *sums(part, plan, meshes)]
     ties = tie(parts, plan, meshes)
 
     check(parts, plan, meshes.rank)

@@ -20,7 +20,6 @@ import pytest
 from launcher.__main__ import main
 from launcher.errors import RequestError
 from launcher.job.args import Args
-from launcher.job.sweep_grid import cells
 from launcher.job.yaml.config_files import ConfigFiles
 from launcher.runtime.lock import locked
 from launcher.sweep import sweep
@@ -66,41 +65,6 @@ def run(folder: Path, command, *overrides: str) -> int:
 def rows(folder: Path) -> list[list[str]]:
     with (folder / "summary.csv").open(newline="") as file:
         return list(csv.reader(file))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["seed=1,2", "model=lm,lm_tiny"], ["0-1-lm", "1-1-lm_tiny", "2-2-lm", "3-2-lm_tiny"]),
-        (["seed=range(1,4)"], ["0-1", "1-2", "2-3"]),
-        (["recipe=glob(lm_*,exclude=*p*)"], ["0"]),
-        (["steps=[train],[train,save]"], ["0-train", "1-train_save"]),
-        (["seed=3"], ["0"]),
-        (["logger.api_key=a,b"], ["0", "1"]),
-    ],
-    ids=lambda v: " ".join(v),
-)
-def test_a_sweep_is_every_combination_the_last_varying_fastest(overrides, expected):
-    assert [cell.name for cell in cells(overrides, ConfigFiles())] == expected
-
-
-def test_a_glob_takes_the_options_of_its_group():
-    grid = cells(["recipe=glob(lm_t*)"], ConfigFiles())
-    assert [c.overrides for c in grid] == [("recipe=lm_tied_pp2_hsdp2",), ("recipe=lm_tp2",)]
-
-
-@pytest.mark.parametrize(
-    ("override", "text"),
-    [
-        ("optim.lr=interval(0,1)", "optim.lr: interval(0,1): has no list of values; write optim.lr=A,B"),
-        ("recipe=glob(zz*)", "recipe: glob(zz*): matches nothing"),
-        ("lm_single", "lm_single: not an override; a recipe is chosen with recipe= (try: recipe=lm_single)"),
-    ],
-)
-def test_what_cannot_be_swept_is_refused(override, text):
-    with pytest.raises(RequestError) as caught:
-        cells([override], ConfigFiles())
-    assert str(caught.value) == text
 
 
 def test_every_bad_cell_is_reported_before_anything_runs(tmp_path, monkeypatch, capsys):
@@ -190,7 +154,7 @@ def sweeping(tmp_path: Path, command) -> Iterator[tuple[subprocess.Popen[bytes],
         f"args = Args(('recipe=lm_single', 'seed=9,0'), multirun=True, sweep_dir=Path({str(tmp_path / 'grid')!r}))\n"
         f"sys.exit(sweep(args, None, {command!r}))\n"
     )
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     child = subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}
     )
@@ -243,7 +207,7 @@ def test_a_sweep_that_is_killed_takes_its_cell_along(tmp_path, command):
 
 
 def test_a_cell_that_is_still_at_work_is_left_alone(tmp_path, command, monkeypatch):
-    monkeypatch.setattr("launcher.sweep.SAVE_S", 0.1)
+    monkeypatch.setattr("launcher.sweep.cell_process.SAVE_S", 0.1)
     cell = tmp_path / "grid/0-0"
     cell.mkdir(parents=True)
     (cell / "status.json").write_text('{"status": "running"}')

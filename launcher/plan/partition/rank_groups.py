@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from launcher.plan.plan import Plan
+from launcher.plan.partition.params import Placed, Tie
 from launcher.plan.values.grid import Grid
 
 FORMAT, VERSION = "launcher.groups", 1
@@ -31,21 +31,19 @@ class Groups:
     ranks: tuple[tuple[int, ...], ...]
 
 
-def groups(plan: Plan) -> tuple[Groups, ...]:
+def groups(grid: Grid, ties: Sequence[Tie]) -> tuple[Groups, ...]:
     """Those with more than one rank."""
-    return tuple(g for g in _groups(plan) if any(len(r) > 1 for r in g.ranks))
+    return tuple(g for g in _groups(grid, ties) if any(len(r) > 1 for r in g.ranks))
 
 
-def _groups(plan: Plan) -> Iterator[Groups]:
-    grid = plan.sizes.grid
+def _groups(grid: Grid, ties: Sequence[Tie]) -> Iterator[Groups]:
     for axis, _ in grid.axes:
         yield _along(grid, axis, (axis,))
     if all(grid[axis] > 1 for axis in REPLICAS):
         yield _along(grid, "dp", REPLICAS)
-    for rows in dict.fromkeys(t.ranks for t in plan.ties):
-        ranks = dict.fromkeys(
-            tuple(grid.rank(**grid.coords(r) | {"pp": pp}) for pp in rows) for r in range(grid.size)
-        )
+    for rows in dict.fromkeys(t.ranks for t in ties):
+        coords = [grid.coords(rank) for rank in range(grid.size)]
+        ranks = dict.fromkeys(tuple(grid.rank(**at | {"pp": pp}) for pp in rows) for at in coords)
         yield Groups(f"tied {','.join(map(str, rows))}", ("pp",), USES["tied"], tuple(ranks))
 
 
@@ -54,23 +52,20 @@ def _along(grid: Grid, name: str, axes: tuple[str, ...]) -> Groups:
     return Groups(name, axes, USES[name], tuple(ranks))
 
 
-def alike(plan: Plan) -> tuple[tuple[int, ...], ...]:
+def alike(grid: Grid, params: Sequence[Placed]) -> tuple[tuple[int, ...], ...]:
     """Ranks that hold the same pieces of every tensor: the checkpoint of one does for all of them."""
     same: dict[object, list[int]] = {}
-    for rank in range(plan.sizes.grid.size):
-        held = tuple(p.layout.box(rank) for p in plan.params)
+    for rank in range(grid.size):
+        held = tuple(p.layout.box(rank) for p in params)
         same.setdefault(held, []).append(rank)
     return tuple(map(tuple, same.values()))
 
 
-def as_json(plan: Plan) -> str:
+def as_json(grid: Grid, ties: Sequence[Tie], params: Sequence[Placed]) -> str:
     """A group a line."""
-    head = {"format": FORMAT, "version": VERSION, "grid": dict(plan.sizes.grid.axes)}
+    head = {"format": FORMAT, "version": VERSION, "grid": dict(grid.axes)}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
-    rows = ",\n".join(f"    {json.dumps(g.__dict__)}" for g in groups(plan))
+    rows = ",\n".join(f"    {json.dumps(g.__dict__)}" for g in groups(grid, ties))
     listed = f"[\n{rows}\n  ]" if rows else "[]"
-    return (
-        "{\n"
-        + "".join(lines)
-        + f'  "groups": {listed},\n  "same_checkpoint": {json.dumps(alike(plan))}\n}}\n'
-    )
+    same = json.dumps(alike(grid, params))
+    return "{\n" + "".join(lines) + f'  "groups": {listed},\n  "same_checkpoint": {same}\n}}\n'

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from launcher.parallel import mesh
-from launcher.plan import rank_groups as by_axis
+from launcher.plan.partition import rank_groups as by_axis
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -18,6 +18,14 @@ from tests.ranks import on_ranks
 
 def planned(**parallel: Any) -> Plan:
     return plan_job(job(parallel=parallel))
+
+
+def alike(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    return by_axis.alike(plan.sizes.grid, plan.params)
+
+
+def as_json(plan: Plan) -> str:
+    return by_axis.as_json(plan.sizes.grid, plan.ties, plan.params)
 
 
 def rank_groups(world: World, plan: Plan) -> dict[str, list[int]]:
@@ -36,7 +44,7 @@ def test_they_are_those_that_the_ranks_make() -> None:
         pipeline={"stages": 2}, hsdp={"shard_size": 2, "threshold": 0}, grid={"dp_replicate": 2, "dp_shard": 2}
     )
     made = on_ranks(8, rank_groups, plan)
-    named = {g.name: g.ranks for g in by_axis.groups(plan)}
+    named = {g.name: g.ranks for g in by_axis.groups(plan.sizes.grid, plan.ties)}
     assert list(named) == ["pp", "dp_replicate", "dp_shard", "dp", "tied 0,1"]
     for rank, mine in enumerate(made):
         assert mine == {name: list(next(r for r in rows if rank in r)) for name, rows in named.items()}
@@ -44,8 +52,8 @@ def test_they_are_those_that_the_ranks_make() -> None:
 
 def test_replicas_have_the_same_checkpoint() -> None:
     plan = planned(hsdp={"shard_size": 2, "threshold": 0}, grid={"dp_replicate": 2, "dp_shard": 2})
-    assert by_axis.alike(plan) == ((0, 2), (1, 3))
-    assert by_axis.alike(planned(hsdp={"shard_size": 4, "threshold": 0}, grid={"dp_shard": 4})) == (
+    assert alike(plan) == ((0, 2), (1, 3))
+    assert alike(planned(hsdp={"shard_size": 4, "threshold": 0}, grid={"dp_shard": 4})) == (
         (0,),
         (1,),
         (2,),
@@ -67,6 +75,6 @@ TEXT = """\
 
 
 def test_the_file_has_a_group_a_line() -> None:
-    assert by_axis.as_json(planned(grid={"dp_replicate": 2})) == TEXT
-    alone = json.loads(by_axis.as_json(planned()))
+    assert as_json(planned(grid={"dp_replicate": 2})) == TEXT
+    alone = json.loads(as_json(planned()))
     assert (alone["groups"], alone["same_checkpoint"]) == ([], [[0]])

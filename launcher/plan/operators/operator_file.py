@@ -6,20 +6,20 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.plan.operators.resolve import Flow
 from launcher.plan.operators.strategy import Axes, Reading
-from launcher.plan.plan import Plan
 
 FORMAT, VERSION = "launcher.operators", 1
 
 
-def as_json(plan: Plan) -> str:
-    """What became of ``parallel.operators``, globs and slices worked out: a module a line, in the order they run."""
+def as_json(flow: Flow, tp: int) -> str:
+    """What became of ``parallel.operators``, globs and slices worked out: a module a line, in order."""
     rows = {}
-    for o in (s.operator for s in plan.operators.spreads):
+    for o in (s.operator for s in flow.spreads):
         said = Reading(o.input, o.output, o.weights)
         parts = [*said.weights, ("input", said.input), ("output", said.output)]
         rows[o.module] = {name: _dims(axes) for name, axes in parts if axes is not None}
-    head = {"format": FORMAT, "version": VERSION, "tp": plan.sizes.grid["tp"]}
+    head = {"format": FORMAT, "version": VERSION, "tp": tp}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
     listed = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     return "{\n" + "".join(lines) + '  "operators": {' + (f"\n{listed}\n  " if rows else "") + "}\n}\n"
@@ -37,8 +37,7 @@ def _dims(axes: Axes) -> list[Any]:
 
 
 def parsed(data: Any) -> tuple[int, dict[str, Any]]:
-    """The size of ``tp`` and the strategy of each module. Raises ``ValueError`` when ``data`` is no such
-    file.
+    """The size of ``tp`` and the strategy of each module; ``ValueError`` when ``data`` is no such file.
 
     The strategies themselves are looked at where those of ``parallel.operators`` are.
     """

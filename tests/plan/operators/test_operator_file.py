@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import RequestError
-from launcher.plan import operator_file
+from launcher.plan.operators import operator_file
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.run.layout_files import write
@@ -62,7 +62,7 @@ def test_what_is_read_back_is_the_same_plan(tmp_path: Path) -> None:
     told, there = plan_job(small(operators=MLP, grid={"tp": 2})), loaded(path)
     assert (there.params, there.sizes.grid) == (told.params, told.sizes.grid)
     assert there.estimate.memory == told.estimate.memory
-    assert operator_file.as_json(there) == TEXT
+    assert operator_file.as_json(there.operators, 2) == TEXT
 
 
 def test_what_the_request_says_of_a_module_wins(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
     """Those that are not at their default."""
     dtypes = precision(job)
     if dtypes.mixed:
-        why = f"the model runs in {dtypes.compute}; weights, gradients, optimizer state and loss stay {dtypes.kept}"
+        why = f"the model runs in {dtypes.compute}"
+        why += f"; weights, gradients, optimizer state and loss stay {dtypes.kept}"
         yield Setting("train.precision", job.train.precision, "applied", why)
     yield from _loss_scale(job, dtypes)
     if job.parallel.fp32_communication:
@@ -61,7 +62,7 @@ def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> 
 
 
 def _travel(dtypes: Precision, fused: Fused | None) -> str:
-    """In which dtype; those that are not summed over data-parallel ranks, in the one that they are kept in."""
+    """In which dtype; those not summed over data-parallel ranks travel in the one that they are kept in."""
     text = f"gradients travel in {dtypes.reduce}"
     if fused is None or dtypes.reduce == dtypes.kept:
         return text
