@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from launcher.parallel.deferred_init.fill import FullTensorOf
-from launcher.parallel.recompute.forward import install
+from launcher.parallel.forward.recompute import install
 from launcher.parallel.stages.split import traced
 from launcher.parallel.tensor_parallel.apply import spread
 from launcher.parallel.tensor_parallel.collectives import Axis

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from launcher.parallel.blueprint import Blueprint
-from launcher.parallel.check import check
+from launcher.parallel.checks.placement import check
+from launcher.parallel.checks.rank_agreement import check_agreement
 from launcher.parallel.deferred_init.fill import fill
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
 from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
 from launcher.parallel.fsdp.shard import shard
 from launcher.parallel.mesh import Meshes
-from launcher.parallel.rank_agreement import check_agreement
 from launcher.parallel.replicas.buffers import Statistics, statistics
 from launcher.parallel.replicas.fuse import Bucketed, fuse, sums
 from launcher.parallel.replicas.tie import Tied, tie

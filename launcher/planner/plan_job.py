@@ -318,8 +318,8 @@ def _followed(
     specs: tuple[TensorSpec, ...],
 ) -> Followed:
     """How the operators run, and what one rank of ``tp`` does; ``model`` keeps that rank's weights."""
+    from launcher.parallel.forward import recompute as again
     from launcher.parallel.model_state.deep_copy import copied
-    from launcher.parallel.recompute import forward
     from launcher.parallel.sequence import chunks
     from launcher.parallel.tensor_parallel import apply, propagate
     from launcher.parallel.tensor_parallel.collectives import Axis
@@ -337,7 +337,7 @@ def _followed(
     apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
     axis = Axis(tp, planned=True)
     apply.install(model, out.spreads, axis)
-    forward.install(model, recomputed, axis)
+    again.install(model, recomputed, axis)
     if whole is None:
         return _settled(out, recomputed, model_facts.whole(model, specs), skeleton)
     leaves = frozenset(whole)

@@ -110,9 +110,9 @@ class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
     ``work``: at its fullest moment; ``summed``: there with the gradients of its weights, where they are new.
-    Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes wait for it: inputs and
-    output gradients of products with a parameter. ``again``: flops of forwards that it runs again; ``twice``:
-    the Python attributes that these change once more.
+    Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes wait for it: inputs
+    and output gradients of products with a parameter. ``again``: flops of forwards that it runs again;
+    ``twice``: the Python attributes that these change once more.
     """
 
     work: int = 0

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from launcher.errors import RunError
 from launcher.parallel.cost.told import AGAIN, KEEPING
 from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.forward import kept_operations
+from launcher.parallel.forward.kept_operations import Telling
 from launcher.parallel.model_state.restore_state import untouched
-from launcher.parallel.recompute import kept_operations
-from launcher.parallel.recompute.kept_operations import Telling
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, Results
 from launcher.plan.values.recomputed import Recomputed

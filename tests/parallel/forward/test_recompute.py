@@ -54,7 +54,7 @@ SPLIT: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def tied(parallel: dict[str, Any], precision: str = "fp64", p: float = 0.25) -> Job:
-    model = {"_target_": "tests.parallel.recompute.nets.Tied", "p": p}
+    model = {"_target_": "tests.parallel.forward.recompute_nets.Tied", "p": p}
     data = {"name": "random_tokens", "vocab_size": 16, "seq_len": 8}
     train = {"steps": 1, "batch_size": 16, "precision": precision}
     return job(model=model, data=data, parallel=parallel, train=train, security={"allow": ["tests"]})
@@ -131,7 +131,7 @@ def test_where_the_numbers_decide_what_runs(stages, level):
     ranks = stages * (1 if level == "none" else 2)
 
     def asked(recompute: Any) -> Job:
-        net = {"_target_": "tests.parallel.recompute.nets.Experts"}
+        net = {"_target_": "tests.parallel.forward.recompute_nets.Experts"}
         return own("", [6], stages=stages, model=net, parallel={**parallel, "recompute": recompute})
 
     both(ranks, asked(None), {"full": asked(FULL), "selective": asked(SELECTIVE)})

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from launcher.parallel.check import check, where
+from launcher.parallel.checks.placement import check, where
 from launcher.parallel.local import cut, local
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.values.layout import Layout
