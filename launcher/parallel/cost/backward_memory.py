@@ -128,7 +128,7 @@ class _Again(Dispatch):
     def around(self, name: str, module: nn.Module) -> Iterator[None]:
         """While ``module`` runs again."""
         before, streams = held(module), _streams(module)
-        with self:
+        with self, torch.device("meta"), Flash():  # torch has left these modes for the backward
             try:
                 yield
             finally:
