@@ -179,8 +179,8 @@ def made(name: str, change: Any) -> Any:
 def autocast_lost(patch: Patch) -> None:
     real = parallel_model.fill
 
-    def wrong(parts: Any, *more: Any) -> None:
-        real(parts, *more)
+    def wrong(parts: Any, *more: Any, **named: Any) -> None:
+        real(parts, *more, **named)
         for m in (m for part in parts for m in part.module.modules() if hasattr(m, "low")):
             m.low = False
 
