@@ -15,7 +15,7 @@ from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sum
 from launcher.plan.cost.gather_order import Visit, visits
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.stage_loads import full
-from launcher.plan.cost.step_time import step_time
+from launcher.plan.cost.step_time import Rerun, rerun, step_time
 from launcher.plan.cost.traffic import Traffic, messages, traffic
 from launcher.plan.operators.resolve import Flow, splits
 from launcher.plan.partition import stage_config, stages
@@ -56,6 +56,7 @@ class Estimate:
     timeline: Timeline
     memory: tuple[Memory, ...]
     traffic: tuple[Traffic, ...]
+    rerun: tuple[Rerun, ...]
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ def _estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),
         traffic=sent,
+        rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
     )
 
 

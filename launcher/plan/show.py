@@ -11,9 +11,10 @@ from typing import TypeVar
 from launcher.plan import show_operators
 from launcher.plan.cost.fusion import Group
 from launcher.plan.cost.traffic import KINDS
-from launcher.plan.partition.stages import Crossing
+from launcher.plan.partition.stages import Crossing, covers
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
+from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
@@ -25,8 +26,8 @@ K = TypeVar("K")
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
     parts = (
-        _head, _pipeline, _stages, _sends, _operators, _ties, _hsdp, _reduce, _traffic, _memory, _steps,
-        _settings, _notes,
+        _head, _pipeline, _stages, _recompute, _sends, _operators, _ties, _hsdp, _reduce, _traffic, _memory,
+        _steps, _settings, _notes,
     )  # fmt: skip
     lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     out = [f"plan of {plan.name}"]
@@ -96,6 +97,27 @@ def _stages(plan: Plan) -> Rows:
         if any(a.kind == "I" for row in plan.schedule for a in row):
             cost += f", {s.deferred / max(2 * s.flops, 1):.0%} of its backward deferred"
         yield "stages", f"{s.index} on {_on(ranks)}: {names}; {cost}"
+
+
+def _recompute(plan: Plan) -> Rows:
+    """What stages run again in their backward; stages alike in a row."""
+    rows = []
+    for s, cost in zip(plan.stages, plan.estimate.rerun, strict=True):
+        whole = plan.leaves is None
+        here = [r for r in plan.recomputed if whole or any(covers(m, r.module) for m in s.modules)]
+        more = f"{bytes_text(cost.spared)} less and {cost.flops / max(s.flops, 1):.0%} of a forward more"
+        rows.append((s.index, here, more))
+    for more, same in _runs([row for row in rows if row[1]], lambda row: row[2]):
+        modules = [r for _, here, _ in same for r in here]
+        ways = dict.fromkeys(map(_way, modules))
+        what = "; ".join(listed([r.module for r in modules if _way(r) == way]) + way for way in ways)
+        each = " each" if len(same) > 1 else ""
+        yield "recompute", f"{_where(index for index, _, _ in same)}: {what}: {more} a micro batch{each}"
+
+
+def _way(r: Recomputed) -> str:
+    kept = [*r.keep, *([] if r.comm else ["what is sent over tp"])]
+    return f", keeping {', '.join(kept)}" if kept else ""
 
 
 def _sends(plan: Plan) -> Rows:

@@ -9,17 +9,18 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointError
 
 from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.forward_cost import flops_of
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
-from launcher.parallel.cost.told import AGAIN
+from launcher.parallel.cost.told import AGAIN, PLAIN
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.python_state import changed, held
+from launcher.parallel.model_state.python_state import PythonState, changed, held
 from launcher.parallel.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward
 
@@ -66,7 +67,7 @@ class BackwardMeter:
             type(module),
             str(module),
             tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
-            tuple(getattr(m.forward, "recomputed", None) for m in module.modules()),
+            tuple((r.keep, r.comm) for r in (m.forward.recomputed for m in _regions(module))),
             tuple((t.shape, t.dtype) if isinstance(t, torch.Tensor) else repr(t) for t in given),
         )
         if key not in self._known:
@@ -74,10 +75,17 @@ class BackwardMeter:
         return self._known[key]
 
 
+def _regions(module: nn.Module) -> list[Any]:
+    """The modules in it that run again."""
+    return [m for m in module.modules() if hasattr(m.forward, "recomputed")]
+
+
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
         module = copied(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
+    regions = _regions(module)
+    twice: tuple[str, ...] = ()
 
     # outside of whoever watches the forward; the meter sees only what is held beyond it
     with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
@@ -87,16 +95,21 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         again = _Again()
         counting = AGAIN.set(again.around)
         try:
+            whole = _saved(module, args, kwargs) if regions else 0
+            state = [(m, held(m), _streams(m)) for m in regions]
             with meter, torch.enable_grad():
                 with deferred.running(tree_leaves((args, kwargs))):
                     made = tree_leaves(module(*args, **kwargs))
                 out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
                 del made
+                twice = tuple(n for s in state for n in _changed(*s))
                 before = meter.now
                 meter.peak = meter.summed = before
                 torch.autograd.backward(out, [torch.empty_like(t) for t in out])
+        except CheckpointError:
+            return Backward(twice=twice, unlike=tuple(m.forward.recomputed.module for m in regions))
         except (RuntimeError, NotImplementedError):
-            return None  # it looks at data, or has no backward
+            return Backward(twice=twice) if twice else None  # it looks at data, or has no backward
         finally:
             AGAIN.reset(counting)
             for p in params:
@@ -107,17 +120,39 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         kept=deferred.kept,
         deferred=deferred.flops,
         again=again.flops,
-        twice=tuple(again.twice),
+        spared=whole - before if regions else 0,
+        twice=twice,
     )
 
 
+def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) -> Iterator[str]:
+    """The Python attributes of a module that are others now, and the random generators that it keeps."""
+    forward: Any = region.forward
+    name = forward.recomputed.module
+    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, held(region)))
+    yield from (f"{name}.{n}" for n, state in _streams(region).items() if state != streams.get(n))
+
+
+def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
+    """Bytes in use after a forward that keeps all that its backward needs."""
+    meter = _MetaMeter([])
+    token = PLAIN.set(True)
+    try:
+        with meter, torch.enable_grad():
+            made = [t for t in tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+            out = [t for t in made if t.requires_grad]
+            del made
+            return meter.now if out else 0
+    finally:
+        PLAIN.reset(token)
+
+
 class _Again(Dispatch):
-    """Counts the flops of forwards that run again, and what these change once more in Python."""
+    """Counts the flops of forwards that run again."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
-        self.twice: dict[str, None] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -125,16 +160,10 @@ class _Again(Dispatch):
         return out
 
     @contextmanager
-    def around(self, name: str, module: nn.Module) -> Iterator[None]:
-        """While ``module`` runs again."""
-        before, streams = held(module), _streams(module)
+    def around(self) -> Iterator[None]:
+        """While a module runs again."""
         with self, torch.device("meta"), Flash():  # torch has left these modes for the backward
-            try:
-                yield
-            finally:
-                found = [attribute for attribute, _ in changed(before, held(module))]
-                found += [n for n, state in _streams(module).items() if state != streams.get(n)]
-                self.twice |= dict.fromkeys(f"{name}.{n}" for n in found)
+            yield
 
 
 def _streams(module: nn.Module) -> dict[str, bytes]:
@@ -183,4 +212,6 @@ def product(func: Any, args: Any, kwargs: Any) -> Backward:
 
 
 def _leaf(t: torch.Tensor) -> torch.Tensor:
+    if t.is_inference():
+        t = t.clone()
     return t.detach().to("meta").requires_grad_(t.is_floating_point())

@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import nn
 
 KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
 """Is told of a tensor that is kept for a backward without autograd's knowledge."""
 
-Around = Callable[[str, nn.Module], AbstractContextManager[Any]]
+AGAIN: ContextVar[Callable[[], AbstractContextManager[Any]] | None] = ContextVar("again", default=None)
+"""Makes what is entered around a module that runs again."""
 
-AGAIN: ContextVar[Around | None] = ContextVar("again", default=None)
-"""Makes what is entered around a module, of this name, that runs again."""
+PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+"""Whether forwards run as they would if nothing ran again."""

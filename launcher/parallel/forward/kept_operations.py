@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -46,19 +46,41 @@ def is_kept(func: Any, kinds: Iterable[str]) -> bool:
 
 
 class Telling(Dispatch):
-    """Tells ``keep`` of the results that are kept; entered around the mode that keeps them."""
+    """Tells ``keep`` of the results that are kept; entered around the mode that keeps them.
 
-    def __init__(self, kinds: tuple[str, ...], keep: Callable[[torch.Tensor], Any]) -> None:
+    Raises what ``refused`` makes where one is changed in place: below autograd nobody else would notice.
+    """
+
+    def __init__(
+        self,
+        kinds: tuple[str, ...],
+        keep: Callable[[torch.Tensor], Any],
+        refused: Callable[[str], Exception],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kinds = kinds
         self.keep = keep
+        self.refused = refused
+        self.kept: dict[int, str] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        for t in written(func, args, kwargs):
+            if name := self.kept.get(t.untyped_storage()._cdata):
+                raise self.refused(f"it changes the result of {name} in place, which is to be kept")
         if is_kept(func, self.kinds):
             for t in tensors((out,)):
                 self.keep(t)
+                self.kept[t.untyped_storage()._cdata] = func._overloadpacket.__name__
         return out
+
+
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an ATen operation changes in place."""
+    for at, a in enumerate(func._schema.arguments if func._schema.is_mutable else ()):
+        if a.alias_info is not None and a.alias_info.is_write:
+            yield from tensors((args[at] if at < len(args) else kwargs.get(a.name),))
 
 
 def contexts(kinds: tuple[str, ...]) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from launcher.errors import RunError
-from launcher.parallel.cost.told import AGAIN, KEEPING
+from launcher.errors import Problem, RequestError
+from launcher.parallel.cost.told import AGAIN, KEEPING, PLAIN
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.forward import kept_operations
 from launcher.parallel.forward.kept_operations import Telling
+from launcher.parallel.model_state.python_state import changed, held
 from launcher.parallel.model_state.restore_state import untouched
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, Results
@@ -43,19 +45,46 @@ class RecomputedForward:
     recomputed: Recomputed
     axis: Axis
     carry: Carry | None = None
+    numbers: Iterator[int] = field(default_factory=count, compare=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or PLAIN.get():
             return self.plain(*args, **kwargs)
         names = tuple(kwargs)
         region = _Region(self, (args, kwargs))
+        self._check_hooks()
 
         def run(*given: Any) -> Any:
             own = given[: len(given) - len(names)] if names else given
             return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
 
         # everything by position: torch looks among these for the devices whose random state it keeps
-        return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+        with self._unchanged():
+            return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+
+    def _check_hooks(self) -> None:
+        """What hooks of the user's own would make of what is saved, nothing would be made of."""
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
+            raise self.refused("hooks on what autograd saves (saved_tensors_hooks) would see nothing of it")
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """On a rank's second and third forward: the first may fill caches.
+
+        The plan tries the same, but where it cannot: of modules that look at data.
+        """
+        watched = not self.axis.planned and next(self.numbers) in (1, 2)
+        before = held(self.module) if watched else None
+        yield
+        if before is not None and (found := changed(before, held(self.module))):
+            raise self.refused(f"each of its forwards changes {found[0][0]}")
+
+    def refused(self, why: str) -> RequestError:
+        """It cannot run again."""
+        name = self.recomputed.module
+        text = f"{name} cannot run again in the backward: {why}; leave {name} out"
+        return RequestError((Problem("parallel.recompute.modules", text),))
 
 
 class _Region:
@@ -74,12 +103,12 @@ class _Region:
         """Around the forward, and around its run in the backward."""
         keep = self.of.recomputed.keep
         first, again = kept_operations.contexts(keep) if keep else (nullcontext(), nullcontext())
-        return self._running(first), self._again(again)
+        return self._running(first), _Entered(lambda: self._again(again))
 
     @contextmanager
     def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         tell, keep = KEEPING.get(), self.of.recomputed.keep
-        telling = Telling(keep, tell) if tell is not None and keep else nullcontext()
+        telling = Telling(keep, tell, self.of.refused) if tell is not None and keep else nullcontext()
         axis = self.of.axis
         before, axis.results = axis.results, self.results
         try:
@@ -90,7 +119,7 @@ class _Region:
 
         # a change from here on is one of somebody else
         if _versions(self.inputs) != self.versions:
-            self._changed("it changes an input in place")
+            raise self.of.refused("it changes an input in place")
         if tell is not None and self.results is not None:
             for t in self.results.kept:
                 tell(t)
@@ -98,14 +127,14 @@ class _Region:
     @contextmanager
     def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         if _versions(self.inputs) != self.versions:
-            self._changed("an input of it was changed in place after it ran")
+            raise self.of.refused("an input of it was changed in place after it had run")
         if self.results is not None:
             self.results.again()
         carry = self.of.carry
         at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
         what, module = self.of.recomputed, self.of.module
-        count = AGAIN.get()
-        counting = count(what.module, module) if count is not None else nullcontext()
+        around = AGAIN.get()
+        counting = around() if around is not None else nullcontext()
         restoring = untouched([module], what.restored) if what.restored else nullcontext()
         axis = self.of.axis
         before = axis.last, axis.results
@@ -116,10 +145,20 @@ class _Region:
         finally:
             axis.last, axis.results = before
 
-    def _changed(self, what: str) -> None:
-        name = self.of.recomputed.module
-        text = f"{name} is to run again in the backward, and {what}: that would be with other numbers"
-        raise RunError(f"{text}; let the model make a new tensor, or leave {name} out of parallel.recompute")
+
+class _Entered:
+    """A context of which each entry is a new one: a forward may run again more than once."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self.make = make
+        self.open: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self.open.append(self.make())
+        self.open[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.open.pop().__exit__(*error)
 
 
 def _streams() -> tuple[Any, Any]:

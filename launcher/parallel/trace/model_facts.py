@@ -237,6 +237,8 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "inferred": among(watch.inferred),
         "fills": among(watch.fills),
         "lazy": among(watch.lazy),
+        "toggles": tuple(watch.toggles),
+        "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),
         "effects": _effects(watch, output, meter),
     }

@@ -50,6 +50,10 @@ GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tenso
 GRAD: Any = torch.Tensor.grad
 """The property: what a backward has left."""
 
+REQUIRES: Any = torch.Tensor.requires_grad
+TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
+"""What says whether a tensor requires a gradient."""
+
 
 @dataclass(frozen=True)
 class ModuleCall:
@@ -116,8 +120,11 @@ class Watch(TorchFunctionMode):
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self.toggles: dict[str, None] = {}
+        self.swapped: set[str] = set()
         self._paths = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
+        self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
         self.effects = StateEffects(model, given, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
@@ -190,6 +197,7 @@ class Watch(TorchFunctionMode):
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """``copy`` runs in the place of ``module``; its parts may change before they run, or without."""
         path = self._paths[id(module)]
+        self._learn(path, copy)
         for name, part in copy.named_modules():
             self.effects.learn(f"{path}.{name}".strip("."), part)
 
@@ -206,6 +214,9 @@ class Watch(TorchFunctionMode):
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
             self.inferred.add(name)
+        own = {n: id(p) for n, p in module._parameters.items()}
+        if self._built.get(id(module), own) != own:
+            self.swapped.add(name)
 
         # what it is given, to be compared when it is done
         self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
@@ -257,6 +268,8 @@ class Watch(TorchFunctionMode):
             self.look()
         if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
             self.grads[self._running[-1]] = None
+        if func in TOGGLES and isinstance(args[0], nn.Parameter):
+            self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from launcher.plan.partition.stages import Stage
 from launcher.plan.schedule.simulate import Cost
 from launcher.plan.values.facts import Graph
@@ -30,6 +32,21 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
         waits=tuple(sum(b.kept for b in nodes) for nodes in backward),
         pieces=len(graphs),
     )
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What running forwards again is to a stage, a micro batch: so many bytes less, so many flops more."""
+
+    spared: int
+    flops: int
+
+
+def rerun(stage: Stage, graphs: tuple[Graph, ...]) -> Rerun:
+    """Of one stage, over the pieces of a sequence."""
+    backwards = [graph[n].backward for graph in graphs if not graph.segments for n in stage.nodes]
+    backwards += [s.backward for graph in graphs for s in graph.segments]
+    return Rerun(sum(b.spared for b in backwards), sum(b.again for b in backwards))
 
 
 def _forward(stage: Stage, graph: Graph) -> float:

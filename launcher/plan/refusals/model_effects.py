@@ -261,6 +261,11 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         if found:
             text = f"{listed(found)}{why}; {way_out}, or shard nothing"
             yield Problem(KEY, text, "parallel.hsdp=null")
+    if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
+        found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
+        if found:
+            text = f"{listed(found)}: called with another tensor in the place of a weight, where level3 would"
+            yield Problem(KEY, f"{text} gather its own", "parallel.hsdp.optimizer_level=level2")
 
 
 def _twins(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:

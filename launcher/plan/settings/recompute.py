@@ -47,16 +47,16 @@ def resolve(
     for module in (m for m in skeleton.modules if m in each):
         keep = asked.keep if policies[chosen[module]] == "selective" else ()
         out.append(Recomputed(module, keep, asked.comm == "recompute"))
-        if leaves is not None and not any(covers(leaf, module) for leaf in leaves):
-            inside_it = [leaf for leaf in leaves if covers(module, leaf)]
-            found.append(_over_stages(module, chosen[module], inside_it))
-    return tuple(out), found
+    cut = [r.module for r in out if leaves is not None and not any(covers(leaf, r.module) for leaf in leaves)]
+    return tuple(out), [_over_stages(m, out, leaves or ()) for m in cut[:1]]
 
 
-def _over_stages(module: str, key: str, leaves: list[str]) -> Problem:
+def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
     """A module that the code between stages is a part of."""
-    why = f"{module} is cut into stages, {listed(leaves)}, and runs on no rank as a whole"
-    return Problem(MODULES, f"{key}: {why}; name what is in it", quote(f"{MODULES}={module}.*"))
+    inside = listed([leaf for leaf in leaves if covers(module, leaf)])
+    text = f"{module} is cut into stages, {inside}, and runs on no rank as a whole; name what is in it"
+    names = ",".join(f"{module}.*" if r.module == module else r.module for r in recomputed)
+    return Problem(MODULES, text, quote(f"{MODULES}=[{names}]"))
 
 
 def _policies(asked: Recompute) -> dict[str, str]:
@@ -88,22 +88,33 @@ def settled(
     recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
     """With the buffers that are to be put back, and what cannot run twice, for it would do something else."""
-    out, found = [], []
-    for r in recomputed:
-        why = next(_unlike(r.module, graph), "")
-        if why:
-            others = [o.module for o in recomputed if o != r]
-            cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
-            found.append(Problem(MODULES, f"{r.module} cannot run again in the backward: {why}", cure))
-        names = (
-            n for c in graph.effects.changes if not c.once for n in c.names if covers(r.module, owner(n))
-        )
-        out.append(replace(r, restored=tuple(n.removeprefix(f"{r.module}.") for n in names)))
-    return tuple(out), found
+    weights = {p.name for p in skeleton.params if not p.buffer}
+    wrong = {r: next(_unlike(r.module, graph, weights), "") or _once(r, graph) for r in recomputed}
+    others = [r.module for r, why in wrong.items() if not why]
+    cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
+    found = [
+        Problem(MODULES, f"{r.module} cannot run again in the backward: {why}", cure)
+        for r, why in wrong.items()
+        if why
+    ]
+    return tuple(replace(r, restored=_restored(r.module, graph)) for r in recomputed), found
 
 
-def _unlike(module: str, graph: Graph) -> Iterator[str]:
-    """Why a second forward of ``module`` would do something else than the first."""
+def _restored(module: str, graph: Graph) -> tuple[str, ...]:
+    """The buffers that a second forward of ``module`` would change once more, by their names inside of it."""
+    names = (n for c in graph.effects.changes if not c.once for n in c.names if covers(module, owner(n)))
+    return tuple(n.removeprefix(f"{module}.") for n in names)
+
+
+def _once(r: Recomputed, graph: Graph) -> str:
+    """What is kept serves one run: gradients that a forward takes itself would need another one."""
+    if not r.keep or not graph.effects.inner:
+        return ""
+    return "the forward takes gradients itself, and what policy selective keeps serves one run only"
+
+
+def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
+    """Why a second forward of ``module`` would do something else than the first; ``weights``: no buffers."""
 
     def here(name: str) -> bool:
         return covers(module, name)
@@ -112,7 +123,8 @@ def _unlike(module: str, graph: Graph) -> Iterator[str]:
         yield "its forward is never called"
     for c in graph.effects.changes:
         own = any(here(owner(n)) for n in c.names)
-        if (own or any(map(here, c.at))) and not c.once and (c.read or c.kept or not own):
+        used = c.read or c.kept or not weights.isdisjoint(c.names) or not own
+        if (own or any(map(here, c.at))) and used and not c.once:
             yield f"the model changes {c.name} and uses it, so that it would compute with another one"
     for i in graph.effects.inner:
         if here(i.module):
@@ -129,9 +141,14 @@ def _unlike(module: str, graph: Graph) -> Iterator[str]:
         if module in names or (what == "returns a generator" and any(map(here, names))):
             yield f"it {what}"
     backwards = (*(n.backward for n in graph.nodes), *(s.backward for s in graph.segments))
-    for name in dict.fromkeys(n for b in backwards for n in b.twice):
-        if here(name):
-            yield f"it changes {name}, which would be changed twice"
+    for b in backwards:
+        if found := [n for n in b.twice if here(n)]:
+            yield f"each of its forwards changes {found[0]}"
+        if module in b.unlike:
+            yield "a second forward of it was seen to keep other tensors than the first"
+    for name in graph.toggles:
+        if here(owner(name)):
+            yield f"the forward changes whether {name} requires a gradient"
 
 
 def rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setting]:

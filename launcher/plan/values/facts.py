@@ -111,8 +111,9 @@ class Backward:
 
     ``work``: at its fullest moment; ``summed``: there with the gradients of its weights, where they are new.
     Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes wait for it: inputs
-    and output gradients of products with a parameter. ``again``: flops of forwards that it runs again;
-    ``twice``: the Python attributes that these change once more.
+    and output gradients of products with a parameter. ``again``: flops of forwards that it runs again,
+    which ``spared`` so many bytes; ``twice``: the Python attributes that each
+    of these changes; ``unlike``: modules of which a second one saved other tensors.
     """
 
     work: int = 0
@@ -120,7 +121,9 @@ class Backward:
     kept: int = 0
     deferred: int = 0
     again: int = 0
+    spared: int = 0
     twice: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,8 @@ class Graph:
     with other numbers. ``overwrites``: modules that change their inputs in place. ``recomputed``: modules
     around several units that one checkpoint runs again. ``nested``: modules that run inside of themselves.
     ``inferred``: those that run in inference mode. ``fills``: those that change a list or dictionary that
-    they are given. ``lazy``: those that return a generator.
+    they are given. ``lazy``: those that return a generator. ``toggles``: parameters of which a forward says
+    whether they require a gradient. ``swapped``: modules that are called with other parameters than theirs.
     """
 
     nodes: tuple[Node, ...]
@@ -256,6 +260,8 @@ class Graph:
     inferred: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()
     lazy: tuple[str, ...] = ()
+    toggles: tuple[str, ...] = ()
+    swapped: tuple[str, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:
