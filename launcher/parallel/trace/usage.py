@@ -22,6 +22,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.python_state import Key, changed, held
 from launcher.parallel.model_state.references import forget
+from launcher.parallel.trace.autograd_paths import feeds, reaches
 from launcher.parallel.trace.state_effects import StateEffects
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
@@ -294,7 +295,7 @@ class Watch(TorchFunctionMode):
         crosses = []
         for name, given in zip(self._running, self._given, strict=True):
             others = [t for t in given if id(t) not in known and t.grad_fn is not None]
-            if any(_reaches(t.grad_fn, nodes, 0) for t in others):
+            if any(reaches(t.grad_fn, nodes, 0) for t in others):
                 crosses.append(name)
         return Inner(self._running[-1], False, tuple(crosses))
 
@@ -309,7 +310,7 @@ class Watch(TorchFunctionMode):
         return tuple(
             (a.name, b.name)
             for a, b in zip(self.runs, self.runs[1:], strict=False)
-            if self.calls[a.name] == self.calls[b.name] == 1 and _feeds(a.made, b.made)
+            if self.calls[a.name] == self.calls[b.name] == 1 and feeds(a.made, b.made)
         )
 
 
@@ -350,29 +351,6 @@ class _Looking(Dispatch):
 
 def _masks(indices: Any) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
-
-
-def _feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
-    """Whether autograd can go from every tensor of ``last`` back to one of ``made``."""
-    goals = {t.grad_fn for t in made if t.grad_fn is not None}
-    if not goals or not last:
-        return False
-    oldest = min(g._sequence_nr() for g in goals)
-    return all(t.grad_fn is not None and _reaches(t.grad_fn, goals, oldest) for t in last)
-
-
-def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
-    """Nodes made before the ``oldest`` goal cannot lead to it."""
-    stack, seen = [start], set()
-    while stack:
-        node = stack.pop()
-        if node in goals:
-            return True
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen and following._sequence_nr() >= oldest:
-                seen.add(following)
-                stack.append(following)
-    return False
 
 
 @contextmanager

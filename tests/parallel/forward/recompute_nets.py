@@ -70,3 +70,82 @@ class Experts(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class _Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = nn.Linear(6, 6), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x) / self.calls
+
+
+class Counting(nn.Module):
+    """A module that counts its calls, and computes with the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.counter, self.head = nn.Linear(6, 6), _Counter(), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.counter(self.first(x)))
+
+
+class _Student(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.teacher = nn.Linear(6, 6), nn.Linear(6, 6).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.teacher.weight.mul_(0.9).add_(self.own.weight, alpha=0.1)
+        return self.own(x) - self.teacher(x)
+
+
+class Taught(nn.Module):
+    """A module that changes weights in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.head = _Student(), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.student(x))
+
+
+class Overwriting(nn.Module):
+    """A module that changes its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.head = nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.act(self.first(x)))
+
+
+class Recurrent(nn.Module):
+    """A GRU, whose kernel works in place on its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0])
+
+
+class Normalized(nn.Module):
+    """Batch norms, whose running statistics a second forward would move once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()) for _ in range(3))
+        self.head = nn.Linear(6, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)

@@ -140,3 +140,18 @@ def test_where_the_numbers_decide_what_runs(stages, level):
 @pytest.mark.parametrize("layout", ["1f1b", "seqpipe, level3"])
 def test_they_are_those_of_one_process(layout):
     assert_parity(tied({**WHOLE[layout][1], "recompute": FULL}, p=0.0))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_running_statistics_move_once(stages):
+    """Their buffers are among what a rank holds."""
+
+    def asked(recompute: Any) -> Job:
+        net = {"_target_": "tests.parallel.forward.recompute_nets.Normalized"}
+        pipeline: dict[str, Any] = {"stages": stages, "micro_batch_num": 2}
+        if stages == 2:
+            pipeline["stage_config"] = {"blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "head": 1}
+        parallel = {"pipeline": pipeline, "recompute": recompute}
+        return own("", [6], stages=stages, model=net, parallel=parallel)
+
+    both(stages, asked(None), {"full": asked(FULL), "selective": asked(SELECTIVE)})
