@@ -13,6 +13,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.gather_full import Piece
+from tests.parallel.counting import assert_as_planned
 from tests.parity import assert_parity, job, own, rank_step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import MEGATRON
@@ -155,3 +156,26 @@ def test_running_statistics_move_once(stages):
         return own("", [6], stages=stages, model=net, parallel=parallel)
 
     both(stages, asked(None), {"full": asked(FULL), "selective": asked(SELECTIVE)})
+
+
+COUNTED: dict[str, dict[str, Any]] = {
+    "level1": {"pipeline": PIPE, **hsdp("level1")},
+    "level3": {"pipeline": PIPE, **hsdp("level3")},
+    "level3, one stage": hsdp("level3"),
+    "level3, a weight a gather": {**hsdp("level3"), "comm_fusion": {"openstate": False}},
+    "zero_bubble_h1": {"pipeline": PIPE | {"scheduler": "zero_bubble_h1"}},
+    "seqpipe, level3": {"pipeline": PIECES | {"scheduler": "seqpipe"}, **hsdp("level3")},
+}
+"""Of no operators over tp: what these send is on their lines of the plan."""
+
+
+@pytest.mark.parametrize("layout", COUNTED)
+@pytest.mark.parametrize("way", ["full", "matmul and attention kept", "parts"])
+def test_a_step_sends_what_is_planned(layout, way):
+    assert_as_planned(tied({**COUNTED[layout], "recompute": WAYS[way]}))
+
+
+@pytest.mark.parametrize("way", ["full", "parts"])
+def test_gathers_of_single_weights_have_the_same_numbers(way):
+    parallel = COUNTED["level3, a weight a gather"]
+    assert_parity(tied({**parallel, "recompute": WAYS[way]}, p=0.0))
