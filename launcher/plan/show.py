@@ -105,8 +105,10 @@ def _recompute(plan: Plan) -> Rows:
     for s, cost in zip(plan.stages, plan.estimate.rerun, strict=True):
         whole = plan.leaves is None
         here = [r for r in plan.recomputed if whole or any(covers(m, r.module) for m in s.modules)]
-        more = f"{bytes_text(cost.spared)} less and {cost.flops / max(s.flops, 1):.0%} of a forward more"
-        rows.append((s.index, here, more))
+        costs = [f"{bytes_text(cost.spared)} less", f"{cost.flops / max(s.flops, 1):.0%} of a forward more"]
+        if cost.sent:
+            costs.append(f"{show_operators.repeated(cost.sent)} again")
+        rows.append((s.index, here, ", ".join(costs)))
     for more, same in _runs([row for row in rows if row[1]], lambda row: row[2]):
         modules = [r for _, here, _ in same for r in here]
         ways = dict.fromkeys(map(_way, modules))

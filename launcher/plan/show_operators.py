@@ -38,6 +38,17 @@ def sums(buckets: Sequence[Bucket]) -> Rows:
         yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
 
 
+def repeated(sent: Sequence[tuple[str, int]]) -> str:
+    """Collectives of which only a kind and its bytes are known.
+
+    >>> repeated([("all_reduce", 1024), ("all_reduce", 1024)])
+    '2 all-reduces (2.0 KB)'
+    """
+    kinds = dict.fromkeys(op for op, _ in sent)
+    found = {op: [n for kind, n in sent if kind == op] for op in kinds}
+    return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in found.items())
+
+
 def _row(same: list[Spread]) -> str:
     first = same[0]
     o = first.operator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.forward_cost import flops_of
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
-from launcher.parallel.cost.told import AGAIN, PLAIN
+from launcher.parallel.cost.told import AGAIN, PLAIN, Sent
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
@@ -121,6 +121,7 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         deferred=deferred.flops,
         again=again.flops,
         spared=whole - before if regions else 0,
+        sent=tuple(again.sent),
         twice=twice,
     )
 
@@ -153,6 +154,7 @@ class _Again(Dispatch):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
+        self.sent: Sent = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -160,10 +162,13 @@ class _Again(Dispatch):
         return out
 
     @contextmanager
-    def around(self) -> Iterator[None]:
-        """While a module runs again."""
-        with self, torch.device("meta"), Flash():  # torch has left these modes for the backward
-            yield
+    def around(self, sent: Callable[[], Sent]) -> Iterator[None]:
+        """While a module runs again; ``sent``: over tp, afterwards."""
+        try:
+            with self, torch.device("meta"), Flash():  # torch has left these modes for the backward
+                yield
+        finally:
+            self.sent += sent()
 
 
 def _streams(module: nn.Module) -> dict[str, bytes]:

@@ -12,8 +12,13 @@ import torch
 KEEPING: ContextVar[Callable[[torch.Tensor], Any] | None] = ContextVar("keeping", default=None)
 """Is told of a tensor that is kept for a backward without autograd's knowledge."""
 
-AGAIN: ContextVar[Callable[[], AbstractContextManager[Any]] | None] = ContextVar("again", default=None)
-"""Makes what is entered around a module that runs again."""
+Sent = list[tuple[str, int]]
+"""Collectives: a kind, and its bytes."""
+
+AGAIN: ContextVar[Callable[[Callable[[], Sent]], AbstractContextManager[Any]] | None] = ContextVar(
+    "again", default=None
+)
+"""Makes what is entered around a forward that runs again; it may ask what that has sent."""
 
 PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
 """Whether forwards run as they would if nothing ran again."""

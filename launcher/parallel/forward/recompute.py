@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.told import AGAIN, KEEPING, PLAIN
+from launcher.parallel.cost.told import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.forward import kept_operations
 from launcher.parallel.forward.kept_operations import Telling
@@ -134,16 +134,22 @@ class _Region:
         at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
         what, module = self.of.recomputed, self.of.module
         around = AGAIN.get()
-        counting = around() if around is not None else nullcontext()
+        counting = around(self._sent) if around is not None else nullcontext()
         restoring = untouched([module], what.restored) if what.restored else nullcontext()
         axis = self.of.axis
-        before = axis.last, axis.results
+        before = axis.last, axis.results, axis.log
         axis.last, axis.results = self.last, self.results
+        axis.log = None if around is None else []
         try:
             with at, restoring, _drawing(self.streams), counting, keeping:
                 yield
         finally:
-            axis.last, axis.results = before
+            axis.last, axis.results, axis.log = before
+
+    def _sent(self) -> Sent:
+        """What the run in the backward, still under way, has sent over tp; nothing if that is kept."""
+        log = self.of.axis.log or []
+        return [(c.op, c.nbytes) for c in log if c.phase == "forward" and self.results is None]
 
 
 class _Entered:

@@ -36,17 +36,22 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
 
 @dataclass(frozen=True)
 class Rerun:
-    """What running forwards again is to a stage, a micro batch: so many bytes less, so many flops more."""
+    """What running forwards again is to a stage, a micro batch: so many bytes less, so many flops more.
+
+    ``sent``: collectives over tp that it repeats, a kind and its bytes.
+    """
 
     spared: int
     flops: int
+    sent: tuple[tuple[str, int], ...] = ()
 
 
 def rerun(stage: Stage, graphs: tuple[Graph, ...]) -> Rerun:
     """Of one stage, over the pieces of a sequence."""
     backwards = [graph[n].backward for graph in graphs if not graph.segments for n in stage.nodes]
     backwards += [s.backward for graph in graphs for s in graph.segments]
-    return Rerun(sum(b.spared for b in backwards), sum(b.again for b in backwards))
+    sent = tuple(s for b in backwards for s in b.sent)
+    return Rerun(sum(b.spared for b in backwards), sum(b.again for b in backwards), sent)
 
 
 def _forward(stage: Stage, graph: Graph) -> float:

@@ -111,9 +111,10 @@ class Backward:
 
     ``work``: at its fullest moment; ``summed``: there with the gradients of its weights, where they are new.
     Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes wait for it: inputs
-    and output gradients of products with a parameter. ``again``: flops of forwards that it runs again,
-    which ``spared`` so many bytes; ``twice``: the Python attributes that each
-    of these changes; ``unlike``: modules of which a second one saved other tensors.
+    and output gradients of products with a parameter. ``again``: flops of forwards that it runs again, which
+    ``spared`` so many bytes; ``sent``: the collectives over tp of these, a kind and its bytes; ``twice``: the
+    Python attributes that each of these changes; ``unlike``: modules of which a second one saved other
+    tensors.
     """
 
     work: int = 0
@@ -122,6 +123,7 @@ class Backward:
     deferred: int = 0
     again: int = 0
     spared: int = 0
+    sent: tuple[tuple[str, int], ...] = ()
     twice: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +14,10 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.gather_full import Piece
-from tests.parallel.counting import assert_as_planned
+from tests.parallel.counting import assert_as_planned, rank_counts
 from tests.parity import assert_parity, job, own, rank_step
 from tests.ranks import on_ranks
-from tests.test_parity_tp import MEGATRON
+from tests.test_parity_tp import MEGATRON, SEQUENCE
 from tests.tiers import some_of
 
 FULL: dict[str, Any] = {"modules": "blocks.*"}
@@ -179,3 +180,29 @@ def test_a_step_sends_what_is_planned(layout, way):
 def test_gathers_of_single_weights_have_the_same_numbers(way):
     parallel = COUNTED["level3, a weight a gather"]
     assert_parity(tied({**parallel, "recompute": WAYS[way]}, p=0.0))
+
+
+@pytest.mark.parametrize("operators", ["megatron", "sequence"])
+@pytest.mark.parametrize("way", TP_WAYS)
+def test_what_operators_send_again_is_planned(operators, way):
+    """Besides what they send anyway."""
+
+    def asked(recompute: Any) -> Job:
+        pipeline = {"micro_batch_num": 2}
+        cut = {"megatron": MEGATRON, "sequence": SEQUENCE}[operators]
+        parallel = {"grid": {"tp": 2}, "operators": cut, "pipeline": pipeline, "recompute": recompute}
+        return job(parallel=parallel)
+
+    plans = {k: plan_job(j) for k, j in ((None, asked(None)), (way, asked(TP_WAYS[way])))}
+    plain, again = (on_ranks(2, rank_counts, asked(TP_WAYS.get(k)), plan) for k, plan in plans.items())
+    want: Counter[tuple[str, str]] = Counter()
+    for kind, nbytes in plans[way].estimate.rerun[0].sent:
+        want[kind, "count"] += plans[way].sizes.micros
+        want[kind, "bytes"] += plans[way].sizes.micros * nbytes
+    for before, after in zip(plain, again, strict=True):
+        more: Counter[tuple[str, str]] = Counter()
+        for kind in after:
+            there = before.get(kind, (0, 0))
+            more[kind, "count"] += after[kind][0] - there[0]
+            more[kind, "bytes"] += after[kind][1] - there[1]
+        assert +more == +want
