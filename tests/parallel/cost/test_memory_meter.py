@@ -43,9 +43,9 @@ CASES = [
 ]  # fmt: skip
 
 
-def layout(pipeline: str, level: str) -> Job:
+def layout(pipeline: str, level: str, recompute: dict[str, Any] | None = None) -> Job:
     """On 4 ranks."""
-    parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline]}
+    parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline], "recompute": recompute}
     if level == "unsharded":
         parallel |= {"grid": {"dp_replicate": 4 if pipeline == "one stage" else 2}}
     else:
