@@ -110,8 +110,14 @@ def _traits(model: nn.Module) -> ModelTraits:
         hooked=tuple(n for n, p in model.named_parameters() if hooks(p)),
         backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
+        compiled=tuple(n for n, m in modules if _compiled(m)),
         twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
     )
+
+
+def _compiled(module: nn.Module) -> bool:
+    """Whether the model itself has had it compiled; by its name, for the class is slow to import."""
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def _kind(module: nn.Module) -> str:

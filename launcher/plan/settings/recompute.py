@@ -89,7 +89,11 @@ def settled(
 ) -> tuple[tuple[Recomputed, ...], list[Problem]]:
     """With the buffers that are to be put back, and what cannot run twice, for it would do something else."""
     weights = {p.name for p in skeleton.params if not p.buffer}
-    wrong = {r: next(_unlike(r.module, graph, weights), "") or _once(r, graph) for r in recomputed}
+    compiled = skeleton.traits.compiled
+    wrong = {
+        r: next(_unlike(r.module, graph, weights), "") or _compiled(r.module, compiled) or _once(r, graph)
+        for r in recomputed
+    }
     others = [r.module for r, why in wrong.items() if not why]
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
     found = [
@@ -98,6 +102,12 @@ def settled(
         if why
     ]
     return tuple(replace(r, restored=_restored(r.module, graph)) for r in recomputed), found
+
+
+def _compiled(module: str, compiled: tuple[str, ...]) -> str:
+    """What the compiler looks into runs as it was compiled."""
+    found = [m for m in compiled if covers(m, module) or covers(module, m)]
+    return f"the model has {found[0] or 'itself'} compiled (torch.compile)" if found else ""
 
 
 def _restored(module: str, graph: Graph) -> tuple[str, ...]:
@@ -137,8 +147,10 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
         ("changes a list or dictionary that it is given", graph.fills),
         ("returns a generator", graph.lazy),
         ("runs in inference mode", graph.inferred),
+        ("is called with other weights than its own", graph.swapped),
     ):
-        if module in names or (what == "returns a generator" and any(map(here, names))):
+        deep = what.startswith(("returns", "is called"))
+        if module in names or (deep and any(map(here, names))):
             yield f"it {what}"
     backwards = (*(n.backward for n in graph.nodes), *(s.backward for s in graph.segments))
     for b in backwards:
