@@ -77,8 +77,8 @@ class ModelTraits:
 
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
     ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
-    another's memory; ``computed``: attributes made of weights; ``compiled``: modules that the model itself has
-    had compiled.
+    another's memory; ``computed``: attributes made of weights; ``compiled``: modules that the model itself
+    has had compiled.
     """
 
     hooked: tuple[str, ...] = ()
