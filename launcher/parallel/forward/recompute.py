@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.cost.told import AGAIN, KEEPING, PLAIN, Sent
+from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.forward import kept_operations
 from launcher.parallel.forward.kept_operations import Telling
@@ -97,6 +98,7 @@ class _Region:
         self.last = of.axis.last  # it may share with operators before it what these have brought in
         self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
         self.versions = _versions(self.inputs)
+        self.changed = filled(given, objects=True)
         self.streams = _streams()
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
@@ -120,6 +122,8 @@ class _Region:
         # a change from here on is one of somebody else
         if _versions(self.inputs) != self.versions:
             raise self.of.refused("it changes an input in place")
+        if self.changed():
+            raise self.of.refused("it changes a list, dictionary or dataclass that it is given")
         if tell is not None and self.results is not None:
             for t in self.results.kept:
                 tell(t)
@@ -128,6 +132,10 @@ class _Region:
     def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
         if _versions(self.inputs) != self.versions:
             raise self.of.refused("an input of it was changed in place after it had run")
+        if self.changed():
+            raise self.of.refused(
+                "a list, dictionary or dataclass that it was given was changed after it had run"
+            )
         if self.results is not None:
             self.results.again()
         carry = self.of.carry

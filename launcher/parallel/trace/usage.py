@@ -198,9 +198,9 @@ class Watch(TorchFunctionMode):
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
         """``copy`` runs in the place of ``module``; its parts may change before they run, or without."""
         path = self._paths[id(module)]
-        self._learn(path, copy)
         for name, part in copy.named_modules():
             self.effects.learn(f"{path}.{name}".strip("."), part)
+        self._learn(path, copy)
 
     def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
         """The module ``name`` begins to run; it may be a copy of the one in the model."""

@@ -183,7 +183,9 @@ class _Walk:
         self.activations -= one.loss
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
-            yield self.now(activations=self._work(stage, i, segment))
+            at_once = bool(segment.backward.again)  # of what runs again nothing is put off
+            work = self._work(stage, i, segment) if at_once else segment.backward.work
+            yield self.now(activations=work)
             self._sum(stage, i)
             self.activations += segment.backward.kept - segment.saved
             yield self.now()

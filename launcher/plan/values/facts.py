@@ -120,9 +120,9 @@ class Backward:
     """
 
     work: int = 0
-    summed: int = 0
     kept: int = 0
     deferred: int = 0
+    summed: int = 0
     again: int = 0
     spared: int = 0
     sent: tuple[tuple[str, int], ...] = ()
