@@ -159,6 +159,14 @@ def test_running_statistics_move_once(stages):
     both(stages, asked(None), {"full": asked(FULL), "selective": asked(SELECTIVE)})
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", ["one stage, level2", "1f1b, level3", "seqpipe"])
+def test_of_half_precision_too(layout, precision):
+    ranks, parallel = WHOLE[layout]
+    ways = {way: tied({**parallel, "recompute": asked}, precision) for way, asked in WAYS.items()}
+    both(ranks, tied(parallel, precision), ways)
+
+
 COUNTED: dict[str, dict[str, Any]] = {
     "level1": {"pipeline": PIPE, **hsdp("level1")},
     "level3": {"pipeline": PIPE, **hsdp("level3")},
