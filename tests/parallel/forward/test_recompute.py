@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.parallel.counting import assert_as_planned, rank_counts
 from tests.parity import assert_parity, job, own, rank_step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import MEGATRON, SEQUENCE
-from tests.tiers import some_of
+from tests.tiers import some
 
 FULL: dict[str, Any] = {"modules": "blocks.*"}
 SELECTIVE = FULL | {"policy": "selective"}
@@ -85,17 +86,15 @@ def both(ranks: int, plain: Job, ways: Mapping[str, Job]) -> None:
                 assert torch.equal(got.value, want.value), f"{way}: {got.name}"
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
-@pytest.mark.parametrize("layout", some_of(WHOLE))
-def test_gradients_with_dropout_are_bit_identical(layout, precision):
+@pytest.mark.parametrize(("precision", "layout"), some(product(["fp64", "fp32"], WHOLE), one_in=5))
+def test_gradients_with_dropout_are_bit_identical(precision, layout):
     ranks, parallel = WHOLE[layout]
     ways = {way: tied({**parallel, "recompute": asked}, precision) for way, asked in WAYS.items()}
     both(ranks, tied(parallel, precision), ways)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
-@pytest.mark.parametrize("layout", SPLIT)
-def test_of_split_backwards_too(layout, precision):
+@pytest.mark.parametrize(("precision", "layout"), some(product(["fp64", "fp32"], SPLIT)))
+def test_of_split_backwards_too(precision, layout):
     ranks, parallel = SPLIT[layout]
     ways = {way: tied({**parallel, "recompute": asked}, precision) for way, asked in WAYS.items()}
     both(ranks, tied(parallel, precision), ways)
@@ -117,7 +116,7 @@ TP_WAYS = {
 }
 
 
-@pytest.mark.parametrize("layout", SLICED)
+@pytest.mark.parametrize("layout", some(SLICED))
 def test_of_operators_cut_over_tp(layout):
     ranks, parallel = SLICED[layout]
     parallel = {**parallel, "grid": {"tp": 2, **parallel.get("grid", {})}, "operators": MEGATRON}
@@ -159,9 +158,11 @@ def test_running_statistics_move_once(stages):
     both(stages, asked(None), {"full": asked(FULL), "selective": asked(SELECTIVE)})
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("layout", ["one stage, level2", "1f1b, level3", "seqpipe"])
-def test_of_half_precision_too(layout, precision):
+HALVED = ("one stage, level2", "1f1b, level3", "seqpipe")
+
+
+@pytest.mark.parametrize(("precision", "layout"), some(product(["bf16", "fp16"], HALVED), one_in=5))
+def test_of_half_precision_too(precision, layout):
     ranks, parallel = WHOLE[layout]
     ways = {way: tied({**parallel, "recompute": asked}, precision) for way, asked in WAYS.items()}
     both(ranks, tied(parallel, precision), ways)
@@ -178,9 +179,10 @@ COUNTED: dict[str, dict[str, Any]] = {
 """Of no operators over tp: what these send is on their lines of the plan."""
 
 
-@pytest.mark.parametrize("layout", COUNTED)
-@pytest.mark.parametrize("way", ["full", "matmul and attention kept", "parts"])
-def test_a_step_sends_what_is_planned(layout, way):
+@pytest.mark.parametrize(
+    ("way", "layout"), some(product(["full", "matmul and attention kept", "parts"], COUNTED), one_in=4)
+)
+def test_a_step_sends_what_is_planned(way, layout):
     assert_as_planned(tied({**COUNTED[layout], "recompute": WAYS[way]}))
 
 
@@ -190,8 +192,7 @@ def test_gathers_of_single_weights_have_the_same_numbers(way):
     assert_parity(tied({**parallel, "recompute": WAYS[way]}, p=0.0))
 
 
-@pytest.mark.parametrize("operators", ["megatron", "sequence"])
-@pytest.mark.parametrize("way", TP_WAYS)
+@pytest.mark.parametrize(("operators", "way"), some(product(["megatron", "sequence"], TP_WAYS)))
 def test_what_operators_send_again_is_planned(operators, way):
     """Besides what they send anyway."""
 
