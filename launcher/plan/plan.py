@@ -14,7 +14,7 @@ from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
 from launcher.plan.cost.gather_order import Visit, visits
 from launcher.plan.cost.memory import Memory, copies, memory
-from launcher.plan.cost.stage_loads import full
+from launcher.plan.cost.stage_loads import RankLoad, rank_loads
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
 from launcher.plan.cost.traffic import Traffic, messages, traffic
 from launcher.plan.operators.resolve import Flow, splits
@@ -47,16 +47,22 @@ from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
 VERSION = 1
+GB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it."""
+    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it.
+
+    ``loads``: what ``memory`` comes of, a pipeline rank; ``room``: bytes of a rank's device, if that is told.
+    """
 
     timeline: Timeline
     memory: tuple[Memory, ...]
     traffic: tuple[Traffic, ...]
     rerun: tuple[Rerun, ...]
+    loads: tuple[RankLoad, ...]
+    room: int | None
 
 
 @dataclass(frozen=True)
@@ -293,12 +299,16 @@ def _estimate(
 ) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
     sent = traffic(at, fused.sums)
-    moments = full(at, fused.sums)
+    loads = rank_loads(at, fused.sums)
+    moments = tuple(load.fullest for load in loads)
+    gb = job.cluster.memory_gb
     return Estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),
         traffic=sent,
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
+        loads=loads,
+        room=None if gb is None else int(gb * GB),
     )
 
 

@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.job.targets import absent, there
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import sample_checks
+from launcher.plan import recompute_auto, sample_checks
 from launcher.plan.operators.resolve import Flow, resolve, splits, uncalled
 from launcher.plan.partition import stage_config
 from launcher.plan.partition.sequence_chunks import Pieces, grain
@@ -30,6 +30,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.recomputed import Recomputed
+from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import fits, inlined
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
+    found += recompute_auto.unknown(job)
     return Checked(job, ask(job, [*found, *_nowhere(job)]))
 
 
@@ -127,7 +129,7 @@ def plan_checked(checked: Checked) -> Plan:
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)):
-        made = _cut(job, checked.asked)
+        made = _made(job, checked.asked)
     fits(job, made)
     refuse(_mismatched(job, made))
     return made
@@ -143,6 +145,13 @@ def own_files(job: Job) -> list[str]:
     from launcher.parallel.model_state.module_globals import files
 
     return files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_"))
+
+
+def _made(job: Job, asked: Asked) -> Plan:
+    """The plan, once it is settled what runs again."""
+    if recompute_auto.asked(job):
+        return solved(job, lambda other: _cut(other, ask(other)))
+    return _cut(job, asked)
 
 
 def _cut(job: Job, asked: Asked) -> Plan:

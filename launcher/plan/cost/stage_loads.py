@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
@@ -12,25 +13,37 @@ from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
+from launcher.plan.schedule.actions import Row
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
 from launcher.plan.values.precision import Precision
 
 
-def full(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
-    """The fullest moment of each pipeline rank."""
+@dataclass(frozen=True)
+class RankLoad:
+    """The stages of a pipeline rank in the order of ``row``; the rest as ``fullest`` takes it."""
+
+    row: Row
+    stages: tuple[tuple[int, StageLoad], ...]
+    again: bool
+    each: bool
+    copied: int
+
+    @property
+    def fullest(self) -> Moment:
+        return fullest(self.row, dict(self.stages), self.again, self.each, self.copied)
+
+
+def rank_loads(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[RankLoad, ...]:
+    """One a pipeline rank."""
     places = model.sizes.places
     level = model.hsdp.optimizer_level if model.hsdp else "level1"
     out = []
     for pp, row in enumerate(model.schedule):
+        here = model.sizes.held(pp)
+        stages = tuple((s, _load(model, model.stages[s], here)) for s in here)
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
-        out.append(fullest(row, loads(model, pp), level == "level3", level != "level1", largest))
+        out.append(RankLoad(row, stages, level == "level3", level != "level1", largest))
     return tuple(out)
-
-
-def loads(model: CutModel, pp: int) -> dict[int, StageLoad]:
-    """Of the stages of pipeline rank ``pp``."""
-    here = model.sizes.held(pp)
-    return {s: _load(model, model.stages[s], here) for s in here}
 
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:

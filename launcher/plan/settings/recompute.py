@@ -166,5 +166,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
 def rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setting]:
     """The setting, if there is one."""
     if job.parallel.recompute is not None:
-        named = ", ".join(_policies(job.parallel.recompute))
-        yield Setting(KEY, named, "applied", f"{many(len(recomputed), 'module')} run again in the backward")
+        named = listed(list(_policies(job.parallel.recompute)))
+        run = "runs" if len(recomputed) == 1 else "run"
+        what = f"{many(len(recomputed), 'module')} {run} again in the backward"
+        yield Setting(KEY, named, "applied", what)

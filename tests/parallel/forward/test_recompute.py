@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from launcher.job.schema.job import Job
+from launcher.job.schema.job import Cluster, Job
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -215,3 +215,15 @@ def test_what_operators_send_again_is_planned(operators, way):
             more[kind, "count"] += after[kind][0] - there[0]
             more[kind, "bytes"] += after[kind][1] - there[1]
         assert +more == +want
+
+
+@pytest.mark.parametrize("layout", ["one stage, level3", "1f1b, level2"])
+def test_what_auto_chooses_has_the_same_numbers(layout):
+    ranks, parallel = WHOLE[layout]
+    plain = tied(parallel)
+    free = max(m.total for m in plan_job(plain).estimate.memory)
+    full = max(m.total for m in plan_job(tied({**parallel, "recompute": FULL})).estimate.memory)
+    room = Cluster(memory_gb=(0.6 * full + 0.4 * free) / 2**30)
+    auto = tied({**parallel, "recompute": "auto"}).model_copy(update={"cluster": room})
+    assert len(plan_job(auto).recomputed) > 0
+    both(ranks, plain, {"auto": auto})
