@@ -30,6 +30,7 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.recomputed import Recomputed
+from launcher.plan.values.text import listed
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import fits, inlined
 
@@ -159,15 +160,27 @@ def _cut(job: Job, asked: Asked) -> Plan:
     model = _read(job)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
-    fine = leaves(asked, model.skeleton)
+    fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
+    more += kept
     try:
         return _planned(job, asked, model, fine, traits=traits, more=more)
     except RequestError as error:
-        coarse = leaves(asked, model.skeleton, stacks=False)
+        coarse, _ = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton, stacks=False))
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
         return _planned(job, asked, _read(job), coarse, traits=traits, more=more)
+
+
+def _undivided(
+    job: Job, asked: Asked, skeleton: Skeleton, found: tuple[str, ...] | None
+) -> tuple[tuple[str, ...] | None, list[Note]]:
+    """Leaves, with what automatic stages leave in one piece for it runs again as a whole."""
+    if found is None or asked.config is not None:
+        return found, []
+    out, whole = recompute.undivided(job.parallel.recompute, skeleton, found, asked.sizes.virtual)
+    text = f"auto: {listed(whole)} on one stage each, for what runs again is not cut"
+    return out, [Note(stage_config.KEY, text)] if whole else []
 
 
 def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:

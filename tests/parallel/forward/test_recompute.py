@@ -143,14 +143,15 @@ def test_they_are_those_of_one_process(layout):
     assert_parity(tied({**WHOLE[layout][1], "recompute": FULL}, p=0.0))
 
 
+@pytest.mark.parametrize("auto", [True, False], ids=["auto", "as told"])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_running_statistics_move_once(stages):
+def test_running_statistics_move_once(stages, auto):
     """Their buffers are among what a rank holds."""
 
     def asked(recompute: Any) -> Job:
         net = {"_target_": "tests.parallel.forward.recompute_nets.Normalized"}
         pipeline: dict[str, Any] = {"stages": stages, "micro_batch_num": 2}
-        if stages == 2:
+        if stages == 2 and not auto:
             pipeline["stage_config"] = {"blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "head": 1}
         parallel = {"pipeline": pipeline, "recompute": recompute}
         return own("", [6], stages=stages, model=net, parallel=parallel)
