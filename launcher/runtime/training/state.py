@@ -66,14 +66,12 @@ def _named(key: str, param: str) -> str:
     return f"optim.{key}.{param}"
 
 
-def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
-    """Weights and the optimizer's state, or the one that is ``found``.
+def strategy(s: Session, found: Sequence[State]) -> Strategy:
+    """Weights and the optimizer's state that was ``found``.
 
     Every rank calls this: what states exist is agreed on by all.
     """
     # what each rank has, and in which shape where that is not the parameter's
-    if found is None:
-        found = states(s)
     mine = {x.name: x.described for x in found}
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
@@ -92,13 +90,11 @@ def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
     return Strategy(s.plan.sizes.grid, entries)
 
 
-def tensors(s: Session, found: Sequence[State] | None = None) -> dict[str, Tensor]:
-    """This rank's tensors by checkpoint name.
+def tensors(s: Session, found: Sequence[State]) -> dict[str, Tensor]:
+    """This rank's tensors by checkpoint name, the optimizer's state that was ``found`` among them.
 
     They share memory with the model, except Python numbers of its state.
     """
-    if found is None:
-        found = states(s)
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
     return out | {x.name: local(x.tensor) for x in found}
 
