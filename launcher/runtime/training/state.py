@@ -38,14 +38,13 @@ class State:
     tensor: Tensor
 
     @property
-    def alike(self) -> bool:
-        """Whether it is laid out as its parameter; if not, ranks with a piece of that have all of this."""
-        return local(self.tensor).shape == local(self.param).shape
-
-    @property
     def described(self) -> tuple[str, tuple[int, ...] | None, str]:
-        """The name of its parameter, its shape where that is not the parameter's, and its dtype."""
-        shape = None if self.alike else tuple(self.tensor.shape)
+        """The name of its parameter, its shape where it is not laid out as that, and its dtype.
+
+        Ranks with a piece of the parameter have all of what is laid out otherwise.
+        """
+        alike = local(self.tensor).shape == local(self.param).shape
+        shape = None if alike else tuple(self.tensor.shape)
         return self.placed.name, shape, spec(self.tensor).dtype
 
 
