@@ -165,6 +165,7 @@ def rank_files(strategy: Strategy) -> tuple[str, ...]:
 
 def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Why ``tensors`` are not what ``rank`` holds."""
+    # names that only one side has
     held = strategy.held(rank)
     absent = sorted(held.keys() - tensors.keys())
     if absent:
@@ -172,6 +173,8 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
     unknown = sorted(tensors.keys() - held.keys())
     if unknown:
         yield f"given, but the strategy does not have it here: {', '.join(unknown)}"
+
+    # and the shapes and dtypes of the others
     for name, entry in held.items():
         box = entry.layout.box(rank)
         assert box is not None

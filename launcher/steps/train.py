@@ -28,6 +28,7 @@ def asked(s: Session, job: Job) -> loop.Loop:
     per_sample, unit = 1, "samples"
     if isinstance(job.data, Text | RandomTokens):
         per_sample, unit = job.data.seq_len, "tokens"
+
     return loop.Loop(
         until=total,
         lr=lambda step: scale_lr(s.optimizer, factor(job.schedule, step, total)),
