@@ -99,17 +99,18 @@ _HOLE = object()
 
 def _plain(node: Any, above: str, found: list[Problem], known: tuple[str, ...]) -> Any:
     if isinstance(node, ListConfig):
-        items = [_value(node, i, above, found, known) for i in range(len(node))]
+        items = [_value(node, i, above, found, known=known) for i in range(len(node))]
         return [v for v in items if v is not _HOLE]
     out = {}
     for name in node:
-        value = _value(node, name, f"{above}.{name}" if above else str(name), found, known)
+        key = f"{above}.{name}" if above else str(name)
+        value = _value(node, name, key, found, known=known)
         if value is not _HOLE:
             out[str(name)] = value
     return out
 
 
-def _value(node: Any, name: Any, key: str, found: list[Problem], known: tuple[str, ...]) -> Any:
+def _value(node: Any, name: Any, key: str, found: list[Problem], *, known: tuple[str, ...]) -> Any:
     if OmegaConf.is_missing(node, name):
         found.append(Problem(key, ""))
         return _HOLE

@@ -63,7 +63,16 @@ def memory(
             held = [(p.trainable, _local(p, rank)) for p in mine]
             trained = sum(n for trainable, n in held if trainable)
             all_of_it = sum(n for _, n in held)
-            out.append(Memory(rank, all_of_it, at.grads, copies * trained, at.gathered, at.activations))
+            out.append(
+                Memory(
+                    rank=rank,
+                    params=all_of_it,
+                    grads=at.grads,
+                    optimizer=copies * trained,
+                    gathered=at.gathered,
+                    activations=at.activations,
+                )
+            )
     return tuple(sorted(out, key=lambda m: m.rank))
 
 

@@ -221,11 +221,11 @@ class _Walk:
             if g.first == i and self.each:
                 next_one = one.segments[i - 1].made if i else 0
                 self.gathered -= self.lingering
-                yield self._scatter(stage, n, g, self._ahead(load, i), next_one)
+                yield self._scatter(stage, n, g, ahead=self._ahead(load, i), grad=next_one)
                 self.gathered += g.scattered  # FSDP2 lets go of it when the next group comes
                 self.lingering = g.scattered
 
-    def _scatter(self, stage: int, n: int, g: Gather, ahead: int = 0, grad: int = 0) -> Moment:
+    def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> Moment:
         """The moment before the whole gradients go."""
         held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
         if (stage, n) in self.unreduced:

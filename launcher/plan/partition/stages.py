@@ -184,7 +184,10 @@ def cut(
     found += aliasing.problems(graph, at)
     crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
     order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
-    made = tuple(_stage(graph, skeleton, s, order[s], crossing[s], crossing[s + 1]) for s in range(stages))
+    made = tuple(
+        _stage(graph, skeleton, s, order[s], receives=crossing[s], sends=crossing[s + 1])
+        for s in range(stages)
+    )
     return made, found or _homeless(skeleton, made)
 
 
@@ -212,8 +215,9 @@ def _stage(
     skeleton: Skeleton,
     index: int,
     nodes: tuple[str, ...],
-    before: tuple[str, ...],
-    after: tuple[str, ...],
+    *,
+    receives: tuple[str, ...],
+    sends: tuple[str, ...],
 ) -> Stage:
     inside = [g[n] for n in nodes]
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
@@ -221,9 +225,16 @@ def _stage(
     held = tuple(
         p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules)
     )
-    flops, saved = sum(n.flops for n in inside), sum(n.saved for n in inside)
     return Stage(
-        index, nodes, before, after, modules, held, flops, saved, sum(n.backward.deferred for n in inside)
+        index=index,
+        nodes=nodes,
+        receives=receives,
+        sends=sends,
+        modules=modules,
+        params=held,
+        flops=sum(n.flops for n in inside),
+        saved=sum(n.saved for n in inside),
+        deferred=sum(n.backward.deferred for n in inside),
     )
 
 
@@ -236,7 +247,7 @@ def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
 def _segment(n: Node) -> Segment:
     module = n.target if n.kind == "module" else ""
     made = sum(t.nbytes for t in n.out or ())
-    return Segment(module, n.saved, n.backward, made, n.left)
+    return Segment(module, saved=n.saved, backward=n.backward, made=made, left=n.left)
 
 
 def _what(node: Node) -> str:

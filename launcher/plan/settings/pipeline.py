@@ -173,7 +173,9 @@ def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False)
     """What comes of this scheduler, simulated."""
     ranks = sizes.grid["pp"]
     sizes = replace(sizes, v=RULES[scheduler].v and ranks > 1)
-    schedule = schedules.build(scheduler, ranks, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
+    schedule = schedules.build(
+        scheduler, ranks, sizes.chunks, sizes.micros, less_memory=less_memory, pieces=sizes.pieces
+    )
     return ScheduleChoice(scheduler, sizes, schedule, simulate(schedule, sizes.places, cost))
 
 
