@@ -267,6 +267,7 @@ def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) ->
     """What travels together."""
     limits = comm_fusion.limits(job.parallel.comm_fusion)
     travels = at.dtypes.reduce if at.mixed else None
+
     return Fused(
         limits=limits,
         params=at.params,

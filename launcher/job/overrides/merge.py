@@ -30,6 +30,7 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
         if node is not None:
             _put_open(cfg, node, key.removeprefix(f"{node}."), value)
         else:
+            # another choice replaces its section, all else is merged into it
             chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
             another = key in CHOSEN and chooses
             OmegaConf.update(cfg, key, value, merge=not another, force_add=True)
@@ -129,11 +130,15 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     reason = _first_line(error)
     if isinstance(error, RecursionError) or reason.startswith("Recursive"):
         reason = "it refers to itself"
+
+    # nothing of the value where it is secret; the reason alone where it names no other key
     if secret(key):
         return Problem(key, f"{HIDDEN}: cannot be resolved")
     wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
     if wanted is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
+
+    # the key that may be meant
     hint = nearest(wanted, known, 0.8)
     fixed = paste(key, text.replace(wanted, hint)) if hint else ""
     section = wanted.partition(".")[0]

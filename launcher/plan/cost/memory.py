@@ -59,6 +59,8 @@ def memory(
     for pp, at in enumerate(moments):
         here = sizes.held(pp)
         mine = [p for p in params for _ in p.copies(here)]
+
+        # ranks of a stage differ in their shards; uneven ones need not be alike
         for rank in sizes.grid.ranks(pp=pp):
             held = [(p.trainable, _local(p, rank)) for p in mine]
             trained = sum(n for trainable, n in held if trainable)

@@ -157,6 +157,8 @@ class _Walk:
         one = load.passes[piece]
         yield self.now(activations=2 * one.loss)
         self.activations -= one.loss
+
+        # its segments, the last one first
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
             here = self._open(load, i) + self._ahead(load, i)
@@ -165,6 +167,8 @@ class _Walk:
             self.activations += _owed(load, piece, i) - segment.saved + segment.left
             yield self.now(gathered=here)
             yield from self._close(stage, i, one)
+
+        # what it handed on goes; gradients sent to another rank stay until the step is over
         self.activations += one.returned - one.out - sum(s.left for s in one.segments)
         self.gathered -= self.lingering
         self.lingering = 0

@@ -88,6 +88,8 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
     stages, there = ranks * chunks, _there(ranks, chunks)
     names = (*skeleton.modules, *(p.name for p in skeleton.params))
     numbers = _numbers(keys)
+
+    # each key by itself
     found: list[Problem] = []
     for key, stage in numbers.items():
         missing = _no_such_stage(key, stage, stages, there)
@@ -97,7 +99,10 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
         found += [_no_number(k, s, guess.get(k, 0), there) for k, s in keys.items() if k not in numbers]
     if found:
         return found
-    if without := _without(keys, skeleton, stages):
+
+    # all together: no module without a stage, no stage without a module
+    without = _without(keys, skeleton, stages)
+    if without:
         return [_no_stage(without)]
     return _unused(set(range(stages)) - {stage_of(keys, n) for n in names}, there)
 

@@ -59,6 +59,8 @@ def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str,
         values = [m for m in node.inputs if graph[m].kind != "param"]
         latest = max(values, key=lambda m: at[m], default=None)
         floor = at[latest] if latest else 0
+
+        # where it is told to be, or where the latest of its inputs is
         at[node.name] = floor
         if node.kind == "output":
             at[node.name] = last
@@ -66,6 +68,7 @@ def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str,
             at[node.name] = told.get(node.target, floor)
         elif node.kind == "glue":
             at[node.name] = max(floor, _wanted(graph, node, told, changed))
+
         if at[node.name] < floor and latest:
             found.append((node, at[node.name], graph[latest], floor))
     return at, found
@@ -164,11 +167,15 @@ def cut(
         node = graph[name]
         if name in runs[stage]:
             return
+
+        # parameters are held, tensors of earlier stages received
         if node.kind == "param":
             runs[stage].add(name)
         elif at[name] < stage and node.out is not None:
             wants[stage].add(name)
-        elif at[name] < stage and node.kind == "glue":  # a number or a shape: cheap, so worked out again here
+
+        # a number or a shape is cheap, so worked out again here
+        elif at[name] < stage and node.kind == "glue":
             runs[stage].add(name)
             for m in node.inputs:
                 need(m, stage, node)
@@ -181,6 +188,7 @@ def cut(
             runs[at[node.name]].add(node.name)
             for m in node.inputs:
                 need(m, at[node.name], node)
+
     found += aliasing.problems(graph, at)
     crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
     order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
@@ -220,11 +228,14 @@ def _stage(
     sends: tuple[str, ...],
 ) -> Stage:
     inside = [g[n] for n in nodes]
+
+    # it holds what its modules have, and what its glue uses
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
     direct = {n.target for n in inside if n.kind == "param"}
     held = tuple(
         p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules)
     )
+
     return Stage(
         index=index,
         nodes=nodes,
