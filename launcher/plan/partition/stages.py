@@ -106,7 +106,9 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
     if single and not _works(graph, {**told, **single}, last):
         cure = _in_order(graph, told, last, groups)
-        found = {k: replace(p, cure=cure) if k[1:] == ("",) else p for k, p in found.items()}
+        for key in found:
+            if key[1:] == ("",):
+                found[key] = replace(found[key], cure=cure)
     return list(found.values())
 
 

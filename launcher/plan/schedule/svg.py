@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from launcher.plan.schedule.actions import Kind
 from launcher.plan.schedule.simulate import Event, Timeline
+from launcher.plan.values.text import many
 
 NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 COLOURS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
@@ -57,13 +58,9 @@ def svg(timeline: Timeline) -> str:
 
 
 def _title(t: Timeline) -> str:
-    micros = _many(len({e.action.micro // t.pieces for e in t.events}), "micro batch")
+    micros = many(len({e.action.micro // t.pieces for e in t.events}), "micro batch")
     cut = f" in {t.pieces} pieces" if t.pieces > 1 else ""
-    return f"One step: {_many(len(t.busy), 'pipeline rank')}, {micros}{cut}, bubble {t.bubble:.1%}"
-
-
-def _many(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"One step: {many(len(t.busy), 'pipeline rank')}, {micros}{cut}, bubble {t.bubble:.1%}"
 
 
 def _head(t: Timeline) -> Iterator[str]:
