@@ -13,7 +13,6 @@ from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
-from launcher.plan.values.precision import Precision
 
 
 def full(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
@@ -23,7 +22,8 @@ def full(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
     out = []
     for pp, row in enumerate(model.schedule):
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
-        out.append(fullest(row, loads(model, pp), level == "level3", level != "level1", largest))
+        here = loads(model, pp)
+        out.append(fullest(row, here, again=level == "level3", each=level != "level1", copied=largest))
     return tuple(out)
 
 
@@ -35,17 +35,16 @@ def loads(model: CutModel, pp: int) -> dict[int, StageLoad]:
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     """``here``: all stages of its rank."""
-    sizes = model.sizes
     whole = [p for p in model.params if not p.sharded and p.trainable and stage.index in p.copies(here)]
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
     gathered = [g for g in model.groups if g.stage == stage.index]
     return StageLoad(
         passes=passes,
-        gathers=tuple(_gather(g, named, model.params, sizes, model.dtypes) for g in gathered),
+        gathers=tuple(_gather(model, g, named) for g in gathered),
         own=_own(whole, stage, named),
         stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
-        buffers=sizes.micros * _received(stage.index, sizes, model.boundaries),
+        buffers=model.sizes.micros * _received(stage.index, model.sizes, model.boundaries),
     )
 
 
@@ -92,19 +91,19 @@ def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]
     return out
 
 
-def _gather(
-    g: Group, segments: list[str], params: tuple[Placed, ...], sizes: Sizes, dtypes: Precision
-) -> Gather:
-    named = {n: p for p in params for n in p.names}
+def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
+    named = {n: p for p in model.params for n in p.names}
     held = [named[n] for n in g.names]
-    shard = sizes.grid["dp_shard"]
     trained = [named[n] for n in g.names if n not in g.idle]
+    shard = model.sizes.grid["dp_shard"]
+    reduced = model.dtypes.reduce if model.dtypes.mixed else None
+
+    # the segments that run with these weights
     near = [i for i, s in enumerate(segments) if any(_meet(m, s) for m in g.modules)]
-    reduced = {p.name: ITEMSIZE[dtypes.reduce if dtypes.mixed else p.spec.dtype] for p in trained}
     return Gather(
         whole=sum(p.padded * ITEMSIZE[p.compute] for p in held),
         grads=sum(p.gathered for p in trained),
-        scattered=sum(p.padded * reduced[p.name] for p in trained),
+        scattered=sum(p.padded * ITEMSIZE[reduced or p.spec.dtype] for p in trained),
         shard=sum(p.padded // shard * ITEMSIZE[p.spec.dtype] for p in trained),
         first=min(near, default=0),
         last=max(near, default=len(segments) - 1),
