@@ -42,6 +42,8 @@ def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
                 dim = dims.get(f"{path}.{attr}".lstrip("."))
                 if p is None or dim is None:
                     continue
+
+                # one DTensor for each tensor, under whatever names
                 if p not in made:
                     whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
                     made[p] = nn.Parameter(whole, p.requires_grad)

@@ -212,6 +212,7 @@ class StateEffects(Dispatch):
                 continue
             if attr in module._buffers and attr not in module._non_persistent_buffers_set:
                 _as_large(name, t, now)
+
             if now.layout is torch.strided and _key(now) != _key(t):
                 seen = self._seen.setdefault(name, _Seen())
                 seen.labels |= self._of((now,))
