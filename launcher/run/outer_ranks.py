@@ -176,6 +176,7 @@ def leading(at: Place | None = None) -> Iterator[Others]:
     except RequestError:
         code = REFUSED
         raise
+
     except Interrupted as stop:
         code = stop.code
         others.hurry()
@@ -244,6 +245,7 @@ def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
 def _obey(order: Order, at: Place, whole: Store) -> int:
     gc_thresholds.as_usual()
     console = os.dup(2)  # what this rank says goes to its log from now on
+
     try:
         carry_out(order, among(at), at, whole)
     except Interrupted as stop:

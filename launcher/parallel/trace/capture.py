@@ -301,6 +301,8 @@ class Capture(TorchFunctionMode):
             raise self.refuse("it draws from a Generator of its own, which every stage would have its own of")
         if isinstance(a, nn.Module):
             raise self.refuse(f"it hands the module {type(a).__name__} to a function")
+
+        # functions and objects, unless nobody changes them
         if callable(a):
             held = captured_state(a)
             if held:

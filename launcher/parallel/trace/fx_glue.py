@@ -172,6 +172,7 @@ def trace(
     modules = files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
+
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream"
         why = "which is another on every rank"

@@ -174,6 +174,7 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
     gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
+
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs.get(n, (0, 0))
 
