@@ -91,6 +91,8 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
         "bubble": s.plan.estimate.timeline.bubble,
         "memory_mb": memory(s) / 2**20,
     }
+
+    # what not every run has
     if s.scaling.dynamic:
         row["loss_scale"] = s.scaling.factor
     if s.unsaved:
