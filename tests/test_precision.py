@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
+from launcher.parallel.fsdp.shard import ROUNDS_EACH
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide
@@ -58,10 +60,16 @@ def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
     own = dict(model.named_parameters())
     total, (xs, y) = 0.0, batch(j, plan)
     for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
-        cast = {n: p if n in kept else p.to(low) for n, p in own.items()}
+        cast = {n: nn.Parameter(p.detach().to(low), p.requires_grad) for n, p in own.items() if n not in kept}
+        if not ROUNDS_EACH and plan.dtypes.reduce != plan.dtypes.compute:
+            for p in cast.values():
+                p.grad_dtype = None
         loss = cross_entropy(functional_call(model, cast, tuple(x)), t) / parts
         loss.backward()
         total += loss.item()
+        for n, p in cast.items():
+            if p.grad is not None:
+                own[n].grad = p.grad.float() if own[n].grad is None else own[n].grad + p.grad
     grads = {n: p.grad for n, p in own.items() if p.grad is not None}
     square = sum(g.double().square().sum().item() for g in grads.values())
     buffers = dict(model.named_buffers())
@@ -70,12 +78,16 @@ def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
 
 @pytest.mark.parametrize(("layout", "precision"), some(product(LAYOUTS, ("bf16", "fp16"))))
 def test_every_layout_equals_one_process_to_a_rounding(layout, precision):
-    """One rounding of the largest gradient: two stages that share a table add its two terms in fp32, not in half."""
+    """One rounding of the largest gradient: two stages that share a table add its two terms in fp32, not in half.
+
+    So does FSDP2 since torch 2.15 with both uses of one, in a backward whose gradients it does not reduce at once.
+    """
     j = job(parallel=LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)
     plan, got = under_layout(j)
     assert {g.dtype for g in got.grads.values()} == {torch.float32}
     want = low_alone(j, plan, plan.sizes.micros * plan.sizes.replicas)
-    assert_same(got, want, EPS[precision] if plan.ties else 1e-6)
+    apart = plan.ties or (layout == "level1" and not ROUNDS_EACH)
+    assert_same(got, want, EPS[precision] if apart else 1e-6)
 
 
 def test_batch_norm_keeps_its_weights_as_wide_as_its_statistics():

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
-from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.fsdp.shard import ROUNDS_EACH, end_backward, param_groups
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.plan.cost.fusion import Group
@@ -88,7 +88,7 @@ class GatherOrder:
             if turns is not None and self._at < len(turns):
                 self._make_good(len(turns))
                 if turns is self._backward:
-                    self._root()._root_post_backward_final_callback()
+                    end_backward(self._root())
         finally:
             self._turns = None
 
@@ -204,8 +204,9 @@ class GatherOrder:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
         # what there is
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        for p in params:
-            p.accumulate_unsharded_grad_if_needed()
+        if ROUNDS_EACH:
+            for p in params:
+                p.accumulate_unsharded_grad_if_needed()
         has = [p for p in params if _grad(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
         if self.see is not None and has:
@@ -217,8 +218,9 @@ class GatherOrder:
             return
         for p in params:
             if _grad(p) is None:
-                p.unsharded_param.grad = torch.zeros_like(p.unsharded_param)
-        if any(p.unsharded_accumulated_grad is not None for p in params):
+                whole = p.unsharded_param
+                whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
+        if ROUNDS_EACH and any(p.unsharded_accumulated_grad is not None for p in params):
             for p in params:
                 p.to_accumulated_grad_if_needed()
 

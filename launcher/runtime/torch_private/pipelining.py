@@ -11,15 +11,16 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
 from launcher.parallel.fsdp.gather_order import GatherOrder
-from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.fsdp.shard import end_backward, finish_reductions, param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
 from launcher.plan.schedule.actions import Action, Schedule
 from launcher.runtime.torch_private.selftest import verify
-from launcher.runtime.torch_private.stage import Base
+from launcher.runtime.torch_private.stage import Base, outputs_kept, resize
 
 verify()  # here, before an import below fails with less to say
 
+from torch.distributed.pipelining import schedules as torch_schedules  # noqa: E402
 from torch.distributed.pipelining._backward import stage_backward  # noqa: E402
 from torch.distributed.pipelining.schedules import (  # noqa: E402
     _Action,
@@ -36,6 +37,9 @@ KINDS = {
     "I": _ComputationType.BACKWARD_INPUT,
     "W": _ComputationType.BACKWARD_WEIGHT,
 }
+
+_add_wait_send: Callable[[Any], Any] = getattr(torch_schedules, "_add_wait_send", lambda rows: rows)
+"""Since torch 2.15 a send is waited for by an action of its own; before, at the end of the step."""
 
 Runtime = _PipelineScheduleRuntime
 Metas = Sequence[tuple[torch.Tensor, ...]]
@@ -116,7 +120,7 @@ class RuntimeStage(Base):
         What is sent back is contiguous, however the modules have used what they received.
         """
         # the backward itself
-        outputs = self.fwd_cache[bwd_chunk_id][0] if loss is None else (loss,)
+        outputs = outputs_kept(self, bwd_chunk_id) if loss is None else (loss,)
         with ExitStack() as around:
             if not full_backward:
                 assert self.deferral is not None
@@ -174,14 +178,21 @@ class RuntimeStage(Base):
         module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
         module.set_requires_all_reduce(last_backward)  # over replicas the sum of all micro batches is enough
         with self.order.backward():
-            return stage_backward(
+            made = stage_backward(
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
-            ), None
+            )
+        finish_reductions(fully_shard.state(module))  # type: ignore[attr-defined]
+        return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
         """After the last backward. What was reduced after each is only dropped here."""
         with nullcontext() if self.reduce_each else self.order.filling():
             super().perform_reduce_grad(*args)
+
+    def start_gradient_reduction(self) -> None:
+        """The same since torch 2.15, which waits for it in a second call."""
+        with nullcontext() if self.reduce_each else self.order.filling():
+            super().start_gradient_reduction()  # type: ignore[misc]
 
     def _after(self, module: FSDPModule, last: bool) -> None:
         """What FSDP2's hooks do at the end of a backward, for gradients that none has brought.
@@ -196,7 +207,7 @@ class RuntimeStage(Base):
         with self.order.filling() if self.reduce_each else nullcontext():
             for group in _groups(module):
                 group.post_backward()
-        fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
+        end_backward(fully_shard.state(module))  # type: ignore[attr-defined]
 
     def _post_metadata_inference_cleanup(self) -> None:
         """Static metadata leave nothing to clean up; torch would drop the gradients, also before an evaluation."""
@@ -214,8 +225,7 @@ def _resize(received: dict[int, Any], metas: Metas) -> None:
         return
     for chunk, infos in received.items():
         for info, meta in zip(infos, metas[chunk % len(metas)], strict=True):
-            if info.buffer is not None:
-                info.buffer = info.buffer.new_empty(meta.shape)
+            resize(info, meta)
 
 
 def _spec(t: torch.Tensor) -> str:
@@ -244,7 +254,8 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
         if self._has_backward:
             rows = {r: _add_reduce_grad(row, self._n_microbatches) for r, row in rows.items()}
         to_rank = self.stage_index_to_group_rank
-        self.pipeline_order_with_comms = _add_send_recv(rows, lambda s: to_rank[s], self._num_stages)
+        rows = _add_send_recv(rows, lambda s: to_rank[s], self._num_stages)
+        self.pipeline_order_with_comms = _add_wait_send(rows)
 
     def _assert_unsharded(self, stage: Any) -> None:
         if not stage.reshard_each:

@@ -1,11 +1,17 @@
-"""torch 2.11's pipeline stage, made to behave as 2.12's: there every value between stages had to be a float."""
+"""What differs between the pipeline stages of the torch versions that we take.
+
+In torch 2.11 every value between stages had to be a float. Since 2.15 a buffer for what is received is made
+when it is due, and an output is dropped once it is sent: its edge of the graph stays for the backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.distributed.pipelining import PipelineStage
 
 
@@ -65,3 +71,21 @@ if TYPE_CHECKING or hasattr(PipelineStage, "_setup_forward_recv_info"):  # noqa:
     Base = PipelineStage
 else:
     Base = Torch211Stage
+
+
+def outputs_kept(stage: Any, chunk: int) -> tuple[torch.Tensor | GradientEdge, ...]:
+    """Where the backward of a micro batch begins."""
+    if hasattr(stage, "_forward_chunk_states"):
+        edges: tuple[torch.Tensor | GradientEdge, ...]
+        edges = stage._forward_chunk_states[chunk].stage_output_for_backward()
+        return edges
+    outputs: tuple[torch.Tensor, ...] = stage.fwd_cache[chunk][0]
+    return outputs
+
+
+def resize(info: Any, meta: torch.Tensor) -> None:
+    """What is received has the shape of ``meta``."""
+    if info.buffer is not None:
+        info.buffer = info.buffer.new_empty(meta.shape)
+    elif getattr(info, "tensor_meta", None) is not None:
+        info.tensor_meta = replace(info.tensor_meta, shape=meta.shape, stride=meta.stride())
