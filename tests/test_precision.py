@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.func import functional_call
 
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
-from launcher.parallel.fsdp.shard import ROUNDS_EACH
+from launcher.parallel.fsdp.shard import SUMS_APART
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide
@@ -60,16 +59,10 @@ def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
     own = dict(model.named_parameters())
     total, (xs, y) = 0.0, batch(j, plan)
     for *x, t in zip(*(v.chunk(parts) for v in (*xs, y)), strict=True):
-        cast = {n: nn.Parameter(p.detach().to(low), p.requires_grad) for n, p in own.items() if n not in kept}
-        if not ROUNDS_EACH and plan.dtypes.reduce != plan.dtypes.compute:
-            for p in cast.values():
-                p.grad_dtype = None
+        cast = {n: p if n in kept else p.to(low) for n, p in own.items()}
         loss = cross_entropy(functional_call(model, cast, tuple(x)), t) / parts
         loss.backward()
         total += loss.item()
-        for n, p in cast.items():
-            if p.grad is not None:
-                own[n].grad = p.grad.float() if own[n].grad is None else own[n].grad + p.grad
     grads = {n: p.grad for n, p in own.items() if p.grad is not None}
     square = sum(g.double().square().sum().item() for g in grads.values())
     buffers = dict(model.named_buffers())
@@ -86,7 +79,7 @@ def test_every_layout_equals_one_process_to_a_rounding(layout, precision):
     plan, got = under_layout(j)
     assert {g.dtype for g in got.grads.values()} == {torch.float32}
     want = low_alone(j, plan, plan.sizes.micros * plan.sizes.replicas)
-    apart = plan.ties or (layout == "level1" and not ROUNDS_EACH)
+    apart = plan.ties or (layout == "level1" and not SUMS_APART)
     assert_same(got, want, EPS[precision] if apart else 1e-6)
 
 

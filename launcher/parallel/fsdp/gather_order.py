@@ -23,7 +23,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
-from launcher.parallel.fsdp.shard import ROUNDS_EACH, end_backward, param_groups
+from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.plan.cost.fusion import Group
@@ -129,12 +129,24 @@ class GatherOrder:
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:
         """Backward is about to go through group ``i``; ``args`` is whether FSDP2 may gather ahead by its own rule."""
+        if not SUMS_APART:
+            self._round(i)
         passes = self._gathers and self._turns is self._backward
         if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
             gather(*args)
         elif self._take(i, "backward") or all(t.group != i for t in self._backward):
             gather(False)
             self._ahead(i)
+
+    def _round(self, i: int) -> None:
+        """A gradient is as precise as its weight, as in one process.
+
+        An RMSNorm computes that of a half-precision weight in float32, and since torch 2.15 it is summed so.
+        """
+        for p in self.groups[i].fsdp_params:
+            whole = getattr(p, "_unsharded_param", None)
+            if whole is not None and whole.requires_grad and whole.dim() != 2 and not whole._backward_hooks:
+                whole.register_hook(partial(_rounded, whole.dtype))
 
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
         """Backward has gone through group ``i``."""
@@ -204,7 +216,7 @@ class GatherOrder:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
         # what there is
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        if ROUNDS_EACH:
+        if SUMS_APART:
             for p in params:
                 p.accumulate_unsharded_grad_if_needed()
         has = [p for p in params if _grad(p) is not None]
@@ -220,7 +232,7 @@ class GatherOrder:
             if _grad(p) is None:
                 whole = p.unsharded_param
                 whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
-        if ROUNDS_EACH and any(p.unsharded_accumulated_grad is not None for p in params):
+        if SUMS_APART and any(p.unsharded_accumulated_grad is not None for p in params):
             for p in params:
                 p.to_accumulated_grad_if_needed()
 
@@ -229,6 +241,10 @@ class GatherOrder:
         names = ", ".join(m or "the model" for m in row.modules)
         text = f"{names} (stage {row.stage}) {what} more often than planned, or in another order"
         return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
+
+
+def _rounded(dtype: torch.dtype, grad: torch.Tensor) -> torch.Tensor:
+    return grad if grad.dtype == dtype else grad.to(dtype).to(grad.dtype)
 
 
 def _group(part: StagePart, row: Group) -> Any:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launcher.parallel.fsdp.shard import ROUNDS_EACH
 from launcher.parallel.local import local
 from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
@@ -18,14 +17,10 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class HalfWeight:
-    """A parameter of kept precision, the dtype of its stand-in, and where it hangs: (module, attribute).
-
-    ``rounds``: its gradients have the precision of the stand-in; otherwise that in which they were computed.
-    """
+    """A parameter of kept precision, the dtype of its stand-in, and where it hangs: (module, attribute)."""
 
     kept: nn.Parameter
     dtype: torch.dtype
-    rounds: bool
     places: tuple[tuple[nn.Module, str], ...]
 
 
@@ -44,8 +39,6 @@ class HalfWeights:
         """The stand-ins are the module's parameters meanwhile."""
         for w in self.weights:
             low = nn.Parameter(w.kept.detach().to(w.dtype), w.kept.requires_grad)
-            if not w.rounds:
-                low.grad_dtype = None
             for module, name in w.places:
                 module._parameters[name] = low
         try:
@@ -81,9 +74,4 @@ def half_weights(part: StagePart, plan: Plan) -> HalfWeights:
             if p is not None and id(p) in low:
                 places.setdefault(id(p), []).append((module, name))
                 kept[id(p)] = p
-    return HalfWeights(
-        tuple(
-            HalfWeight(p, dtype_of(low[i]), ROUNDS_EACH or plan.dtypes.reduce == low[i], tuple(places[i]))
-            for i, p in kept.items()
-        )
-    )
+    return HalfWeights(tuple(HalfWeight(p, dtype_of(low[i]), tuple(places[i])) for i, p in kept.items()))

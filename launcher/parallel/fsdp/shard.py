@@ -15,11 +15,8 @@ from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
 
-ROUNDS_EACH = hasattr(FSDPParam, "to_accumulated_grad_if_needed")
-"""Before torch 2.15 a gradient of a half-precision weight had its precision, and sums lay beside it.
-
-Since then it is summed as wide as it was computed: that of an RMSNorm in float32.
-"""
+SUMS_APART = hasattr(FSDPParam, "to_accumulated_grad_if_needed")
+"""Before torch 2.15 sums of half-precision gradients lay beside the gradients; now they are one."""
 
 
 def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:

@@ -96,16 +96,10 @@ class RuntimeStage(Base):
         return made
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
-        """A gradient that is missing is zeros; before 2.13 torch would fail, after it send those of the first piece."""
+        """What takes no gradient is sent none."""
         if self.has_backward and not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
             self.grad_send_info = [self.stage_index - 1 if t.requires_grad else None for t in takes]
-            self.bwd_cache[bwd_chunk_id] = tuple(
-                torch.zeros_like(t, device=self.device, requires_grad=False)
-                if g is None and t.requires_grad
-                else g
-                for g, t in zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
-            )
         return super().get_bwd_send_ops(bwd_chunk_id)
 
     def backward_one_chunk(
@@ -117,7 +111,8 @@ class RuntimeStage(Base):
     ) -> None:
         """Of the first half of a backward too torch does all; some weight gradients wait in ``products``.
 
-        What is sent back is contiguous, however the modules have used what they received.
+        What is sent back is contiguous, however the modules have used what they received. A gradient that is
+        missing is zeros: torch would fail, send those of the first piece, or within a rank read what was there before.
         """
         # the backward itself
         outputs = outputs_kept(self, bwd_chunk_id) if loss is None else (loss,)
@@ -130,11 +125,18 @@ class RuntimeStage(Base):
             loss.detach_()  # torch keeps it until the step is over, and with it all that the graph still holds
 
         # what it leaves: a contiguous gradient to send, gradients of half-precision weights, what pieces carried
-        sent = self.bwd_cache[bwd_chunk_id]
-        self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in sent)
+        if not self.is_first:
+            takes = self.takes[bwd_chunk_id % len(self.takes)]
+            pairs = zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
+            self.bwd_cache[bwd_chunk_id] = tuple(self._gradient(g, t) for g, t in pairs)
         self.collect()
         if self.carry is not None:
             self.carry.forget(*divmod(bwd_chunk_id, len(self.takes)))
+
+    def _gradient(self, grad: torch.Tensor | None, of: torch.Tensor) -> torch.Tensor | None:
+        if grad is None and of.requires_grad:
+            return torch.zeros_like(of, device=self.device, requires_grad=False)
+        return None if grad is None else grad.contiguous()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""

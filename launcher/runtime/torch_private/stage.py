@@ -24,6 +24,7 @@ class Torch211Stage(PipelineStage):
 
     inputs_meta: tuple[torch.Tensor, ...]
     args_recv_info: dict[int, tuple[Any, ...]]
+    grad_recv_info: dict[int, tuple[Any, ...]]
     has_backward: bool
     group_rank: int
     get_outputs_meta: Callable[[], tuple[torch.Tensor, ...]]
@@ -52,6 +53,10 @@ class Torch211Stage(PipelineStage):
         training = self.has_backward and torch.is_grad_enabled()
         infos = zip(self.args_recv_info[fwd_chunk_id], self.inputs_meta, strict=True)
         return tuple(i.buffer.requires_grad_(training and meta.requires_grad) for i, meta in infos)
+
+    def set_local_bwd_input(self, grads: tuple[torch.Tensor | None, ...], chunk: int) -> None:
+        for info, grad in zip(self.grad_recv_info[chunk], grads, strict=True):
+            info.buffer = grad
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
         """What is sent is kept until the step is over; its graph is not to be."""
