@@ -99,7 +99,8 @@ class RuntimeStage(Base):
         """What takes no gradient is sent none."""
         if self.has_backward and not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
-            self.grad_send_info = [self.stage_index - 1 if t.requires_grad else None for t in takes]
+            before = self.stage_index - 1
+            self.grad_send_info = [before if t.requires_grad else None for t in takes]
         return super().get_bwd_send_ops(bwd_chunk_id)
 
     def backward_one_chunk(
@@ -112,7 +113,7 @@ class RuntimeStage(Base):
         """Of the first half of a backward too torch does all; some weight gradients wait in ``products``.
 
         What is sent back is contiguous, however the modules have used what they received. A gradient that is
-        missing is zeros: torch would fail, send those of the first piece, or within a rank read what was there before.
+        missing is zeros: torch would fail, send those of the first piece, or within a rank read stale ones.
         """
         # the backward itself
         outputs = outputs_kept(self, bwd_chunk_id) if loss is None else (loss,)
@@ -122,9 +123,9 @@ class RuntimeStage(Base):
                 self.products[bwd_chunk_id] = around.enter_context(self.deferral.deferring(outputs))
             super().backward_one_chunk(bwd_chunk_id, loss, True, last_backward)
         if loss is not None:
-            loss.detach_()  # torch keeps it until the step is over, and with it all that the graph still holds
+            loss.detach_()  # torch keeps it until the step is over, and with it what the graph still holds
 
-        # what it leaves: a contiguous gradient to send, gradients of half-precision weights, what pieces carried
+        # what it leaves: a contiguous gradient to send, those of half-precision weights, what pieces carried
         if not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
             pairs = zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
@@ -139,7 +140,7 @@ class RuntimeStage(Base):
         return None if grad is None else grad.contiguous()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
+        """Raises ``RunError`` when what crosses is not as planned: the receiver would silently misread it."""
         # the forward, with all that it is to be told
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
         with ExitStack() as around:
@@ -154,10 +155,9 @@ class RuntimeStage(Base):
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
-                    text = (
-                        f"stage {self.stage_index} hands on {_spec(got)} where {_spec(planned)} was planned"
-                    )
-                    raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
+                    text = f"hands on {_spec(got)} where {_spec(planned)} was planned"
+                    why = "shapes and dtypes between stages must not depend on the data"
+                    raise RunError(f"stage {self.stage_index} {text}; {why}")
         return out
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -212,7 +212,7 @@ class RuntimeStage(Base):
         end_backward(fully_shard.state(module))  # type: ignore[attr-defined]
 
     def _post_metadata_inference_cleanup(self) -> None:
-        """Static metadata leave nothing to clean up; torch would drop the gradients, also before an evaluation."""
+        """Static metadata need no cleaning up; torch would drop gradients, also before an evaluation."""
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:
@@ -235,8 +235,7 @@ def _spec(t: torch.Tensor) -> str:
 
 
 class ScheduleRuntime(_PipelineScheduleRuntime):
-    """A schedule that gathers the weights of a stage once, before it is first used, and drops them after the
-    last.
+    """A schedule that gathers a stage's weights once, before its first use, and drops them after its last.
 
     torch would drop them earlier when a rank holds more than three stages. Stages that gather for
     each use (level3) are left to FSDP2's hooks: gathered all at once, they would take the memory
@@ -304,7 +303,7 @@ def _action(a: Action) -> _Action:
 def run(
     schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None
 ) -> None:
-    """One step, or one evaluation, of micro batches (or pieces) that are cut already: they may differ in size."""
+    """One step, or one evaluation, of micro batches (or pieces) that are cut already; sizes may differ."""
     for part in schedule._stages:
         part.has_backward = schedule._has_backward
         part.clear_runtime_states()
