@@ -15,7 +15,6 @@ from torch.func import functional_call
 from launcher.errors import RunError
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
-from launcher.parallel.fsdp.shard import SUMS_APART
 from launcher.parallel.local import local
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide
@@ -71,16 +70,12 @@ def low_alone(j: Any, plan: Any, parts: int) -> Outcome:
 
 @pytest.mark.parametrize(("layout", "precision"), some(product(LAYOUTS, ("bf16", "fp16"))))
 def test_every_layout_equals_one_process_to_a_rounding(layout, precision):
-    """One rounding of the largest gradient: two stages that share a table add its two terms in fp32, not in half.
-
-    So does FSDP2 since torch 2.15 with both uses of one, in a backward whose gradients it does not reduce at once.
-    """
+    """One rounding of the largest gradient: two stages that share a table add its two terms in fp32, not in half."""
     j = job(parallel=LAYOUTS[layout], train__precision=precision, train__loss_scale=1.0)
     plan, got = under_layout(j)
     assert {g.dtype for g in got.grads.values()} == {torch.float32}
     want = low_alone(j, plan, plan.sizes.micros * plan.sizes.replicas)
-    apart = plan.ties or (layout == "level1" and not SUMS_APART)
-    assert_same(got, want, EPS[precision] if apart else 1e-6)
+    assert_same(got, want, EPS[precision] if plan.ties else 1e-6)
 
 
 def test_batch_norm_keeps_its_weights_as_wide_as_its_statistics():

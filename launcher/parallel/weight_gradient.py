@@ -188,9 +188,22 @@ def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
     return (leaf, turned) if fits else None
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """A hook on a weight: a wider gradient loses the bits that ``dtype`` has not, and stays as wide."""
+
+    dtype: torch.dtype
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        if grad is None or grad.dtype == self.dtype:  # none where all of it waits
+            return grad
+        return grad.to(self.dtype).to(grad.dtype)
+
+
 def _hooked(leaf: nn.Parameter) -> bool:
-    """Hooks are to see the whole gradient, once."""
-    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
+    """Hooks are to see the whole gradient, once; products are rounded as they are."""
+    hooks = (leaf._backward_hooks or {}).values()
+    return bool(leaf._post_accumulate_grad_hooks) or any(not isinstance(h, Rounding) for h in hooks)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from launcher.errors import RunError
-from launcher.parallel.weight_gradient import Deferral
+from launcher.parallel.weight_gradient import Deferral, Rounding
 from launcher.runtime.cluster.world import World
 from tests.parallel.weight_nets import LENGTH, OPS, WIDTH, WORDS, Net
 from tests.ranks import on_ranks
@@ -166,6 +166,26 @@ def test_a_sum_may_be_wider_than_its_weight():
     assert weight.grad is not None
     assert weight.grad.dtype == torch.float32
     assert torch.equal(weight.grad, sum((ones @ x).float() for x in inputs))
+
+
+def test_a_weight_whose_gradient_is_rounded_waits_too_and_one_with_other_hooks_does_not():
+    counts = []
+    for hook in (Rounding(torch.bfloat16), lambda grad: grad):
+        weight, deferral = nn.Parameter(torch.randn(3, 4, dtype=torch.bfloat16)), Deferral()
+        weight.register_hook(hook)
+        x = torch.randn(2, 4, dtype=torch.bfloat16, requires_grad=True)
+        with deferral.running((x,)):
+            loss = F.linear(x, weight).sum()
+        with deferral.deferring((loss,)) as queue:
+            loss.backward()
+        counts.append(len(queue))
+    assert counts == [1, 0]
+
+
+def test_a_wider_gradient_is_rounded_to_its_weight_and_stays_wide():
+    grad = Rounding(torch.bfloat16)(torch.tensor([1 + 2**-20, 3.0]))
+    assert grad is not None
+    assert (grad.dtype, grad.tolist()) == (torch.float32, [1.0, 3.0])
 
 
 def test_a_backward_may_begin_at_an_edge_of_an_output_that_is_gone():

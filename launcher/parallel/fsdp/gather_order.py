@@ -26,6 +26,7 @@ from launcher.errors import RunError
 from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
+from launcher.parallel.weight_gradient import Rounding
 from launcher.plan.cost.fusion import Group
 from launcher.plan.plan import Plan
 
@@ -135,8 +136,7 @@ class GatherOrder:
 
         ``args`` is whether FSDP2 may gather ahead by its own rule.
         """
-        if not SUMS_APART:
-            self._round(i)
+        self._round(i)
         passes = self._gathers and self._turns is self._backward
         if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
             gather(*args)
@@ -145,15 +145,16 @@ class GatherOrder:
             self._ahead(i)
 
     def _round(self, i: int) -> None:
-        """A gradient is as precise as its weight, as in one process.
+        """A gradient is as precise as its weight, as in one process; since torch 2.15 FSDP2 takes wider ones.
 
-        An RMSNorm computes that of a half-precision weight in float32, and since torch 2.15 it is summed so.
-        Matrices are left alone: a weight with hooks could not wait for the second half of a split backward.
+        An RMSNorm computes that of a half-precision weight in float32, and so two uses of a table are added.
         """
         for p in self.groups[i].fsdp_params:
             whole = getattr(p, "_unsharded_param", None)
-            if whole is not None and whole.requires_grad and whole.dim() != 2 and not whole._backward_hooks:
-                whole.register_hook(partial(_rounded, whole.dtype))
+            if whole is None or not whole.requires_grad or whole._backward_hooks:
+                continue
+            if whole.grad_dtype != whole.dtype:
+                whole.register_hook(Rounding(whole.dtype))
 
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
         """Backward has gone through group ``i``."""
@@ -248,10 +249,6 @@ class GatherOrder:
         names = ", ".join(m or "the model" for m in row.modules)
         text = f"{names} (stage {row.stage}) {what} more often than planned, or in another order"
         return RunError(f"{text}; parallel.hsdp.optimizer_level=level1 does not depend on that")
-
-
-def _rounded(dtype: torch.dtype, grad: torch.Tensor) -> torch.Tensor:
-    return grad if grad.dtype == dtype else grad.to(dtype).to(grad.dtype)
 
 
 def _group(part: StagePart, row: Group) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
@@ -45,7 +46,7 @@ def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
         gathers=tuple(_gather(g, named, model.params, sizes, model.dtypes) for g in gathered),
         own=_own(whole, stage, named),
         stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
-        buffers=sizes.micros * _received(stage.index, sizes, model.boundaries),
+        buffers=sizes.micros * _received(stage.index, sizes, model.boundaries) if model.keeps_messages else 0,
     )
 
 
@@ -63,13 +64,22 @@ def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
     # what it took from another rank goes back as gradients
     far = s > 0 and places[s - 1] != places[s]
     took = [t for n in model.stages[s - 1].sends for t in graph[n].out or ()] if far else []
-    return Pass(
+    one = Pass(
         segments=segments(stage, graph, model.graphs[0]),
         out=0 if away else nbytes,
         loss=sum(_wide(t) for t in made[:1]) if last else 0,
         sent=nbytes if away else 0,
-        returned=sum(t.nbytes for t in took if "float" in t.dtype),
+        returned=_floats(took),
     )
+    if model.keeps_messages:
+        return one
+    answer = _floats(made) if away else 0
+    return replace(one, out=nbytes, sent=0, received=sum(t.nbytes for t in took), answer=answer)
+
+
+def _floats(specs: Sequence[TensorSpec]) -> int:
+    """Bytes of their gradients."""
+    return sum(t.nbytes for t in specs if "float" in t.dtype)
 
 
 def _specs(crossing: Sequence[Crossing]) -> list[TensorSpec]:
@@ -88,7 +98,7 @@ def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]
     if s and place[s - 1] != place[s]:
         out += sum(t.nbytes for t in _specs(boundaries[s - 1]))
     if s < len(place) - 1 and place[s + 1] != place[s]:
-        out += sum(t.nbytes for t in _specs(boundaries[s]) if "float" in t.dtype)
+        out += _floats(_specs(boundaries[s]))
     return out
 
 
