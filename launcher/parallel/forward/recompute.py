@@ -108,7 +108,7 @@ class _Region:
 
     @contextmanager
     def keeping_error(self) -> Iterator[None]:
-        """Of the forward, until torch has left its contexts, which torch 2.11 and 2.12 do not do for errors.
+        """Of the forward, until torch has left its contexts, which torch 2.11 does not do for errors.
 
         In the backward errors pass: torch ends a run by one.
         """
