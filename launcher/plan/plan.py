@@ -260,6 +260,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
         ties=ties(params),
         groups=groups(params, cut, model.skeleton, model.graph, limits=limits),
         tp=bool(over_tp),
+        keeps_messages=model.keeps_messages,
     )
 
 

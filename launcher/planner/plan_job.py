@@ -291,8 +291,16 @@ def _planned(
         operators=seen.operators,
         recomputed=seen.recomputed,
         pieces=seen.pieces,
+        keeps_messages=keeps_messages(),
     )
     return plan(job, asked, traced, [*notes, *more], traits=traits)
+
+
+def keeps_messages() -> bool:
+    """Whether torch keeps what stages send each other until the step is over, as before 2.15."""
+    import torch
+
+    return torch.__version__ < "2.15"  # torch compares versions here, not letters
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,14 @@ class RecomputedForward:
 
         def run(*given: Any) -> Any:
             own = given[: len(given) - len(names)] if names else given
-            return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
+            with region.keeping_error():
+                return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
 
         # everything by position: torch looks among these for the devices whose random state it keeps
         with self._unchanged():
-            return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+            out = checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+            region.raise_error()
+        return out
 
     def _check_hooks(self) -> None:
         """What hooks of the user's own would make of what is saved, nothing would be made of."""
@@ -100,6 +103,28 @@ class _Region:
         self.versions = _versions(self.inputs)
         self.changed = filled(given, objects=True)
         self.streams = _streams()
+        self.ran = False
+        self.error: Exception | None = None
+
+    @contextmanager
+    def keeping_error(self) -> Iterator[None]:
+        """Of the forward, until torch has left its contexts, which torch 2.11 does not do for errors.
+
+        In the backward errors pass: torch ends a run by one.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.ran:
+                raise
+            self.error = error
+
+    def raise_error(self) -> None:
+        try:
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.error = None  # with all tensors that its frames hold
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Around the forward, and around its run in the backward."""
@@ -118,6 +143,9 @@ class _Region:
                 yield
         finally:
             axis.results = before
+            self.ran = True
+        if self.error is not None:
+            return
 
         # a change from here on is one of somebody else
         if _versions(self.inputs) != self.versions:

@@ -23,9 +23,10 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
-from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
+from launcher.parallel.weight_gradient import Rounding
 from launcher.plan.cost.fusion import Group
 from launcher.plan.plan import Plan
 
@@ -93,7 +94,7 @@ class GatherOrder:
             if turns is not None and self._at < len(turns):
                 self._make_good(len(turns))
                 if turns is self._backward:
-                    self._root()._root_post_backward_final_callback()
+                    end_backward(self._root())
         finally:
             self._turns = None
 
@@ -138,12 +139,25 @@ class GatherOrder:
 
         ``args`` is whether FSDP2 may gather ahead by its own rule.
         """
+        self._round(i)
         passes = self._gathers and self._turns is self._backward
         if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
             gather(*args)
         elif self._take(i, "backward") or all(t.group != i for t in self._backward):
             gather(False)
             self._ahead(i)
+
+    def _round(self, i: int) -> None:
+        """A gradient is as precise as its weight, as in one process; since torch 2.15 FSDP2 takes wider ones.
+
+        An RMSNorm computes that of a half-precision weight in float32, and so two uses of a table are added.
+        """
+        for p in self.groups[i].fsdp_params:
+            whole = getattr(p, "_unsharded_param", None)
+            if whole is None or not whole.requires_grad or whole._backward_hooks:
+                continue
+            if whole.grad_dtype != whole.dtype:
+                whole.register_hook(Rounding(whole.dtype))
 
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
         """Backward has gone through group ``i``."""
@@ -215,8 +229,9 @@ class GatherOrder:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
         # what there is
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        for p in params:
-            p.accumulate_unsharded_grad_if_needed()
+        if SUMS_APART:
+            for p in params:
+                p.accumulate_unsharded_grad_if_needed()
         has = [p for p in params if _grad(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
         if self.see is not None and has:
@@ -228,8 +243,9 @@ class GatherOrder:
             return
         for p in params:
             if _grad(p) is None:
-                p.unsharded_param.grad = torch.zeros_like(p.unsharded_param)
-        if any(p.unsharded_accumulated_grad is not None for p in params):
+                whole = p.unsharded_param
+                whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
+        if SUMS_APART and any(p.unsharded_accumulated_grad is not None for p in params):
             for p in params:
                 p.to_accumulated_grad_if_needed()
 

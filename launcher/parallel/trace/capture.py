@@ -373,12 +373,11 @@ def capturing(capture: Capture) -> Iterator[None]:
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if capture.eager:
-            return plainly(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         func = NamedFunction(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
         return capture.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
 
-    apply: Any = vars(torch.autograd.Function)["apply"]
-    plainly = apply.__func__
+    apply: Any = vars(torch.autograd.Function)["apply"]  # a classmethod; since torch 2.14 one written in C
     torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment, method-assign]
 
     try:

@@ -25,7 +25,8 @@ STATISTICS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
 })  # fmt: skip
 """They change the running mean and variance, their arguments 3 and 4, without saying so."""
-
+FRESH = torch.ops.aten.lift_fresh.default
+"""What ``torch.tensor`` has just made; since torch 2.15 it is seen on meta tensors too."""
 
 ONCE = "embedding_renorm_"
 """To do it twice is to do it once."""
@@ -119,6 +120,8 @@ class StateEffects(Dispatch):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is FRESH:
+            self.make(args[0])
         self._read((*args, *kwargs.values()))
         out = func(*args, **kwargs)
         for t in _tensors((out,)):

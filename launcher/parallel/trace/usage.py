@@ -382,7 +382,7 @@ def watching(
     def region(*args: Any) -> Any:
         watch._reentrant.append(len(watch.order))
         try:
-            return vars(torch.autograd.Function)["apply"].__func__(reentrant, *args)
+            return vars(torch.autograd.Function)["apply"].__get__(None, reentrant)(*args)
         finally:
             watch._reentrant.pop()
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
 from launcher.plan.cost.peak import Gather, Moment, Pass, StageLoad, fullest
 from launcher.plan.partition.params import Placed
-from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
@@ -44,7 +44,7 @@ def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
         gathers=tuple(_gather(model, g, named) for g in gathered),
         own=_own(whole, stage, named),
         stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
-        buffers=model.sizes.micros * _received(stage.index, model.sizes, model.boundaries),
+        buffers=_received(model, stage.index) if model.keeps_messages else 0,
     )
 
 
@@ -62,13 +62,22 @@ def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
     # what it took from another rank goes back as gradients
     far = s > 0 and places[s - 1] != places[s]
     took = [t for n in model.stages[s - 1].sends for t in graph[n].out or ()] if far else []
-    return Pass(
+    one = Pass(
         segments=segments(stage, graph, model.graphs[0]),
         out=0 if away else nbytes,
         loss=sum(_wide(t) for t in made[:1]) if last else 0,
         sent=nbytes if away else 0,
-        returned=sum(t.nbytes for t in took if "float" in t.dtype),
+        returned=_floats(took),
     )
+    if model.keeps_messages:
+        return one
+    answer = _floats(made) if away else 0
+    return replace(one, out=nbytes, sent=0, received=sum(t.nbytes for t in took), answer=answer)
+
+
+def _floats(specs: Sequence[TensorSpec]) -> int:
+    """Bytes of their gradients."""
+    return sum(t.nbytes for t in specs if "float" in t.dtype)
 
 
 def _specs(crossing: Sequence[Crossing]) -> list[TensorSpec]:
@@ -80,15 +89,15 @@ def _wide(t: TensorSpec) -> int:
     return prod(t.shape) * max(4, WIDTH[t.dtype])
 
 
-def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]) -> int:
-    """Bytes that one micro batch brings from other ranks: values from before, gradients from after."""
-    place = sizes.places
+def _received(model: CutModel, s: int) -> int:
+    """Bytes that all micro batches bring from other ranks: values from before, gradients from after."""
+    place, boundaries = model.sizes.places, model.boundaries
     out = 0
     if s and place[s - 1] != place[s]:
         out += sum(t.nbytes for t in _specs(boundaries[s - 1]))
     if s < len(place) - 1 and place[s + 1] != place[s]:
-        out += sum(t.nbytes for t in _specs(boundaries[s]) if "float" in t.dtype)
-    return out
+        out += _floats(_specs(boundaries[s]))
+    return model.sizes.micros * out
 
 
 def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
