@@ -153,7 +153,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     world = World(0, 1, 0, 1, 0, place(start.device, 0), backend, partial(hear, 0))
     with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
         try:
-            with connect(world, HashStore(), launch.timeout_s, launch.threads):
+            with connect(world, HashStore(), launch.timeout_s, launch.threads, run.folder):
                 return work(replace(world, told=told))
         finally:
             if dist.is_initialized():
