@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
 from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.local import flags, to_host
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.plan.cost.fusion import Group
@@ -270,9 +271,9 @@ def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
     for order in orders:
         order.present.clear()
     has = [id(p.sharded_param) in present for p in params]
-    found = torch.tensor(has, dtype=torch.uint8, device=params[0].sharded_param.device)
+    found = flags(has, params[0].sharded_param.device, torch.uint8)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=meshes.dp)
     if not all(has):
-        for p, anywhere in zip(params, found.tolist(), strict=True):
+        for p, anywhere in zip(params, to_host(found).tolist(), strict=True):
             if not anywhere:
                 p.sharded_param.grad = None

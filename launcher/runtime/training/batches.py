@@ -114,7 +114,14 @@ class Feed:
         return self.plan.batch_roles(self.rank)
 
     def _move(self, t: Tensor) -> Tensor:
-        return t.to(self.device, self.floating if t.is_floating_point() else t.dtype)
+        """To the device while that is still at work on the step before: from pinned memory nobody waits for a copy.
+
+        torch keeps that memory until the copy is made.
+        """
+        t = t.to(self.floating if t.is_floating_point() else t.dtype)
+        if self.device.type == "cuda":
+            t = t.pin_memory()
+        return t.to(self.device, non_blocking=True)
 
 
 def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:

@@ -37,6 +37,7 @@ class Pipeline:
     ) -> None:
         self.model = model
         self.loss = loss
+        self.device = device
         plan = model.plan
 
         # what this rank has to do with the loss
@@ -49,7 +50,7 @@ class Pipeline:
 
         # the state of one step
         self.scaled = 1.0
-        self.count = _Count(model)
+        self.count = _Count(model, device)
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []
         self.raw: list[torch.Tensor] = []
@@ -95,7 +96,7 @@ class Pipeline:
         """
         self._forward(inputs, targets, valid, keep=self.model.plan.output_broadcast)
         total = self._sum()
-        counted = torch.zeros(())
+        counted = torch.zeros((), device=self.device)
         if self.last and self.counts and targets is not None:
             counted = _counted(targets[:valid])
         return torch.stack([total, counted.to(total)])
@@ -187,21 +188,22 @@ class Pipeline:
 
     def _sum(self) -> torch.Tensor:
         if not self.raw or not self.counts:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([r.double() for r in self.raw]).sum()
 
 
 class _Count:
     """How many targets of the global batch count: summed over the data-parallel ranks while the first stages run."""
 
-    def __init__(self, model: ParallelModel) -> None:
+    def __init__(self, model: ParallelModel, device: torch.device) -> None:
         self._group = model.meshes.dp
-        self._whole = torch.zeros((), dtype=torch.float64)
+        self._nothing = torch.zeros((), dtype=torch.float64, device=device)
+        self._whole = self._nothing
         self._work: dist.Work | None = None
 
     def start(self, targets: torch.Tensor | None) -> None:
         """``None``: not of the last stage, whose ranks alone are to know."""
-        self._whole = torch.zeros((), dtype=torch.float64) if targets is None else _counted(targets)
+        self._whole = self._nothing if targets is None else _counted(targets)
         if targets is not None and self._group is not None:
             self._work = dist.all_reduce(self._whole, group=self._group, async_op=True)
 
