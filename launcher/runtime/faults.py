@@ -268,7 +268,7 @@ def _dumps(faults: tuple[Fault, ...], folder: Path) -> Iterator[str]:
     """Where the ranks that waited in vain have left their last collectives; those of an earlier run are old."""
     since = min(f.time_ns for f in faults) - DUMP_NS
     if any(f.late for f in faults) and flight_recorder.written(folder, since):
-        yield f"last collectives of each rank that waited: {flight_recorder.prefix(folder)}*"
+        yield f"last collectives of each rank that waited: {folder / 'logs' / 'flight-*'}"
 
 
 def _ranks(ranks: list[int]) -> str:

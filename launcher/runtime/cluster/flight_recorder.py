@@ -30,6 +30,11 @@ def nccl_file(folder: Path, rank: int) -> Path:
     return Path(f"{prefix(folder)}{rank}")
 
 
+def gloo_file(folder: Path, rank: int) -> Path:
+    """Of another name, for that program reads all files whose names begin alike."""
+    return prefix(folder).with_name(f"flight-gloo-rank{rank}.json")
+
+
 def variables(folder: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What torch reads when a process group is made, and when it writes; nothing that the user has set."""
     wanted = {SIZE: str(ENTRIES), ON_TIMEOUT: "1", FILE: str(prefix(folder))}
@@ -49,16 +54,16 @@ def recording(folder: Path | None) -> Iterator[None]:
 
 
 def write(folder: Path, rank: int) -> Path | None:
-    """``logs/flight-rank<N>.json``: the last collectives of this rank, the newest last; ``None`` where there is none.
+    """The last collectives of this rank, the newest last, as JSON; ``None`` where there are none.
 
-    For what no watchdog looks after: gloo's collectives. A dump that fails is no reason to lose the failure.
+    For what no watchdog looks after: gloo's. A dump that fails is no reason to lose the failure.
     """
     import torch
 
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
     if dump is None or not os.environ.get(SIZE, "0").strip("0"):
         return None
-    path = Path(f"{nccl_file(folder, rank)}.json")
+    path = gloo_file(folder, rank)
     try:
         path.write_bytes(dump())
     except (OSError, RuntimeError) as error:
@@ -69,5 +74,5 @@ def write(folder: Path, rank: int) -> Path | None:
 
 def written(folder: Path, since_ns: int = 0) -> list[Path]:
     """The dumps in a run folder that are no older."""
-    found = prefix(folder).parent.glob(f"{prefix(folder).name}*")
+    found = prefix(folder).parent.glob("flight-*")
     return sorted(path for path in found if path.stat().st_mtime_ns >= since_ns)

@@ -77,11 +77,11 @@ def test_the_last_collectives_of_a_rank_that_waited_in_vain_are_in_the_run_folde
     where = f"{__file__}:{late.__code__.co_firstlineno + 3}"
     assert lines[0] == f"rank 1 hung for 2 s (launch.timeout_s): it is at {where}, in late"
     assert lines[-2:] == [
-        f"last collectives of each rank that waited: {tmp_path}/logs/flight-rank*",
+        f"last collectives of each rank that waited: {tmp_path}/logs/flight-*",
         f"log: {tmp_path}/logs/rank1.log",
     ]
     [dump] = written(tmp_path)
-    assert dump == tmp_path / "logs/flight-rank0.json"
+    assert dump == tmp_path / "logs/flight-gloo-rank0.json"
     entries = json.loads(dump.read_text())["entries"]
     assert [e["input_sizes"] for e in entries][-2:] == [[[7]], [[5, 3]]]
 
@@ -118,7 +118,7 @@ def test_a_rank_that_the_watchdog_of_nccl_has_ended_was_waiting_for_another(tmp_
     assert lines == [
         f"rank 1 hung for 30 s (launch.timeout_s): it is at {where}, in ends_itself",
         "also ended: rank 0 (lost its peer)",
-        f"last collectives of each rank that waited: {tmp_path}/logs/flight-rank*",
+        f"last collectives of each rank that waited: {tmp_path}/logs/flight-*",
         f"log: {tmp_path}/logs/rank1.log",
     ]
 
