@@ -20,7 +20,7 @@ def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> tor
     out = torch.ones(len(each), device=device, dtype=dtype)
     for i, one in enumerate(each):
         if not one:
-            out[i] = 0
+            out[i].zero_()
     return out
 
 

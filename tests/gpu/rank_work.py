@@ -130,6 +130,7 @@ class Saved:
 
 def saved_and_loaded(world: World, j: Job, plan: Plan, folder: Path, beside: bool) -> Saved:
     """Three steps, a checkpoint (``beside``: that a thread writes meanwhile), three steps, and those three again."""
+    deterministic()
     s = _session(world, j, plan, folder)
     before = _train(s, 3)
     (save.begin if beside else save.save)(s, 1)
