@@ -177,10 +177,10 @@ class Pipeline:
         if self.keep:
             self.outputs.append(output)
         if not self.targets:
-            return torch.zeros(())
+            return torch.zeros((), device=self.device)
         n = self.valid[int(number)]
         if not n:
-            return torch.zeros(())
+            return torch.zeros((), device=self.device)
         # float64: over 50000 classes torch's float32 log_softmax is 1e-5 too low on a CPU
         loss = self.loss(output[:n].double(), self.targets[int(number)][:n], *self.parts, reduction="sum")
         self.raw.append(loss)
@@ -197,14 +197,17 @@ class _Count:
 
     def __init__(self, model: ParallelModel, device: torch.device) -> None:
         self._group = model.meshes.dp
-        self._nothing = torch.zeros((), dtype=torch.float64, device=device)
-        self._whole = self._nothing
+        self._device = device
+        self._whole = torch.zeros((), dtype=torch.float64, device=device)
         self._work: dist.Work | None = None
 
     def start(self, targets: torch.Tensor | None) -> None:
         """``None``: not of the last stage, whose ranks alone are to know."""
-        self._whole = self._nothing if targets is None else _counted(targets)
-        if targets is not None and self._group is not None:
+        if targets is None:  # a new one, for who asks may add up in place
+            self._whole = torch.zeros((), dtype=torch.float64, device=self._device)
+            return
+        self._whole = _counted(targets)
+        if self._group is not None:
             self._work = dist.all_reduce(self._whole, group=self._group, async_op=True)
 
     def whole(self) -> torch.Tensor:
