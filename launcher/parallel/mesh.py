@@ -39,7 +39,7 @@ class Meshes:
 
 
 def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
-    """Every rank must call this, with the same arguments: groups are made by all, in one order, none twice."""
+    """Every rank calls this with the same arguments: groups are made by all, in one order, none twice."""
     rank = dist.get_rank()
     sizes = {axis: n for axis, n in grid.axes if n > 1 or axis == "pp"}  # making a group costs 10 ms
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import ParallelModel, parallelize
+from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide

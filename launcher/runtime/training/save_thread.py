@@ -26,7 +26,7 @@ class Saver:
         self._error: BaseException | None = None
 
     def host(self, name: str, t: Tensor) -> Tensor:
-        """A copy of ``t`` in host memory, which is used again for the next one of this name: ``wait`` before.
+        """A copy of ``t`` in host memory, reused for the next one of this name: ``wait`` before.
 
         From a device it is made to pinned memory, in turn with what the device has to do before and after:
         what the caller enqueues later cannot change it, and nobody waits but the thread, before it writes.
