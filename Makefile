@@ -37,9 +37,9 @@ test-all: check
 test-real: .venv/installed-real
 	$(BIN)/python -m pytest tests/real
 
-# One GPU is enough, so one test at a time.
+# One GPU is enough, so one test at a time. Without any, each is skipped and says why (-rs).
 test-gpu: .venv/installed-dev
-	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 drills: .venv/installed-dev
 	$(BIN)/python -m tests.drills

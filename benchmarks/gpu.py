@@ -1,14 +1,15 @@
-"""One GPU: steps of a 1B Llama against a hand-written loop, planned against measured memory, and what its kernels do.
+"""One GPU: steps of a 1B Llama against a hand-written loop, its memory against the plan, and its kernels.
 
-About ten minutes on a free GPU. Every row trains in bf16 with weights in fp32, ours and the hand-written loop in turn
-in one process, from the same weights, on the same batches:
+About ten minutes on a free GPU. Every row trains in bf16 with weights in fp32, ours and the hand-written loop
+in turn in one process, from the same weights, on the same batches:
 
-    python -m benchmarks.gpu [--write benchmarks/results] [--blocks 6] [--steps 4] [--only WORD] [override ...]
+    python -m benchmarks.gpu [--write benchmarks/results] [--blocks 6] [--steps 4] [--only WORD]
     python -m benchmarks.gpu --only plain --row "half=train.precision=fp16; train.loss_scale=1024"
+    python -m benchmarks.gpu model.layers=8
 
-``--write`` keeps ``gpu-<device>.md``, and ``gpu-<device>.yaml``: the device as a fragment of a cluster's description.
-``--dry`` does the same with a tiny model on the CPU, so that all of it can be tried where there is no GPU; its times
-mean nothing. A GPU of less than 60 GB wants a smaller model: ``model.layers=8``.
+``--write`` keeps ``gpu-<device>.md``, and ``gpu-<device>.yaml``: the device as a fragment of a cluster's
+description. ``--dry`` does the same with a tiny model on the CPU, so that all of it can be tried where there
+is no GPU; its times mean nothing. The third is for a GPU of less than 60 GB.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ LLAMA_1B = (
     "model.kv_heads=4", "model.ffn_dim=5632", "train.batch_size=16", "parallel.pipeline.micro_batch_num=4",
 )  # fmt: skip
 TINY_LM = (
-    "data.vocab_size=128", "data.seq_len=16", "model.dim=32", "model.layers=2", "model.heads=4", "model.kv_heads=2",
-    "model.ffn_dim=64", "train.batch_size=4", "parallel.pipeline.micro_batch_num=2",
+    "data.vocab_size=128", "data.seq_len=16", "model.dim=32", "model.layers=2", "model.heads=4",
+    "model.kv_heads=2", "model.ffn_dim=64", "train.batch_size=4", "parallel.pipeline.micro_batch_num=2",
 )  # fmt: skip
 FULL = "parallel.recompute={modules: layers.*, policy: full}"
 SELECTIVE = "parallel.recompute={modules: layers.*, policy: selective}"
@@ -65,7 +66,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "compile, recompute full": (COMPILE, FULL),
     "compile, recompute selective": (COMPILE, SELECTIVE),
 }
-"""What each is trained with besides; one that this version of the launcher has no setting for, or refuses, says so."""
+"""What each is trained with besides; one that this version has no setting for, or refuses, says so."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Device:
-    """``peak`` operations a second in ``dtype``, where they are known; ``memory``: its bytes, or the machine's."""
+    """``peak``: operations a second in ``dtype``, if known; ``memory``: its bytes, or the machine's."""
 
     kind: str
     name: str
@@ -129,8 +130,8 @@ def kernels(job: Job, plan: Plan, device: Device, dry: bool) -> Kernels:
 
 
 HEAD = (
-    "row", "ours ms", "by hand ms", "speed against by hand", "tokens/s", "TFLOP/s", "MFU", "planned GB", "measured GB",
-    "apart", "reserved GB", "losses apart", "first step s",
+    "row", "ours ms", "by hand ms", "speed against by hand", "tokens/s", "TFLOP/s", "MFU",
+    "planned GB", "measured GB", "apart", "reserved GB", "losses apart", "first step s",
 )  # fmt: skip
 
 
@@ -188,7 +189,8 @@ def page(device: Device, steps: list[list[str]], found: Kernels, shape: str, sai
     copies = [[c.what, f"{c.nbytes / 2**20:.0f}", f"{c.rate / 1e9:.1f}"] for c in found.copies]
     peak = "not known" if device.peak is None else f"{device.peak / 1e12:g} TFLOP/s"
     return "\n".join([
-        f"# {device.name}", "", said, f"Peak in {device.dtype}: {peak}; memory {device.memory / 1e9:.1f} GB.", "",
+        f"# {device.name}", "",
+        said, f"Peak in {device.dtype}: {peak}; memory {device.memory / 1e9:.1f} GB.", "",
         "## Steps", "", *table(HEAD, steps), "",
         f"## Blocks, {shape}", "",
         *table(("kind", "forward ms", "backward ms", "forward TFLOP/s", "of peak"), blocks), "",
@@ -224,7 +226,8 @@ def fragment(device: Device, found: Kernels, shape: str, said: str) -> str:
 
 def versions(device: Device) -> str:
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
-    return f"{device.name}; torch {torch.__version__}{cuda}, python {platform.python_version()}, {os.cpu_count()} cores"
+    python = f"python {platform.python_version()}"
+    return f"{device.name}; torch {torch.__version__}{cuda}, {python}, {os.cpu_count()} cores"
 
 
 def arguments() -> argparse.Namespace:
@@ -240,24 +243,25 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
+    # what is asked for
     args, began = arguments(), time.perf_counter()
     asked = [*ALWAYS, *(TINY_LM if args.dry else LLAMA_1B), *args.overrides]
     job = compose(asked).job
     plan = plan_job(job)
     device = device_of(job, args.dry)
-
     rows = {name: overrides for name, overrides in ROWS.items() if args.only in name}
     for name, _, text in (r.partition("=") for r in args.row):
         rows[name] = tuple(map(str.strip, text.split(";")))
+
+    # steps, row by row
     print(versions(device), flush=True)
     steps = []
     for case in cases(rows, device, asked, args):
         steps.append(row(case, job, device))
-        print(
-            "  ".join(f"{name} {cell}" for name, cell in zip(HEAD, steps[-1], strict=True) if cell),
-            flush=True,
-        )
+        cells = zip(HEAD, steps[-1], strict=True)
+        print("  ".join(f"{name} {cell}" for name, cell in cells if cell), flush=True)
 
+    # kernels, and the page
     found = kernels(job, plan, device, args.dry)
     assert isinstance(job.data, RandomTokens)
     shape = f"a micro batch of {plan.sizes.micro_batch} x {job.data.seq_len} tokens"

@@ -87,9 +87,8 @@ class Kernels:
 
 def describe(world: World) -> tuple[str, int]:
     """The name of a rank's GPU, and its bytes."""
-    return torch.cuda.get_device_name(world.device), torch.cuda.get_device_properties(
-        world.device
-    ).total_memory
+    device = torch.cuda.get_device_properties(world.device)
+    return device.name, device.total_memory
 
 
 def measure(world: World, model: LanguageModel, shape: tuple[int, int], dtype: str, size: Size) -> Kernels:
@@ -139,9 +138,7 @@ def product(device: torch.device, dtype: torch.dtype, shape: Sequence[int], time
 
 
 def copies(device: torch.device, size: Size) -> Iterator[Copy]:
-    """Between host and device from memory that is pinned and from such that is not; where there is one device, the CPU,
-    all of them are the same.
-    """
+    """Within the device, and to and from host memory that is pinned or not; on a CPU all are the same."""
     near, other = (torch.zeros(size.copied, dtype=torch.uint8, device=device) for _ in range(2))
     yield Copy("within the device", size.copied, seconds(lambda: other.copy_(near), device, size.times))
     for pinned in (True, False):

@@ -1,4 +1,4 @@
-"""Steps of the launcher and of a hand-written loop on one device, in turn, from the same weights on equal batches."""
+"""Steps of the launcher and of a hand-written loop on one device, in turn: equal weights, equal batches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,10 @@ KEPT = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds a step of every block, and the loss of each step, ours and by hand; ``first``: of our first step.
+    """Seconds a step of every block, and the loss of each step, ours and by hand.
 
-    ``peak``: bytes of tensors at the fullest moment of our second step; ``reserved``: those that torch's allocator had
-    taken from the device by then.
+    ``first``: seconds of our first step. ``peak``: bytes of tensors at the fullest moment of our second;
+    ``reserved``: those that torch's allocator had taken from the device by then.
     """
 
     ours: tuple[float, ...]
@@ -60,6 +61,7 @@ class Measured:
 
 def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> Measured:
     """After two steps of each, of which ours are measured in memory while nothing else is there."""
+    # ours: the first step compiles, say; the second tells how much memory one takes
     device = torch.device(world.device)
     live = build_session.build(world, job, plan, Path())
     start = {name: local(t.detach()).clone().cpu() for name, t in live.model.trainable()}
@@ -69,6 +71,7 @@ def work(world: World, job: Job, plan: Plan, blocks: int, steps: int) -> Measure
     peak, reserved, loss = _fullest(live, job, device)
     losses.append((loss, 0.0))
 
+    # by hand the same two steps, then both in turn
     theirs = by_hand(job, plan, device, start)
     losses = [(ours, theirs()) for ours, _ in losses]
     times: dict[str, list[float]] = {"ours": [], "by hand": []}
@@ -99,7 +102,7 @@ def _block(one: Step, device: torch.device, steps: int) -> tuple[list[float], fl
 
 
 def _fullest(live: Session, job: Job, device: torch.device) -> tuple[int, int | None, float]:
-    """Bytes at the fullest moment of a step, those that the allocator had taken by then, and the step's loss."""
+    """Bytes at the fullest moment of a step, those the allocator had taken by then, and its loss."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         loss = _one(live, job)
@@ -114,59 +117,35 @@ def _fullest(live: Session, job: Job, device: torch.device) -> tuple[int, int | 
 def by_hand(job: Job, plan: Plan, device: torch.device, start: dict[str, Tensor]) -> Step:
     """What a careful engineer writes for exactly this model on one device.
 
-    Weights, their gradients and the optimizer's state in fp32; a copy of the weights that computes, made once a
-    step; gradients of each micro batch added up in fp32; fused AdamW.
+    Weights, their gradients and the optimizer's state in fp32; a copy of the weights that computes, made once
+    a step; gradients of each micro batch added up in fp32; fused AdamW.
     """
-    assert isinstance(job.optim, AdamW)
+    # weights as they are kept, and a model of copies that computes: filled at the start of each step
     low = dtype_of(plan.dtypes.compute)
     kept = {n: t.to(device).requires_grad_() for n, t in start.items()}
     with default_dtype(low), torch.device("meta"):
         model: Any = build_model(job.model)
-    model.to_empty(device=device)  # filled at the start of each step
-    used = dict(model.named_parameters())
-    assert used.keys() == kept.keys()
+    model.to_empty(device=device)
+    found = dict(model.named_parameters())
+    assert found.keys() == kept.keys()
     assert not list(model.buffers())
-    names = list(kept)
+    used = {n: found[n] for n in kept}
     layers = [_layer(job, layer) for layer in model.layers]
 
-    decayed = [kept[n] for n in names if kept[n].dim() > 1]
-    others = [kept[n] for n in names if kept[n].dim() <= 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
-        lr=job.optim.lr,
-        betas=job.optim.betas,
-        eps=job.optim.eps,
-        weight_decay=job.optim.weight_decay,
-        fused=True,
-    )
+    # what a step takes besides
+    optimizer = _optimizer(job, kept)
     source = open_data(job.data, seed=job.seed).train
     size, micros, clip = job.train.batch_size, plan.sizes.micros, job.train.clip_norm
-    at = 0
-
-    def moved(t: Tensor) -> Tensor:
-        return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t
-
-    @torch.no_grad()
-    def collect() -> None:
-        """Gradients of one micro batch to where they are added up."""
-        new = [used[n].grad for n in names]
-        if kept[names[0]].grad is None:
-            for n, g in zip(names, new, strict=True):
-                kept[n].grad = g.to(torch.float32, copy=True)
-        else:
-            torch._foreach_add_([kept[n].grad for n in names], new)
-        for n in names:
-            used[n].grad = None
+    numbers = count()
 
     def one() -> float:
-        nonlocal at
-        indices = batch_indices(job.seed, at, size, len(source))
-        xs, y = moved(source.inputs(indices)[0]), moved(source.targets(indices))
-        at += 1
+        indices = batch_indices(job.seed, next(numbers), size, len(source))
+        xs, y = _moved(source.inputs(indices)[0], device), _moved(source.targets(indices), device)
         optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
-            torch._foreach_copy_([used[n] for n in names], [kept[n] for n in names])
+            torch._foreach_copy_([*used.values()], [*kept.values()])
 
+        # forward and backward of each micro batch
         total = torch.zeros((), device=device, dtype=torch.float64)
         for x, target in zip(xs.chunk(micros), y.chunk(micros), strict=True):
             h = model.embed(x)
@@ -175,17 +154,51 @@ def by_hand(job: Job, plan: Plan, device: torch.device, start: dict[str, Tensor]
             loss = cross_entropy(model.head(model.norm(h)), target, reduction="sum") / y.numel()
             loss.backward()
             total += loss.detach()
-            collect()
+            _collect(kept, used)
 
-        grads = [kept[n].grad for n in names]
+        # the CPU waits here, and only here
+        grads = [t.grad for t in kept.values()]
         norms = torch.stack(torch._foreach_norm(grads, 2, torch.float64))
-        found, square = torch.stack([total, norms.square().sum()]).tolist()
+        mean, square = torch.stack([total, norms.square().sum()]).tolist()
         if clip is not None and square**0.5 > clip:
             torch._foreach_mul_(grads, clip / (square**0.5 + 1e-6))
         optimizer.step()
-        return float(found)
+        return float(mean)
 
     return one
+
+
+def _optimizer(job: Job, kept: dict[str, Tensor]) -> torch.optim.Optimizer:
+    """As the job's; vectors do not decay."""
+    assert isinstance(job.optim, AdamW)
+    decayed = [t for t in kept.values() if t.dim() > 1]
+    others = [t for t in kept.values() if t.dim() <= 1]
+    return torch.optim.AdamW(
+        [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+        lr=job.optim.lr,
+        betas=job.optim.betas,
+        eps=job.optim.eps,
+        weight_decay=job.optim.weight_decay,
+        fused=True,
+    )
+
+
+def _moved(t: Tensor, device: torch.device) -> Tensor:
+    return t.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else t
+
+
+@torch.no_grad()
+def _collect(kept: dict[str, Tensor], used: dict[str, Tensor]) -> None:
+    """Gradients of one micro batch to where they are added up."""
+    new = [t.grad for t in used.values()]
+    sums = [t.grad for t in kept.values()]
+    if sums[0] is None:
+        for t, g in zip(kept.values(), new, strict=True):
+            t.grad = g.to(torch.float32, copy=True)
+    else:
+        torch._foreach_add_(sums, new)
+    for t in used.values():
+        t.grad = None
 
 
 def _layer(job: Job, layer: Any) -> Callable[[Tensor], Tensor]:

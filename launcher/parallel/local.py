@@ -16,7 +16,7 @@ def local(t: torch.Tensor) -> torch.Tensor:
 
 
 def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Ones and zeros, written where they are used: a list would be copied there, and the CPU would wait for that."""
+    """Ones and zeros, written on ``device``: the CPU would wait for the copy of a list."""
     out = torch.ones(len(each), device=device, dtype=dtype)
     for i, one in enumerate(each):
         if not one:

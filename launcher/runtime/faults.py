@@ -47,7 +47,7 @@ ECHOES = (
 )
 
 DUMP_NS = 60_000_000_000
-"""Before the first failure is known, NCCL's watchdog gives all ranks so long to write their dumps, at most."""
+"""So much older than the end of a rank its dump may be: NCCL's watchdog waits for those of all ranks."""
 
 _HINTS = {
     "SIGKILL": "out of memory? see dmesg",
@@ -265,7 +265,7 @@ def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
 
 
 def _dumps(faults: tuple[Fault, ...], folder: Path) -> Iterator[str]:
-    """Where the ranks that waited in vain have left their last collectives; those of an earlier run are old."""
+    """Where ranks that waited in vain have left their last collectives; not those of an earlier run."""
     since = min(f.time_ns for f in faults) - DUMP_NS
     if any(f.late for f in faults) and flight_recorder.written(folder, since):
         yield f"last collectives of each rank that waited: {folder / 'logs' / 'flight-*'}"

@@ -16,11 +16,24 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 
 T = TypeVar("T")
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here: make test-gpu is for one"),
-]
-ONLY_GPU = pytest.param("cuda", marks=GPU)
+
+
+def missing_gpu() -> str:
+    """Why there is no GPU to test on, as torch says it; empty where there is one.
+
+    It is counted without being touched: ranks are forked from this process.
+    """
+    if torch.cuda.device_count():
+        return ""
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return f"no GPU for torch {torch.__version__} here: {error}"
+    return f"torch {torch.__version__} counts no GPU here"
+
+
+MISSING = missing_gpu()
+ONLY_GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(bool(MISSING), reason=MISSING)])
 DEVICES = ["cpu", ONLY_GPU]
 """What a test is tried on: the CPU everywhere, so that the test itself is tried, and a GPU where there is one."""
 

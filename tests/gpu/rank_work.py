@@ -16,8 +16,8 @@ from torch.func import functional_call
 from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.parallel import mesh
-from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.norms import grad_norm
+from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of, skeleton
 from launcher.plan.partition.params import wide
 from launcher.plan.plan import Plan
@@ -178,8 +178,9 @@ def _told_of_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def row_of_a_step(world: World, j: Job, plan: Plan, folder: Path) -> dict[str, float]:
-    """What a step says of its device."""
+def row_of_a_step(world: World, j: Job, plan: Plan, folder: Path) -> tuple[str, dict[str, float]]:
+    """The device by name, and what a step says of it."""
     s = _session(world, j, plan, folder)
     _train(s, 1)
-    return s.figures.row(1.0)
+    name = "cpu" if world.device == "cpu" else torch.cuda.get_device_name(world.device)
+    return name, s.figures.row(1.0)

@@ -23,15 +23,17 @@ class Norm:
 
     @torch.no_grad()
     def squared_beside(self, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``number`` (fp64, 0-d) and what ``squared`` returns, both on the CPU, in one copy from their device.
+        """``number`` (fp64, 0-d) and what ``squared`` returns, in one copy from their device to the CPU.
 
         It is the only one of a step: the CPU waits for its device here, and besides only where a gradient
         is missing, to know whether it is on all ranks.
         """
+        # what counts of this rank's gradients
         every = [(grad(p), weight) for p, weight in self.pieces]
         found = [(g, weight) for g, weight in every if g is not None and g.numel()]
         if not found:
             return to_host(number), torch.zeros((), dtype=torch.float64)
+
         # in fp64: a CPU adds a million squares in fp32 to no more than five digits
         norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64))
         both = to_host(torch.cat([number.to(norms.device).reshape(1), norms]))

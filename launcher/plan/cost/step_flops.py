@@ -6,15 +6,15 @@ from launcher.plan.partition.sizes import Sizes
 from launcher.plan.values.facts import Graph
 
 BACKWARD = 2
-"""A backward takes twice as many as its forward: a product has two gradients, of its input and of its weight."""
+"""Forwards that a backward costs: a product has two gradients, of its input and of its weight."""
 
 
 def step_flops(graphs: tuple[Graph, ...], sizes: Sizes) -> int:
     """Of matrix products, attention and convolutions in one optimizer step, over all ranks.
 
-    What runs again in the backward does not count (``parallel.recompute``), nor does it that frozen weights
-    have no gradient: as model FLOPs are counted elsewhere. Attention counts in full, causal or not.
-    ``graphs``: of one micro batch on one rank of tp, or of its pieces.
+    As others count model FLOPs: what runs again in the backward is left out (``parallel.recompute``), frozen
+    weights count as if they had gradients, attention counts in full, causal or not. ``graphs``: of one micro
+    batch on one rank of tp, or of its pieces.
     """
     forward = sum(node.flops for graph in graphs for node in graph.nodes)
     return (1 + BACKWARD) * forward * sizes.micros * sizes.replicas * sizes.grid["tp"]

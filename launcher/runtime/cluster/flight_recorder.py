@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ENTRIES = 2000
-"""Collectives that a rank remembers: of a step of most layouts several times as many as it has."""
+"""Collectives that a rank remembers: several steps of most layouts."""
 
 SIZE, FILE, ON_TIMEOUT = "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"
 OLDER = {SIZE: "TORCH_NCCL_TRACE_BUFFER_SIZE", FILE: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
@@ -24,8 +24,9 @@ def prefix(folder: Path) -> Path:
 
 
 def nccl_file(folder: Path, rank: int) -> Path:
-    """What NCCL's watchdog writes when a collective has timed out, before it ends the process: a pickle, for
-    ``python -m torch.distributed.flight_recorder.fr_trace``.
+    """What NCCL's watchdog writes when a collective has timed out, before it ends the process.
+
+    A pickle, for ``python -m torch.distributed.flight_recorder.fr_trace``.
     """
     return Path(f"{prefix(folder)}{rank}")
 

@@ -229,7 +229,10 @@ class _Supervisor:
             self._hurry()
 
     def _unsaid(self, rank: int, code: int) -> Fault:
-        """The fault of a rank that has told none: NCCL's watchdog leaves its last collectives, other ends nothing."""
+        """The fault of a rank that has told none.
+
+        Only NCCL's watchdog leaves the rank's last collectives before it ends it.
+        """
         task = self._task
         if code == -signal.SIGABRT and task.folder is not None:
             dump = nccl_file(task.folder, rank)

@@ -119,7 +119,7 @@ class Feed:
         return self.plan.batch_roles(self.rank)
 
     def _move(self, t: Tensor) -> Tensor:
-        """To the device while that is still at work on the step before: no copy from pinned memory is waited for.
+        """To the device, from pinned memory: nobody waits for it to be done with the step before.
 
         torch keeps that memory until the copy is made.
         """

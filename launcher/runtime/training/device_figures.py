@@ -13,16 +13,19 @@ from launcher.runtime.training.device_peaks import peak_flops
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """``flops``: of a step, on each rank on average. ``peak``: a second's, of its device, where that is known."""
+    """``flops``: a rank's share of a step's. ``peak``: the most that its device does a second, if known."""
 
     device: torch.device
     flops: float
     peak: float | None
 
     def row(self, seconds: float) -> dict[str, float]:
-        """Of a step that took so many. On CUDA memory is what torch's allocator gave and what it took from
-        the device, each at its highest so far; elsewhere the most that the process has had.
+        """Of a step that took so many ``seconds``.
+
+        Memory is the highest so far: on CUDA what torch's allocator gave and what it took from the device,
+        elsewhere what the process has had.
         """
+        # memory
         if self.device.type == "cuda":
             out = {
                 "memory_mb": torch.cuda.max_memory_allocated(self.device) / 2**20,
@@ -30,6 +33,8 @@ class DeviceFigures:
             }
         else:
             out = {"memory_mb": getrusage(RUSAGE_SELF).ru_maxrss / 1024}
+
+        # speed, and the share of what is possible
         if self.peak is not None:
             rate = self.flops / seconds
             out |= {"tflops": rate / 1e12, "mfu": rate / self.peak}

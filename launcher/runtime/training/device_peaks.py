@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 Peaks = Mapping[str, float]
 
-# TFLOP/s, dense (without sparsity). Half precision: tensor cores with sums in fp32. float32 and float64: what torch
-# uses as it comes, the vector units and, for float64 where there are any, the tensor cores; tf32: once
-# torch.set_float32_matmul_precision has allowed it. Numbers of NVIDIA's data sheets, of the model that is named
-# (SXM where nothing is said); those that give sparse ones only are halved.
+# TFLOP/s, dense (without sparsity). Half precision: tensor cores with sums in fp32. float32 and float64: what
+# torch uses as it comes, the vector units and, for float64 where there are any, the tensor cores; tf32: once
+# torch.set_float32_matmul_precision has allowed it. Numbers of NVIDIA's data sheets, of the model that is
+# named (SXM where nothing is said); those that give sparse ones only are halved.
 _HOPPER_SXM = {"bfloat16": 989.4, "float16": 989.4, "tf32": 494.7, "float32": 66.9, "float64": 66.9}
 PEAKS: tuple[tuple[str, Peaks], ...] = (
     # NVIDIA Blackwell datasheet (HGX B200, a GPU)
@@ -43,10 +43,12 @@ def peak_flops(device: str, dtype: str, tf32: bool = False) -> float | None:
 
     ``tf32``: products of float32 are made in it.
 
-    >>> peak_flops("NVIDIA H100 80GB HBM3", "bfloat16"), peak_flops("NVIDIA A100-SXM4-80GB", "float32", tf32=True)
-    (989400000000000.0, 156000000000000.0)
-    >>> peak_flops("NVIDIA H100 PCIe", "float16"), peak_flops("Tesla T4", "bfloat16"), peak_flops("cpu", "float32")
-    (756000000000000.0, None, None)
+    >>> peak_flops("NVIDIA H100 80GB HBM3", "bfloat16"), peak_flops("NVIDIA H100 PCIe", "float16")
+    (989400000000000.0, 756000000000000.0)
+    >>> peak_flops("NVIDIA A100-SXM4-80GB", "float32", tf32=True)
+    156000000000000.0
+    >>> peak_flops("Tesla T4", "bfloat16"), peak_flops("cpu", "float32")
+    (None, None)
     """
     words = device.replace("-", " ").split()
     if "MIG" in words:  # a slice of one
