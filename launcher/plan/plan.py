@@ -15,6 +15,7 @@ from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sum
 from launcher.plan.cost.gather_order import Visit, visits
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.stage_loads import full
+from launcher.plan.cost.step_flops import step_flops
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
 from launcher.plan.cost.traffic import Traffic, messages, traffic
 from launcher.plan.operators.resolve import Flow, splits
@@ -51,11 +52,15 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it."""
+    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it.
+
+    ``flops``: of all ranks together.
+    """
 
     timeline: Timeline
     memory: tuple[Memory, ...]
     traffic: tuple[Traffic, ...]
+    flops: int
     rerun: tuple[Rerun, ...]
 
 
@@ -300,6 +305,7 @@ def _estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),
         traffic=sent,
+        flops=step_flops(at.graphs, at.sizes),
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
     )
 

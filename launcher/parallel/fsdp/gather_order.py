@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
 from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
+from launcher.parallel.local import flags, to_host
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.parallel.weight_gradient import Rounding
@@ -300,9 +301,9 @@ def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
 
     # on any rank
     has = [id(p.sharded_param) in present for p in params]
-    found = torch.tensor(has, dtype=torch.uint8, device=params[0].sharded_param.device)
+    found = flags(has, params[0].sharded_param.device, torch.uint8)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=meshes.dp)
     if not all(has):
-        for p, anywhere in zip(params, found.tolist(), strict=True):
+        for p, anywhere in zip(params, to_host(found).tolist(), strict=True):
             if not anywhere:
                 p.sharded_param.grad = None

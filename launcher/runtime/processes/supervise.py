@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from launcher.runtime.faults import Fault, died, hung, root, signal_name
+from launcher.runtime.cluster.flight_recorder import nccl_file, written
+from launcher.runtime.faults import Fault, aborted, died, hung, root, signal_name
 from launcher.runtime.folder import still_there
 from launcher.runtime.preemption import STOPS, StopFlag
 from launcher.runtime.processes.hang import ASK, culprits, stopped
@@ -107,6 +108,7 @@ class _Supervisor:
         self._out = AttemptOutcome(task.attempt)
         self._halted: dict[int, float] = {}
         self._looked = time.monotonic()
+        self._began = time.time_ns()
         self._flag = StopFlag()
         self._folder_gone = False
 
@@ -227,5 +229,17 @@ class _Supervisor:
         done = code == 0 and child.rank in self._out.results
         explained = child.rank in self._out.faults or child.rank in self._out.stopped
         if not done and not explained:
-            self._out.faults[child.rank] = died(child.rank, self._out.attempt, code)
+            self._out.faults[child.rank] = self._unsaid(child.rank, code)
             self._hurry()
+
+    def _unsaid(self, rank: int, code: int) -> Fault:
+        """The fault of a rank that has told none.
+
+        Only NCCL's watchdog leaves the rank's last collectives before it ends it.
+        """
+        task = self._task
+        if code == -signal.SIGABRT and task.folder is not None:
+            dump = nccl_file(task.folder, rank)
+            if dump in written(task.folder, self._began):
+                return aborted(rank, self._out.attempt, task.timeout_s, dump)
+        return died(rank, self._out.attempt, code)
