@@ -83,6 +83,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         copies=copies,
         drawn=_drawn(run, phase, copies),
     )
+
     gc_thresholds.as_usual()
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, partial(on_ranks.work, todo=todo), hear)

@@ -141,6 +141,8 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
     """The fault of an exception; its traceback begins below the frames of the file ``skip``."""
     error = _own(error)
     text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
+
+    # an echo is what a rank says whose peer is gone
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
     told = error if isinstance(error, RunError) else unwritten(error)
     return Fault(

@@ -164,14 +164,20 @@ class _Region:
             raise self.of.refused(
                 "a list, dictionary or dataclass that it was given was changed after it had run"
             )
+
+        # the results that were kept, from the first on, and its place in a sequence
         if self.results is not None:
             self.results.again()
         carry = self.of.carry
         at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
+
+        # with the same state, while the meter counts what is sent
         what, module = self.of.recomputed, self.of.module
         around = AGAIN.get()
         counting = around(self._sent) if around is not None else nullcontext()
         restoring = untouched([module], what.restored) if what.restored else nullcontext()
+
+        # operators find what they found the first time: what those before them shared, and kept results
         axis = self.of.axis
         before = axis.last, axis.results, axis.log
         axis.last, axis.results = self.last, self.results

@@ -119,10 +119,13 @@ class GatherOrder:
         if torch.is_inference_mode_enabled():  # what is gathered now, backward gathers again, outside of it
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
+
+        # nothing is due outside of a pass, nor while another module of the group has begun the turn
         group = self.groups[i]
         begun = group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD)
         if self._turns is None or begun:
             return enter(*args)
+
         if self._turns is self._backward:  # run again under a checkpoint
             at = self._next(i, "backward")
             if at is not None:
@@ -202,6 +205,8 @@ class GatherOrder:
             at = self._at
             turn = self._turns[at]
             group = self.groups[turn.group]
+
+            # gather and let go, gather for the backward, or reduce zeros
             if turn.kind == "forward":
                 with group.use_training_state(TrainingState.FORWARD):
                     group.unshard(group.unshard_async_op)
@@ -288,9 +293,12 @@ def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
     params = [p for order in orders for p in order.params()]
     if not params:
         return
+
     present = set().union(*(order.present for order in orders))
     for order in orders:
         order.present.clear()
+
+    # on any rank
     has = [id(p.sharded_param) in present for p in params]
     found = torch.tensor(has, dtype=torch.uint8, device=params[0].sharded_param.device)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=meshes.dp)

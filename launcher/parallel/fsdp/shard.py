@@ -40,6 +40,7 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
         modules = [part.module.get_submodule(name) for name in names]
         for module in modules:
             module.register_forward_hook(_no_views)  # before FSDP2's own
+
         fully_shard(
             modules,
             mesh=meshes.shard,

@@ -215,6 +215,7 @@ class StateEffects(Dispatch):
                 continue
             if attr in module._buffers and attr not in module._non_persistent_buffers_set:
                 _as_large(name, t, now)
+
             if now.layout is torch.strided and _key(now) != _key(t):
                 seen = self._seen.setdefault(name, _Seen())
                 seen.labels |= self._of((now,))
@@ -225,6 +226,7 @@ class StateEffects(Dispatch):
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
         reached |= {name for _, _, name, _ in self._unset}  # nobody knows what a later forward does with it
+
         return tuple(
             Change(
                 names=tuple(self._also[n]),

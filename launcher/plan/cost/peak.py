@@ -166,6 +166,8 @@ class _Walk:
         one = load.passes[piece]
         yield self.now(activations=2 * one.loss)
         self.activations += one.answer - one.loss
+
+        # its segments, the last one first
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
             here = self._open(load, i) + self._ahead(load, i)
@@ -174,6 +176,8 @@ class _Walk:
             self.activations += _owed(load, piece, i) - segment.saved + segment.left
             yield self.now(gathered=here)
             yield from self._close(stage, i, one)
+
+        # what it handed on goes; gradients sent to another rank stay until the step is over
         self.activations += one.returned - one.passed - sum(s.left for s in one.segments)
         self.gathered -= self.lingering
         self.lingering = 0
@@ -230,11 +234,11 @@ class _Walk:
             if g.first == i and self.each:
                 next_one = one.segments[i - 1].made if i else 0
                 self.gathered -= self.lingering
-                yield self._scatter(stage, n, g, self._ahead(load, i), next_one)
+                yield self._scatter(stage, n, g, ahead=self._ahead(load, i), grad=next_one)
                 self.gathered += g.scattered  # FSDP2 lets go of it when the next group comes
                 self.lingering = g.scattered
 
-    def _scatter(self, stage: int, n: int, g: Gather, ahead: int = 0, grad: int = 0) -> Moment:
+    def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> Moment:
         """The moment before the whole gradients go."""
         held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
         if (stage, n) in self.unreduced:

@@ -93,6 +93,7 @@ def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> I
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
+
         yield
         dist.destroy_process_group()
 

@@ -73,6 +73,8 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
     for rank in sorted(ranks):
         host, _, pid = where(rank).partition(" ")
         here = host == socket.gethostname()
+
+        # only of a process of this machine can more be known than that it is silent
         if here and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
         elif here and stopped(int(pid)):

@@ -57,6 +57,8 @@ def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
+
+    # but for those that somebody else has said to ignore
     mine = [s for s in signums if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {s: signal.signal(s, lambda signum, _: _note(write, signum)) for s in mine}
     try:
@@ -188,6 +190,8 @@ class _Supervisor:
                     _log.warning(text, signal_name(signum))
                 else:
                     self._hurry()
+
+        # told twice: no grace
         if self._flag.insisted:
             self._out.insisted = True
             self._deadline = time.monotonic()

@@ -23,7 +23,7 @@ from launcher.runtime.training.session import Session
 class Loop:
     """What the loop does besides stepping; ``None`` is never.
 
-    ``lr`` sets the rate of a step and returns it.
+    ``lr`` sets the rate of a step and returns it. ``keep`` is how many checkpoints stay, ``None``: all.
     """
 
     until: int
@@ -33,7 +33,7 @@ class Loop:
     eval_every: int | None
     eval_batches: int | None
     save_every: int | None
-    save: Callable[[Session], None]
+    keep: int | None
     units: int
     unit: str
 
@@ -76,7 +76,7 @@ def train(s: Session, loop: Loop) -> None:
             validate(s, loop.eval_batches)
         if loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until:
             began = time.perf_counter()
-            loop.save(s)
+            save.attempt(s, loop.keep)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
 
 
@@ -91,6 +91,8 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
         "bubble": s.plan.estimate.timeline.bubble,
         "memory_mb": memory(s) / 2**20,
     }
+
+    # what not every run has
     if s.scaling.dynamic:
         row["loss_scale"] = s.scaling.factor
     if s.unsaved:

@@ -162,6 +162,8 @@ class Pipeline:
         sizes = {len(t) for t in mine}
         planned_size = self.model.plan.sizes.micro_batch * self.model.plan.sizes.micros
         assert sizes <= {planned_size}, f"{sizes} samples, planned {planned_size}: torch would not notice"
+
+        # a stage that takes the inputs checks their shape too
         if not self.first:
             return
         for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
