@@ -29,7 +29,8 @@ ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
     "groups", "visits", "buckets", "operators", "recomputed", "sums",
-    "schedule", "evaluation", "timeline", "memory", "traffic", "rerun", "room", "phases", "settings", "notes",
+    "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room",
+    "phases", "settings", "notes",
     "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",
     "optimizer", "restored", "unsteady", "mixed", "batch_dependent",
 )  # fmt: skip
