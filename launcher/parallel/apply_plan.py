@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from launcher.parallel.blueprint import Blueprint
 from launcher.parallel.check import check
+from launcher.parallel.compile.forward import compile_modules
 from launcher.parallel.deferred_init.fill import fill
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
 from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
@@ -27,6 +29,9 @@ from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
 
+if TYPE_CHECKING:
+    from launcher.parallel.compile.times import CompileTimes
+
 
 @dataclass(frozen=True)
 class ParallelModel:
@@ -41,6 +46,7 @@ class ParallelModel:
     ties: list[Tied]
     statistics: Statistics
     halves: list[HalfWeights]
+    compiled: CompileTimes | None = None
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """This rank's tensors, the first copy of each, in the plan's order."""
@@ -97,8 +103,9 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.whole)
 
-    # their parameters become this rank's shards, and get their numbers
+    # their parameters become this rank's shards, and get their numbers; graphs are without what FSDP2 does
     distribute(parts, plan, meshes)
+    compiled = compile_modules(parts, plan.compilation)
     for part in parts:
         shard(part, plan, meshes)
     orders = [GatherOrder(part, plan) for part in parts]
@@ -119,4 +126,5 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         ties=ties,
         statistics=statistics(parts, plan, meshes),
         halves=[half_weights(part, plan) for part in parts],
+        compiled=compiled,
     )

@@ -39,7 +39,7 @@ MICRO = "parallel.pipeline.micro_batch_num"
 DERIVED = (*SCALE, MICRO)
 
 NOTED = (
-    "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm",
+    "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm", "train.compile",
     "parallel.fp32_communication", "parallel.gradient_fp32_sync",
 )  # fmt: skip
 

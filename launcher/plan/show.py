@@ -14,6 +14,7 @@ from launcher.plan.cost.traffic import KINDS
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
+from launcher.plan.settings import compile
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
@@ -24,8 +25,8 @@ K = TypeVar("K")
 
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
-    parts = (_head, _pipeline, _stages, _sends, _operators, _ties, _hsdp, _reduce, _traffic, _memory, _steps, _settings,
-             _notes)  # fmt: skip
+    parts = (_head, _pipeline, _stages, _sends, _operators, _compile, _ties, _hsdp, _reduce, _traffic, _memory, _steps,
+             _settings, _notes)  # fmt: skip
     out = [f"plan of {plan.name}"]
     last = ""
     for label, row in (r for part in parts for r in part(plan)):
@@ -164,6 +165,11 @@ def _reduce(plan: Plan) -> Rows:
 
 def _operators(plan: Plan) -> Rows:
     return show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+
+
+def _compile(plan: Plan) -> Rows:
+    if plan.compilation is not None:
+        yield "compile", compile.line(plan.compilation)
 
 
 def _traffic(plan: Plan) -> Rows:

@@ -24,7 +24,7 @@ from launcher.plan.partition.sequence_chunks import Pieces, grain
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.refusals import model_effects, own_optimizer
-from launcher.plan.settings import dataset_strategy, recompute
+from launcher.plan.settings import compile, dataset_strategy, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
@@ -128,6 +128,7 @@ def plan_checked(checked: Checked) -> Plan:
     """The plan of a request that nothing is known to be wrong with."""
     job = checked.job
     refuse(_unlike(job, own=True))
+    refuse(_backend(job))
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)):
@@ -135,6 +136,15 @@ def plan_checked(checked: Checked) -> Plan:
     fits(job, made)
     refuse(_mismatched(job, made))
     return made
+
+
+def _backend(job: Job) -> list[Problem]:
+    """Which there are only torch can say."""
+    if job.train.compile is None:
+        return []
+    from launcher.parallel.compile.backends import backends
+
+    return list(compile.unknown_backend(job, backends()))
 
 
 def own_files(job: Job) -> list[str]:

@@ -17,6 +17,7 @@ from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import (
     checkpoint,
     comm_fusion,
+    compile,
     dataset_strategy,
     deterministic,
     gradients_mean,
@@ -36,7 +37,7 @@ from launcher.plan.settings import (
 )
 from launcher.plan.values.setting import Setting
 
-__all__ = ["checkpoint", "dataset_strategy", "steps", "transformer_opt"]
+__all__ = ["checkpoint", "compile", "dataset_strategy", "steps", "transformer_opt"]
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
@@ -49,6 +50,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += dataset_strategy.refused(job, got)
     found += transformer_opt.refused(job, got)
     found += local_norm.refused(job)
+    found += compile.refused(job, got)
     return got, found
 
 

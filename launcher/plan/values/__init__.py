@@ -3,4 +3,14 @@
 No decision.
 """
 
-__all__ = ["batch_reading", "facts", "grid", "layout", "optimizer_traits", "precision", "text", "trust"]
+__all__ = [
+    "batch_reading",
+    "compilation",
+    "facts",
+    "grid",
+    "layout",
+    "optimizer_traits",
+    "precision",
+    "text",
+    "trust",
+]

@@ -55,7 +55,8 @@ def train(s: Session, loop: Loop) -> None:
         began = time.perf_counter()
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
-        loss, norm = step(s, loop.clip)
+        with s.first_step.around():
+            loss, norm = step(s, loop.clip)
         s.step += 1
         if math.isfinite(loss):
             s.results["loss"] = loss

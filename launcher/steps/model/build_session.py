@@ -30,6 +30,7 @@ from launcher.plan.values.trust import Trust, trust
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
@@ -51,8 +52,11 @@ def build(
     ``data``: what is open already; ``drawn``: before ranks were forked.
     """
     device = torch.device(world.device)
-    meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
+    first = FirstStep(plan.compilation)
+    with first.groups():
+        meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
+    first.times = model.compiled
     pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
     if uneven := sample_checks.uneven(job, plan, len(data.val)):
@@ -88,6 +92,7 @@ def build(
         settings=recorded(with_data_read(job), plan),
         spare=job.checkpoint.on_error == "continue",
         saver=Saver() if saves_beside else None,
+        first_step=first,
     )
 
 

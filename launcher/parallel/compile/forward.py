@@ -1,0 +1,151 @@
+"""The forward of a module that torch compiles."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from launcher.errors import RunError
+from launcher.parallel.recompute import kept_operations
+from launcher.parallel.recompute.forward import RecomputedForward
+from launcher.parallel.stages.split import StagePart
+from launcher.plan.partition.stages import covers
+from launcher.plan.values.compilation import STAGE, Compilation
+
+if TYPE_CHECKING:
+    from launcher.parallel.compile.times import CompileTimes
+
+_log = logging.getLogger(__name__)
+
+
+def compile_modules(parts: Iterable[StagePart], plan: Compilation | None) -> CompileTimes | None:
+    """Give each module of ``parts`` that is to be compiled the forward that is, around all that it has.
+
+    FSDP2 hooks modules, not forwards: what it gathers and reduces stays outside of every graph.
+    """
+    if plan is None:
+        return None
+    from launcher.parallel.compile.times import CompileTimes  # these take a second to import
+
+    times = CompileTimes()
+    _settle(sum(len(_modules(part, plan)) for part in parts))
+    for part in parts:
+        for name, module in _modules(part, plan).items():
+            if not isinstance(vars(module).get("forward"), CompiledForward):  # it may have two names
+                vars(module)["forward"] = _compiled(module, name, plan, times)
+    return times
+
+
+def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
+    """Those of ``plan`` that are in ``part``: a stage may hang a module under those around it, which nobody calls."""
+    if plan.modules == (STAGE,):
+        return {STAGE: part.module}
+    here = dict(part.module.named_modules(remove_duplicate=False))
+    runs = part.stage.modules
+    return {m: here[m] for m in plan.modules if m in here and any(covers(r, m) for r in runs)}
+
+
+def _settle(modules: int) -> None:
+    """Of torch, for the whole process: blocks of one class share a list of graphs, and may all be unlike."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 8 + modules)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 8 * (8 + modules))
+    inductor.fallback_random = True  # dropout draws what it draws in eager code
+
+
+def _compiled(module: nn.Module, name: str, plan: Compilation, times: CompileTimes) -> CompiledForward:
+    plain = module.forward
+    for inner in module.modules():
+        inside = vars(inner).get("forward")
+        if inner is not module and isinstance(inside, RecomputedForward):
+            vars(inner)["forward"] = _Either(inside, _traceable(inside))
+    run = _traceable(plain) if isinstance(plain, RecomputedForward) else plain
+    compiled = torch.compile(
+        run,
+        backend=plan.backend,
+        mode=None if plan.mode == "default" else plan.mode,
+        fullgraph=plan.fullgraph,
+        dynamic=plan.dynamic,
+    )
+    return CompiledForward(name, plain, compiled, plan, times)
+
+
+@dataclass
+class CompiledForward:
+    """A compiled forward, around the ``plain`` one; without gradients, as in a validation, that one runs."""
+
+    name: str
+    plain: Callable[..., Any]
+    compiled: Callable[..., Any]
+    plan: Compilation
+    times: CompileTimes
+    given_up: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.given_up or not torch.is_grad_enabled():
+            return self.plain(*args, **kwargs)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+        try:
+            with self.times.of(self.name):
+                return self.compiled(*args, **kwargs)
+        except FailOnRecompileLimitHit:
+            self.given_up = True
+            _log.warning(
+                "train.compile: %s takes another graph in each call, and runs eagerly from here on", self.name
+            )
+        except TorchDynamoException as error:
+            raise RunError(self._failed(error)) from error
+        return self.plain(*args, **kwargs)
+
+    def _failed(self, error: Exception) -> str:
+        name, why = self.name or "a stage", _first_line(error)
+        text = f"train.compile: {self.plan.backend} cannot compile {name}: {why}"
+        if self.plan.fullgraph:
+            return f"{text} (try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)"
+        return f"{text}; name other modules in train.compile.modules"
+
+
+@dataclass(frozen=True)
+class _Either:
+    """The forward of a module inside of a compiled one that is run again in the backward."""
+
+    plain: RecomputedForward
+    traced: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.traced(*args, **kwargs)
+        return self.plain(*args, **kwargs)
+
+
+def _traceable(forward: RecomputedForward) -> Callable[..., Any]:
+    """The same in a form that torch compiles: the graph of the backward then begins with what is run again.
+
+    What ``RecomputedForward`` guards against, inputs that are changed in place, a graph does not know.
+    """
+    plain, keep = forward.plain, forward.recomputed.keep
+    if not keep:
+
+        def run_all(*args: Any, **kwargs: Any) -> Any:
+            return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+
+        return run_all
+    contexts = kept_operations.contexts(keep)
+
+    def run_most(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(plain, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    return run_most
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,191 @@
+"""``train.compile``: modules whose forward and backward torch compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Compile, Job
+from launcher.job.schema.similar_names import nearest
+from launcher.plan.cost.cut_model import CutModel
+from launcher.plan.cost.fusion import Group
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.partition.stage_config import units
+from launcher.plan.partition.stages import covers
+from launcher.plan.schedule.schedules import Rule
+from launcher.plan.traced_model import TracedModel
+from launcher.plan.values.compilation import STAGE, Compilation
+from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.text import listed, some
+
+KEY = "train.compile"
+MODULES, BACKEND, MODE, FULLGRAPH = f"{KEY}.modules", f"{KEY}.backend", f"{KEY}.mode", f"{KEY}.fullgraph"
+OFF = f"{KEY}=null"
+AUTO, STAGES, INDUCTOR = "auto", "stages", "inductor"
+RECORDED = ("reduce-overhead", "max-autotune")
+"""Modes that record CUDA graphs."""
+
+
+def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """What cannot be compiled whatever the model is."""
+    asked = job.train.compile
+    if asked is None:
+        return
+    if asked.mode != "default" and asked.backend != INDUCTOR:
+        text = f"{asked.mode}: is a mode of {INDUCTOR}, and {BACKEND} is {asked.backend}"
+        yield Problem(MODE, text, f"{MODE}=default")
+    elif asked.mode in RECORDED:
+        text = f"{asked.mode}: records CUDA graphs, which hold one call at a time, and a step has several micro batches"
+        yield Problem(MODE, f"{text} under way", f"{MODE}=max-autotune-no-cudagraphs")
+    if sizes is not None and sizes.pieces > 1:
+        text = (
+            "modules keep state from one piece of a sequence to the next, which a compiled graph does not see"
+        )
+        yield Problem(KEY, f"{text}; parallel.pipeline.seq_chunks is {sizes.pieces}", OFF)
+
+
+def split(job: Job, rule: Rule) -> Iterator[Problem]:
+    """Schedulers that cut a backward in two: a compiled one is one piece."""
+    if job.train.compile is not None and rule.split:
+        scheduler = job.parallel.pipeline.scheduler
+        text = f"{scheduler} cuts each backward in two, and a compiled backward is one piece"
+        more = "" if rule.single else " parallel.pipeline.interleave=true parallel.pipeline.chunks=2"
+        yield Problem(KEY, text, f"parallel.pipeline.scheduler=1f1b{more}")
+
+
+def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
+    """``known``: those that this torch has."""
+    asked = job.train.compile
+    if asked is None or asked.backend in known:
+        return
+    usual = sorted(b for b in known if "TESTING" not in b)
+    best = nearest(asked.backend, usual) or INDUCTOR
+    text = f"{asked.backend}: torch has no such backend; it has {', '.join(usual)}"
+    yield Problem(BACKEND, text, f"{BACKEND}={best}")
+
+
+def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | None, list[Problem]]:
+    """The modules that are asked for, in definition order; nothing inside of one that is compiled as a whole."""
+    asked = job.train.compile
+    if asked is None:
+        return None, []
+    modules, found = _named(asked, model.skeleton, model.graph, at)
+    if found:
+        return None, found
+    found = [
+        *_cut_open(modules, model, at),
+        *_gathered_inside(modules, job, at.groups),
+        *_looking(asked, modules, model.graph),
+        *_rerun(modules, model),
+    ]
+    made = Compilation(modules, asked.backend, asked.mode, asked.fullgraph, asked.dynamic, asked.timeout_s)
+    return made, found
+
+
+def notes(made: Compilation | None) -> Iterator[Note]:
+    """What else is to be known of it."""
+    if made is not None:
+        yield Note(KEY, "bytes and times of this plan are those of eager code; validation runs eagerly")
+
+
+def _named(
+    asked: Compile, skeleton: Skeleton, graph: Graph, at: CutModel
+) -> tuple[tuple[str, ...], list[Problem]]:
+    if asked.modules == STAGES:
+        return (STAGE,), []
+    if asked.modules == AUTO:
+        return _blocks(skeleton, graph, at), []
+    keys = (asked.modules,) if isinstance(asked.modules, str) else asked.modules
+    found = [p for key in keys for p in _nobody(key, skeleton, graph)]
+    chosen: list[str] = []
+    for module in _called(skeleton.modules, graph):
+        inside = any(covers(around, module) for around in chosen)
+        if not inside and any(fnmatchcase(module, key) for key in keys):
+            chosen.append(module)
+    return tuple(chosen), found
+
+
+def _blocks(skeleton: Skeleton, graph: Graph, at: CutModel) -> tuple[str, ...]:
+    """The units that are made of modules; of a model that has none, all that have parameters, or else the stages."""
+    whole = [
+        u for u in _called(units(skeleton), graph) if at.stage_of(u) is not None and not _inner(u, at.groups)
+    ]
+    made = [u for u in whole if any(m != u and covers(u, m) for m in skeleton.modules)]
+    loaded = [u for u in whole if any(covers(u, p.name) for p in skeleton.params)]
+    quiet = [u for u in made or loaded if not any(covers(u, m) for m in graph.looks)]
+    return tuple(quiet or made or loaded or [STAGE])
+
+
+def _called(modules: Sequence[str], graph: Graph) -> Iterator[str]:
+    """Those that a forward calls: a list of modules is not."""
+    calls = dict(graph.calls)
+    return (m for m in modules if calls.get(m, 1))
+
+
+def _nobody(key: str, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """A key that stands for no module, or for one that nobody calls."""
+    named = [m for m in skeleton.modules if fnmatchcase(m, key)]
+    if not named:
+        tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
+        yield Problem(
+            MODULES, f"{key}: no module is called so; there are {', '.join(tops)}", f"{MODULES}={AUTO}"
+        )
+    elif not any(_called(named, graph)):
+        text = f"{key}: a forward calls none of these; of a list of modules name what is in it"
+        inside = any(m.startswith(f"{key}.") for m in skeleton.modules)
+        yield Problem(MODULES, text, quote(f"{MODULES}={key}.*") if inside else f"{MODULES}={AUTO}")
+
+
+def _cut_open(modules: Iterable[str], model: TracedModel, at: CutModel) -> Iterator[Problem]:
+    """Modules of which the stages run the parts one by one."""
+    for m in modules:
+        if m != STAGE and at.stage_of(m) is None:
+            text = f"{m}: stages run what is in it one by one, so it is never called as a whole"
+            yield Problem(MODULES, f"{text}; name modules inside of it", f"{MODULES}={AUTO}")
+
+
+def _inner(module: str, groups: Iterable[Group]) -> list[str]:
+    return [m for g in groups for m in g.modules if m not in (module, STAGE) and covers(module, m)]
+
+
+def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) -> Iterator[Problem]:
+    """FSDP2 gathers weights before a module is called: nothing that a graph can do."""
+    for m in modules:
+        inner = _inner(m, groups)
+        if inner:
+            name = m or f"{STAGES}: a stage"
+            text = f"{name} is one graph, and weights are gathered inside of it, for {some(inner)}"
+            fuses = job.parallel.comm_fusion.openstate
+            yield Problem(
+                MODULES, text, f"{MODULES}={AUTO}" if fuses else "parallel.comm_fusion.openstate=true"
+            )
+            return
+
+
+def _looking(asked: Compile, modules: Iterable[str], graph: Graph) -> Iterator[Problem]:
+    found = [m for m in modules if any(covers(m, look) for look in graph.looks)]
+    if asked.fullgraph and found:
+        names = some([m or "a stage" for m in found])
+        verb = "decides" if len(found) == 1 else "decide"
+        text = f"true: {names} {verb} by the data what to do, which is no one graph"
+        yield Problem(FULLGRAPH, text, f"{FULLGRAPH}=false")
+
+
+def _rerun(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:
+    """What a module that runs again keeps is chosen operation by operation, which a graph inside of it hides."""
+    for r in model.recomputed:
+        inner = [m for m in modules if m not in (STAGE, r.module) and covers(r.module, m)]
+        if inner and r.policy == "selective":
+            text = f"{some(inner)}: one graph inside of {r.module}, which keeps results of operations"
+            yield Problem(MODULES, f"{text} (parallel.recompute)", quote(f"{MODULES}={r.module}"))
+
+
+def line(made: Compilation) -> str:
+    """For the plan."""
+    names = "each stage" if made.modules == (STAGE,) else listed(made.modules)
+    mode = "" if made.mode == "default" else f" ({made.mode})"
+    whole = "one graph each" if made.fullgraph else "eager where it cannot be compiled"
+    shapes = {True: "any shape", False: "the planned shapes", None: "shapes as they come"}[made.dynamic]
+    return f"{names} by {made.backend}{mode}: {whole}, for {shapes}; the first step may take {made.timeout_s:g} s"
