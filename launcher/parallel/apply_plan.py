@@ -105,7 +105,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
 
     # their parameters become this rank's shards, and get their numbers; graphs are without what FSDP2 does
     distribute(parts, plan, meshes)
-    compiled = compile_modules(parts, plan.compilation)
+    compiled = compile_modules(parts, plan.compilation, drawn.axis)
     for part in parts:
         shard(part, plan, meshes)
     orders = [GatherOrder(part, plan) for part in parts]

@@ -342,9 +342,12 @@ def _followed(
     apply.install(model, out.spreads, axis)
     forward.install(model, recomputed, axis)
     if whole is None:
-        return Followed(out, recomputed, model_facts.whole(model, specs))
+        graph = model_facts.whole(model, specs)
+        refuse(compile.overwritten(job, axis.overwritten))
+        return Followed(out, recomputed, graph)
     leaves = frozenset(whole)
     graph = model_facts.graph(model, leaves, specs)
+    refuse(compile.overwritten(job, axis.overwritten))
     if count == 1:
         return Followed(out, recomputed, graph)
     lengths = chunks.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))

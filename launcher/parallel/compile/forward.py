@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,7 @@ from launcher.errors import RunError
 from launcher.parallel.recompute import kept_operations
 from launcher.parallel.recompute.forward import RecomputedForward
 from launcher.parallel.stages.split import StagePart
+from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.compilation import STAGE, Compilation
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def compile_modules(parts: Iterable[StagePart], plan: Compilation | None) -> CompileTimes | None:
+def compile_modules(parts: Iterable[StagePart], plan: Compilation | None, axis: Axis) -> CompileTimes | None:
     """Give each module of ``parts`` that is to be compiled the forward that is, around all that it has.
 
     FSDP2 hooks modules, not forwards: what it gathers and reduces stays outside of every graph.
@@ -34,11 +35,13 @@ def compile_modules(parts: Iterable[StagePart], plan: Compilation | None) -> Com
     from launcher.parallel.compile.times import CompileTimes  # these take a second to import
 
     times = CompileTimes()
-    _settle(sum(len(_modules(part, plan)) for part in parts))
+    _settle(sum(len(_modules(part, plan)) for part in parts), axis)
+    done: set[nn.Module] = set()  # a module may have two names
     for part in parts:
         for name, module in _modules(part, plan).items():
-            if not isinstance(vars(module).get("forward"), CompiledForward):  # it may have two names
-                vars(module)["forward"] = _compiled(module, name, plan, times)
+            if module not in done:
+                vars(module)["forward"] = _compiled(module, name, plan, times, axis)
+            done.add(module)
     return times
 
 
@@ -51,31 +54,40 @@ def _modules(part: StagePart, plan: Compilation) -> dict[str, nn.Module]:
     return {m: here[m] for m in plan.modules if m in here and any(covers(r, m) for r in runs)}
 
 
-def _settle(modules: int) -> None:
+def _settle(modules: int, axis: Axis) -> None:
     """Of torch, for the whole process: blocks of one class share a list of graphs, and may all be unlike."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
-    dynamo.recompile_limit = max(dynamo.recompile_limit, 8 + modules)
-    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 8 * (8 + modules))
+    dynamo.recompile_limit += modules
+    dynamo.accumulated_recompile_limit += modules * dynamo.recompile_limit
+    if axis.size > 1:  # what operators that run again leave on it is for the next one in the same run
+        dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     inductor.fallback_random = True  # dropout draws what it draws in eager code
 
 
-def _compiled(module: nn.Module, name: str, plan: Compilation, times: CompileTimes) -> CompiledForward:
-    plain = module.forward
+def _compiled(
+    module: nn.Module, name: str, plan: Compilation, times: CompileTimes, axis: Axis
+) -> Callable[..., Any]:
+    """What stands in for the forward of ``module``: one that runs again as a whole runs its graph again."""
     for inner in module.modules():
         inside = vars(inner).get("forward")
         if inner is not module and isinstance(inside, RecomputedForward):
             vars(inner)["forward"] = _Either(inside, _traceable(inside))
-    run = _traceable(plain) if isinstance(plain, RecomputedForward) else plain
-    compiled = torch.compile(
-        run,
-        backend=plan.backend,
-        mode=None if plan.mode == "default" else plan.mode,
-        fullgraph=plan.fullgraph,
-        dynamic=plan.dynamic,
-    )
-    return CompiledForward(name, plain, compiled, plan, times)
+
+    def graph(plain: Callable[..., Any], run: Callable[..., Any]) -> CompiledForward:
+        mode = None if plan.mode == "default" else plan.mode
+        compiled = torch.compile(
+            run, backend=plan.backend, mode=mode, fullgraph=plan.fullgraph, dynamic=plan.dynamic
+        )
+        return CompiledForward(name, plain, compiled, plan, times, axis)
+
+    outer = module.forward
+    if not isinstance(outer, RecomputedForward):
+        return graph(outer, outer)
+    if outer.recomputed.keep:  # which is chosen among the operations of a graph
+        return graph(outer, _traceable(outer))
+    return replace(outer, plain=graph(outer.plain, outer.plain))
 
 
 @dataclass
@@ -87,6 +99,7 @@ class CompiledForward:
     compiled: Callable[..., Any]
     plan: Compilation
     times: CompileTimes
+    axis: Axis
     given_up: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -94,6 +107,7 @@ class CompiledForward:
             return self.plain(*args, **kwargs)
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
+        self.axis.last = None  # what a graph finds there is a part of its guards
         try:
             with self.times.of(self.name):
                 return self.compiled(*args, **kwargs)
@@ -104,6 +118,8 @@ class CompiledForward:
             )
         except TorchDynamoException as error:
             raise RunError(self._failed(error)) from error
+        finally:
+            self.axis.last = None
         return self.plain(*args, **kwargs)
 
     def _failed(self, error: Exception) -> str:

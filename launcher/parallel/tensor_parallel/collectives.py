@@ -18,7 +18,8 @@ class Axis:
     """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
 
     ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in
-    last.
+    last; ``overwritten``: that was seen to be changed in place, and brought in again. ``number`` is the place
+    among ``AXES`` of one that has joined.
     """
 
     size: int
@@ -27,6 +28,8 @@ class Axis:
     planned: bool = False
     log: list[Comm] | None = field(default=None, compare=False)
     last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
+    overwritten: bool = field(default=False, compare=False)
+    number: int = field(default=-1, compare=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a process group has no copy
@@ -35,6 +38,8 @@ class Axis:
         """What was planned runs on ``rank`` from now on."""
         assert self.planned, "it has joined before: a blueprint serves one build"
         self.rank, self.group, self.planned, self.last = rank, group, False, None
+        self.number = len(AXES)
+        AXES.append(self)
 
     def said(self, op: str, phase: str, x: Tensor, times: int = 1) -> None:
         if self.log is not None:
@@ -50,6 +55,9 @@ class Axis:
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """The whole tensor, of every rank's part."""
+        if torch.compiler.is_compiling():
+            out: Tensor = _gather(x, self.number, dim)
+            return out
         if self.silent(x):
             return torch.cat([x] * self.size, dim)
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -58,6 +66,9 @@ class Axis:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks, on each of them."""
+        if torch.compiler.is_compiling():
+            out: Tensor = _sum(x, self.number)
+            return out
         out = x.clone(memory_format=torch.contiguous_format)
         if not self.silent(x):
             dist.all_reduce(out, group=self.group)
@@ -72,12 +83,50 @@ class Axis:
 
     def scatter(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of the sum over the ranks."""
+        if torch.compiler.is_compiling():
+            out: Tensor = _scatter(x, self.number, dim)
+            return out
         parts = [p.contiguous() for p in x.chunk(self.size, dim)]
         if self.silent(x):
             return parts[0]
         out = torch.empty_like(parts[self.rank])
         dist.reduce_scatter(out, parts, group=self.group)
         return out
+
+
+AXES: list[Axis] = []
+"""Those that have joined: in a graph, an axis is its number."""
+
+
+@torch.library.custom_op("launcher::tp_gather", mutates_args=())
+def _gather(x: Tensor, axis: int, dim: int) -> Tensor:
+    return AXES[axis].gather(x, dim)
+
+
+@_gather.register_fake
+def _(x: Tensor, axis: int, dim: int) -> Tensor:
+    return torch.cat([x] * AXES[axis].size, dim)
+
+
+@torch.library.custom_op("launcher::tp_sum", mutates_args=())
+def _sum(x: Tensor, axis: int) -> Tensor:
+    return AXES[axis].sum(x)
+
+
+@_sum.register_fake
+def _(x: Tensor, axis: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("launcher::tp_scatter", mutates_args=())
+def _scatter(x: Tensor, axis: int, dim: int) -> Tensor:
+    return AXES[axis].scatter(x, dim)
+
+
+@_scatter.register_fake
+def _(x: Tensor, axis: int, dim: int) -> Tensor:
+    here = AXES[axis]
+    return torch.empty_like(x.chunk(here.size, dim)[here.rank], memory_format=torch.contiguous_format)
 
 
 class _Enter(Function):
@@ -141,10 +190,17 @@ def bring(x: Tensor, arrives: Cut, takes: Cut, axis: Axis, terms: bool) -> Tenso
     if arrives == takes and not (takes is None and terms):
         return x
     if takes is None:
-        asked = (x._version, arrives, terms, torch.is_grad_enabled())
-        if axis.last is None or axis.last[0] is not x or axis.last[1] != asked:
-            axis.last = (x, asked, _into(x, arrives, axis, terms))
-        return axis.last[2]
+        # a compiler does not know versions: the plan refuses to compile what changes its input between two users
+        version = 0 if torch.compiler.is_compiling() else x._version
+        asked = (version, arrives, terms, torch.is_grad_enabled())
+        same = axis.last is not None and axis.last[0] is x
+        if axis.last is not None and same and axis.last[1] == asked:
+            return axis.last[2]
+        if axis.last is not None and same and axis.last[1][0] != version:
+            axis.overwritten = True
+        brought = _into(x, arrives, axis, terms)
+        axis.last = (x, asked, brought)
+        return brought
     if arrives is not None:
         x = _into(x, arrives, axis, terms=False)
     axis.said("all_gather", "backward", x)

@@ -66,6 +66,14 @@ def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
     yield Problem(BACKEND, text, f"{BACKEND}={best}")
 
 
+def overwritten(job: Job, seen: bool) -> list[Problem]:
+    """``seen``: a tensor was changed in place between two operators over tp that take it."""
+    if job.train.compile is None or not seen:
+        return []
+    text = "the model changes in place what two operators over tp take, which a graph cannot tell apart"
+    return [Problem(KEY, f"{text}; let it make a new tensor", OFF)]
+
+
 def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | None, list[Problem]]:
     """The modules that are asked for, in definition order; nothing inside of one that is compiled as a whole."""
     asked = job.train.compile
@@ -79,6 +87,7 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
         *_gathered_inside(modules, job, at.groups),
         *_looking(asked, modules, model.graph),
         *_rerun(modules, model),
+        *_over_tp(modules, model),
     ]
     made = Compilation(modules, asked.backend, asked.mode, asked.fullgraph, asked.dynamic, asked.timeout_s)
     return made, found
@@ -180,6 +189,28 @@ def _rerun(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:
         if inner and r.policy == "selective":
             text = f"{some(inner)}: one graph inside of {r.module}, which keeps results of operations"
             yield Problem(MODULES, f"{text} (parallel.recompute)", quote(f"{MODULES}={r.module}"))
+
+
+def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
+    """Operators that share what is brought in for them, and what torch cannot run again with them in a graph."""
+    cut = [s.operator.module for s in model.operators.spreads]
+    single = [m for m in modules if m in cut]
+    if single:
+        text = f"{some(single)}: cut over tp, it shares its input with the operators beside it"
+        yield Problem(MODULES, f"{text}; compile the module around it", f"{MODULES}={AUTO}")
+    for r in model.recomputed:
+        around = [m for m in modules if covers(m, r.module) or covers(r.module, m)]
+        if not around or not any(covers(r.module, operator) for operator in cut):
+            continue
+        if not r.comm:
+            text = "keep: what a graph has received over tp is received again with it"
+            yield Problem("parallel.recompute.comm", text, "parallel.recompute.comm=recompute")
+            return
+        if r.policy == "full" and r.module not in around:
+            text = f"{around[0] or STAGES}: torch cannot run {r.module} again inside of a graph, for it is cut over tp"
+            inner = ",".join(other.module for other in model.recomputed)
+            yield Problem(MODULES, text, quote(f"{MODULES}=[{inner}]"))
+            return
 
 
 def line(made: Compilation) -> str:
