@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 from torch._dynamo.callback import CallbackArgs, callback_handler
 
+from launcher.plan.values.text import many
+
 _log = logging.getLogger(__name__)
 
 
@@ -22,6 +24,7 @@ class CompileTimes:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.graphs: dict[str, int] = {}
+        self.called: set[str] = set()
         self._running: str | None = None
         self._owners: dict[str, str] = {}
         self._began = 0.0
@@ -31,6 +34,7 @@ class CompileTimes:
     @contextmanager
     def of(self, module: str) -> Iterator[None]:
         """Around a call of ``module``."""
+        self.called.add(module)
         around, self._running = self._running, module
         try:
             yield
@@ -53,7 +57,8 @@ class CompileTimes:
 
     def told(self) -> str:
         """A line of what has been compiled so far."""
-        if not self.seconds:
-            return "nothing was compiled"
         each = ", ".join(f"{module or 'the stage'} {n:.1f} s" for module, n in self.seconds.items())
-        return f"compiled in {sum(self.seconds.values()):.1f} s: {each}"
+        text = f"{many(sum(self.graphs.values()), 'graph')} in {sum(self.seconds.values()):.1f} s"
+        alike = len(self.called - self.seconds.keys())
+        shared = f"; {many(alike, 'module')} like these" if alike else ""
+        return f"{text}{each and f': {each}'}{shared}"

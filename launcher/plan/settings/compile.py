@@ -23,6 +23,7 @@ from launcher.plan.values.text import listed, some
 KEY = "train.compile"
 MODULES, BACKEND, MODE, FULLGRAPH = f"{KEY}.modules", f"{KEY}.backend", f"{KEY}.mode", f"{KEY}.fullgraph"
 OFF = f"{KEY}=null"
+FUSED = "parallel.comm_fusion.openstate"
 AUTO, STAGES, INDUCTOR = "auto", "stages", "inductor"
 RECORDED = ("reduce-overhead", "max-autotune")
 """Modes that record CUDA graphs."""
@@ -41,16 +42,16 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         yield Problem(MODE, f"{text} under way", f"{MODE}=max-autotune-no-cudagraphs")
     if sizes is not None and sizes.pieces > 1:
         text = (
-            "modules keep state from one piece of a sequence to the next, which a compiled graph does not see"
+            f"parallel.pipeline.seq_chunks is {sizes.pieces}: modules keep state from one piece of a sequence"
         )
-        yield Problem(KEY, f"{text}; parallel.pipeline.seq_chunks is {sizes.pieces}", OFF)
+        yield Problem(KEY, f"{text} to the next, which a graph does not see; leave one of the two out", OFF)
 
 
 def split(job: Job, rule: Rule) -> Iterator[Problem]:
     """Schedulers that cut a backward in two: a compiled one is one piece."""
     if job.train.compile is not None and rule.split:
         scheduler = job.parallel.pipeline.scheduler
-        text = f"{scheduler} cuts each backward in two, and a compiled backward is one piece"
+        text = f"{scheduler} cuts each backward in two, and a compiled one is one piece; 1f1b leaves it whole"
         more = "" if rule.single else " parallel.pipeline.interleave=true parallel.pipeline.chunks=2"
         yield Problem(KEY, text, f"parallel.pipeline.scheduler=1f1b{more}")
 
@@ -85,7 +86,7 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
     found = [
         *_cut_open(modules, model, at),
         *_gathered_inside(modules, job, at.groups),
-        *_looking(asked, modules, model.graph),
+        *_no_graph(asked, modules, model),
         *_rerun(modules, model),
         *_over_tp(modules, model),
     ]
@@ -138,9 +139,7 @@ def _nobody(key: str, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     named = [m for m in skeleton.modules if fnmatchcase(m, key)]
     if not named:
         tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
-        yield Problem(
-            MODULES, f"{key}: no module is called so; there are {', '.join(tops)}", f"{MODULES}={AUTO}"
-        )
+        yield Problem(MODULES, f"{key}: no module is called so; there are {', '.join(tops)}")
     elif not any(_called(named, graph)):
         text = f"{key}: a forward calls none of these; of a list of modules name what is in it"
         inside = any(m.startswith(f"{key}.") for m in skeleton.modules)
@@ -152,7 +151,7 @@ def _cut_open(modules: Iterable[str], model: TracedModel, at: CutModel) -> Itera
     for m in modules:
         if m != STAGE and at.stage_of(m) is None:
             text = f"{m}: stages run what is in it one by one, so it is never called as a whole"
-            yield Problem(MODULES, f"{text}; name modules inside of it", f"{MODULES}={AUTO}")
+            yield Problem(MODULES, f"{text}; name modules inside of it, or {AUTO}", f"{MODULES}={AUTO}")
 
 
 def _inner(module: str, groups: Iterable[Group]) -> list[str]:
@@ -166,20 +165,36 @@ def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) 
         if inner:
             name = m or f"{STAGES}: a stage"
             text = f"{name} is one graph, and weights are gathered inside of it, for {some(inner)}"
-            fuses = job.parallel.comm_fusion.openstate
-            yield Problem(
-                MODULES, text, f"{MODULES}={AUTO}" if fuses else "parallel.comm_fusion.openstate=true"
-            )
+            if job.parallel.comm_fusion.openstate:
+                yield Problem(
+                    MODULES, f"{text}; {AUTO} takes what is gathered as a whole", f"{MODULES}={AUTO}"
+                )
+            else:
+                yield Problem(MODULES, f"{text}; fused, a block is gathered at once", f"{FUSED}=true")
             return
 
 
-def _looking(asked: Compile, modules: Iterable[str], graph: Graph) -> Iterator[Problem]:
-    found = [m for m in modules if any(covers(m, look) for look in graph.looks)]
-    if asked.fullgraph and found:
-        names = some([m or "a stage" for m in found])
-        verb = "decides" if len(found) == 1 else "decide"
-        text = f"true: {names} {verb} by the data what to do, which is no one graph"
+def _no_graph(asked: Compile, modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
+    """What torch does not put in a graph."""
+    effects, hooked = model.graph.effects, model.skeleton.traits.backward
+    taken = _with(modules, [inner.module for inner in effects.inner])
+    if taken:
+        text = f"{taken}: the forward takes a gradient itself, of what is in no graph or in another"
+        yield Problem(MODULES, f"{text}; name other modules", OFF)
+    looks = _with(modules, model.graph.looks)
+    if asked.fullgraph and looks:
+        text = f"true: {looks}: the data decide what is done, which is no one graph"
         yield Problem(FULLGRAPH, text, f"{FULLGRAPH}=false")
+    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own are outside of it
+    if asked.fullgraph and hooks:
+        text = f"true: {hooks}: a module inside has a backward hook, which torch puts in no graph"
+        yield Problem(FULLGRAPH, text, f"{FULLGRAPH}=false")
+
+
+def _with(modules: Iterable[str], inside: Iterable[str]) -> str:
+    """Those of ``modules`` that have one of ``inside`` in them, as text."""
+    there = list(inside)
+    return some([m or "each stage" for m in modules if any(covers(m, w) for w in there)])
 
 
 def _rerun(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:
@@ -187,8 +202,9 @@ def _rerun(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:
     for r in model.recomputed:
         inner = [m for m in modules if m not in (STAGE, r.module) and covers(r.module, m)]
         if inner and r.policy == "selective":
-            text = f"{some(inner)}: one graph inside of {r.module}, which keeps results of operations"
-            yield Problem(MODULES, f"{text} (parallel.recompute)", quote(f"{MODULES}={r.module}"))
+            text = f"{some(inner)}: inside of {r.module}, of which parallel.recompute keeps results of operations"
+            yield Problem(MODULES, f"{text}, and a graph hides them; compile {r.module}", f"{MODULES}={AUTO}")
+            return
 
 
 def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
@@ -207,9 +223,9 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
             yield Problem("parallel.recompute.comm", text, "parallel.recompute.comm=recompute")
             return
         if r.policy == "full" and r.module not in around:
-            text = f"{around[0] or STAGES}: torch cannot run {r.module} again inside of a graph, for it is cut over tp"
+            text = f"{around[0] or STAGES}: torch cannot run {r.module}, which is cut over tp, again inside of a graph"
             inner = ",".join(other.module for other in model.recomputed)
-            yield Problem(MODULES, text, quote(f"{MODULES}=[{inner}]"))
+            yield Problem(MODULES, f"{text}; compile what runs again", quote(f"{MODULES}=[{inner}]"))
             return
 
 
