@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +20,9 @@ from tests.ranks import on_ranks
 from tests.test_parity import SCHEDULES, hsdp
 from tests.test_parity_tp import MEGATRON, SEQUENCE
 from tests.tiers import some_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+"""torch looks at it itself while it traces, and hides the warning unless warnings are errors."""
 
 AOT = {"backend": "aot_eager"}
 FULL, SELECTIVE = {"modules": "layers.*"}, {"modules": "layers.*", "policy": "selective"}
@@ -212,9 +214,8 @@ def test_what_cannot_be_one_graph_ends_the_run_and_says_what_to_do() -> None:
 
 
 @pytest.fixture
-def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cache(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    yield
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++ for the CPU: there is no g++")
