@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch._dynamo.callback import CallbackArgs, callback_handler
+from torch._dynamo.callback import CallbackArgs, CallbackTrigger, callback_handler
 
 from launcher.plan.values.text import many
 
@@ -52,7 +52,8 @@ class CompileTimes:
             return
         seconds = time.perf_counter() - self._began
         self.seconds[module] = self.seconds.get(module, 0.0) + seconds
-        self.graphs[module] = self.graphs.get(module, 0) + 1
+        if compilation.callback_trigger is CallbackTrigger.DYNAMO:
+            self.graphs[module] = self.graphs.get(module, 0) + 1
         _log.debug("compiled %s in %.2f s (%s)", module, seconds, compilation.callback_trigger.name.lower())
 
     def told(self) -> str:
