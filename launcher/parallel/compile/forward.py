@@ -123,7 +123,7 @@ class CompiledForward:
         return self.plain(*args, **kwargs)
 
     def _failed(self, error: Exception) -> str:
-        name, why = self.name or "a stage", _first_line(error)
+        name, why = self.name or "a stage", _cause(error)
         text = f"train.compile: {self.plan.backend} cannot compile {name}: {why}"
         if self.plan.fullgraph:
             return f"{text} (try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)"
@@ -163,5 +163,7 @@ def _traceable(forward: RecomputedForward) -> Callable[..., Any]:
     return run_most
 
 
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _cause(error: BaseException) -> str:
+    """The first line, and the next one where that only leads to it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

@@ -222,10 +222,13 @@ def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
             text = "keep: what a graph has received over tp is received again with it"
             yield Problem("parallel.recompute.comm", text, "parallel.recompute.comm=recompute")
             return
-        if r.policy == "full" and r.module not in around:
-            text = f"{around[0] or STAGES}: torch cannot run {r.module}, which is cut over tp, again inside of a graph"
-            inner = ",".join(other.module for other in model.recomputed)
-            yield Problem(MODULES, f"{text}; compile what runs again", quote(f"{MODULES}=[{inner}]"))
+        if r.policy == "full":
+            text = (
+                f"{r.module} runs again and is cut over tp: as a graph it would send again what nobody needs"
+            )
+            yield Problem(
+                MODULES, f"{text}; policy selective does not", "parallel.recompute.policy=selective"
+            )
             return
 
 

@@ -64,7 +64,9 @@ def keep_compiled() -> None:
 
     torch's own place is below ``/tmp``, where others could put what we load. ``TORCHINDUCTOR_CACHE_DIR`` wins.
     """
-    if FOLDER in os.environ:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # not before somebody compiles
+
+    if os.environ.get(FOLDER, default_cache_dir()) != default_cache_dir():  # torch writes its own there, too
         return
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "launcher" / "compile"

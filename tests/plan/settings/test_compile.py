@@ -97,8 +97,8 @@ REFUSED = {
         "train.compile.modules: layers.0.attn.q: cut over tp, it shares its input with the operators beside it; "
         "compile the module around it (try: train.compile.modules=auto)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
-        "train.compile.modules: layers.0: torch cannot run layers.0.attn, which is cut over tp, again inside of a "
-        "graph; compile what runs again (try: 'train.compile.modules=[layers.0.attn,layers.1.attn]')",
+        "train.compile.modules: layers.0.attn runs again and is cut over tp: as a graph it would send again what "
+        "nobody needs; policy selective does not (try: parallel.recompute.policy=selective)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*, comm: keep}}'":
         "parallel.recompute.comm: keep: what a graph has received over tp is received again with it "
         "(try: parallel.recompute.comm=recompute)",
