@@ -99,7 +99,7 @@ REFUSED = {
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
         "train.compile.modules: layers.0.attn runs again and is cut over tp: as a graph it would send again what "
         "nobody needs; policy selective does not (try: parallel.recompute.policy=selective)",
-    f"{TP2} {ON} 'parallel.recompute={{modules: layers.*, comm: keep}}'":
+    f"{TP2} {ON} 'parallel.recompute={{modules: layers.*, policy: selective, comm: keep}}'":
         "parallel.recompute.comm: keep: what a graph has received over tp is received again with it "
         "(try: parallel.recompute.comm=recompute)",
     "train.compile.modules=layers.0.attn 'parallel.recompute={modules: layers.0, policy: selective}'":
