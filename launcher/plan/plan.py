@@ -228,14 +228,7 @@ def plan(
         evaluation=schedules.forward_only(sizes.places, sizes.micros),
         phases=step_order.phases(job.steps),
         settings=tuple(settings.rows(job, sizes, fused)),
-        notes=(
-            *notes,
-            *sizes.notes,
-            *balanced,
-            *order.notes,
-            *_late(job, model, at),
-            *compile.notes(compilation),
-        ),
+        notes=(*notes, *sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
         deferred=par.deferred_init and model.built_whole is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
@@ -331,4 +324,5 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),
         *certify_copy.notes(job, at.sizes),
+        *compile.notes(job),
     ]

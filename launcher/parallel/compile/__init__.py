@@ -4,4 +4,4 @@ What belongs here: the forward of a compiled module, and what is put in its plac
 compiled is decided in ``launcher.plan.settings.compile``.
 """
 
-__all__ = ["backends", "forward"]
+__all__ = ["backends", "times"]

@@ -94,9 +94,9 @@ def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | N
     return made, found
 
 
-def notes(made: Compilation | None) -> Iterator[Note]:
+def notes(job: Job) -> Iterator[Note]:
     """What else is to be known of it."""
-    if made is not None:
+    if job.train.compile is not None:
         yield Note(KEY, "bytes and times of this plan are those of eager code; validation runs eagerly")
 
 

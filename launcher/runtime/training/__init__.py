@@ -2,6 +2,7 @@
 
 __all__ = [
     "batches",
+    "first_step",
     "grad_norm_log",
     "loop",
     "loss_scaling",
