@@ -1,4 +1,4 @@
-"""Other programs' offline conversions, each as a script for its own interpreter: what ``bad_checkpoints`` runs."""
+"""Programs' offline conversions, each a script for its own interpreter: what ``bad_checkpoints`` runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ CALLS = {
         "import os; os.mkdir(sys.argv[2]); dcp_to_torch_save(sys.argv[1], sys.argv[2] + '/whole.pt')"
     ),
     "deepspeed": (
-        "import os, torch; from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as get; "
+        "import os, torch; "
+        "from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint as get; "
         "found = {n: t.clone() for n, t in get(sys.argv[1]).items()}; "
         "os.mkdir(sys.argv[2]); torch.save(found, sys.argv[2] + '/whole.pt')"
     ),

@@ -1,5 +1,4 @@
-"""What programs that convert checkpoints say to bad ones: each input is made, given to each of them, and
-judged.
+"""What programs that convert checkpoints say to bad ones: each input is made, given to each, and judged.
 
 A checkpoint of four ranks becomes one of two (MindSpore, ours) or one file (DCP, DeepSpeed). What a program
 returns without complaint is compared with what it should have made. Run it in the folder above this one:
@@ -35,11 +34,12 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "bad_checkpoints.md"
 HEAD = """# Bad checkpoints
 
-`python -m benchmarks.bad_checkpoints` made every input and ran every program on it. MindSpore 2.10.0 (numpy 1.26,
-safetensors 0.7) and "launcher, plain files" get the same safetensors files, one a rank, which carry no digests;
-"launcher" gets a checkpoint of its own. The strategies are in MindSpore's protobuf form, which has no shapes that a
-swap of axes could contradict. DCP is torch's `dcp_to_torch_save`, DeepSpeed 0.19.8 its `zero_to_fp32`
-(ZeRO stage 2). "right": it returned, and every tensor is what it should be. "-": there is no such input.
+`python -m benchmarks.bad_checkpoints` made every input and ran every program on it. MindSpore 2.10.0
+(numpy 1.26, safetensors 0.7) and "launcher, plain files" get the same safetensors files, one a rank, which
+carry no digests; "launcher" gets a checkpoint of its own. The strategies are in MindSpore's protobuf form,
+which has no shapes that a swap of axes could contradict. DCP is torch's `dcp_to_torch_save`, DeepSpeed 0.19.8
+its `zero_to_fp32` (ZeRO stage 2). "right": it returned, and every tensor is what it should be. "-": there is
+no such input.
 """
 PATTERNS = {
     "ranks": "rank_{}/net.safetensors",

@@ -23,11 +23,16 @@ SHAPES = {"embed": (256, 128), "down": (128, 256), "norm": (128,)}
 
 
 def net(on: Grid, prefix: str = "", swapped: bool = False) -> Strategy:
-    """``embed`` is cut by rows on the first stage, ``down`` by columns on the last; ``swapped`` the other way round."""
+    """``embed`` is on the first stage, ``down`` on the last.
+
+    The one is cut by rows, the other by columns; if ``swapped``, the other way round.
+    """
     entries = {}
     for name, shape in SHAPES.items():
         cut = ("embed" if swapped else "down") == name
-        split = ((), ("tp",)) if cut else (("tp",), ()) if len(shape) == 2 else ((),)
+        split: tuple[tuple[str, ...], ...] = ((),)
+        if len(shape) == 2:
+            split = ((), ("tp",)) if cut else (("tp",), ())
         stage = 0 if name == "embed" else on["pp"] - 1
         entries[prefix + name] = Entry(Layout(on, shape, split, (("pp", (stage,)),)), "float32")
     return Strategy(on, entries)

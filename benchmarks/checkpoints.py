@@ -1,4 +1,4 @@
-"""A transformer's parameters in any layout on disk, for measurements: values are made from names, not kept."""
+"""A transformer's parameters in any layout on disk, for measurements: values are made from names."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def save_strategy(path: Path, of: Strategy) -> None:
 
 
 def wrong(path: Path, boxes: Mapping[str, Box]) -> int:
-    """How many tensors the file lacks, or has with other values than ``boxes`` of them; all when there is no file."""
+    """How many tensors the file lacks or has with other values than ``boxes``; all if there is no file."""
     if not path.is_file():
         return len(boxes)
     header = read_header(path)

@@ -1,4 +1,4 @@
-"""A DeepSpeed checkpoint of the model of ``bad_inputs``: ZeRO stage 2 on the ranks that a launcher started."""
+"""A DeepSpeed checkpoint of the model of ``bad_inputs``: ZeRO stage 2 on the ranks of an outer launcher."""
 
 from __future__ import annotations
 

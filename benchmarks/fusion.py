@@ -1,5 +1,4 @@
-"""Collectives, their bytes and the step time of each comm_fusion setting, side by side, and
-what the network can do.
+"""Collectives, their bytes and the step time of each comm_fusion setting, and what the network can do.
 
 The same language model in the same layout (2 replicas x 2-way FSDP2, level1) in the same four gloo
 ranks, one setting after the other, in turn: A B C A B C. The last line is what
@@ -46,7 +45,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 @dataclass(frozen=True)
 class Found:
-    """Of one setting on one rank: (count, bytes) of each kind in a step, and milliseconds a step of every block."""
+    """Of one setting on one rank: (count, bytes) of each kind in a step, and ms a step of every block."""
 
     counts: dict[str, tuple[int, int]]
     ms: list[float]
@@ -69,9 +68,10 @@ def one_step(world: World, job: Job, plan: Plan) -> Callable[[], Any]:
 def work(
     world: World, cases: list[tuple[Job, Plan]], blocks: int, steps: int
 ) -> tuple[list[Found], float, float]:
-    """What each case took, after two steps of warming up; latency in us and bandwidth in GB/s of an all-reduce."""
+    """What each case took, after two warm-up steps; latency (us) and bandwidth (GB/s) of an all-reduce."""
     from launcher.testing.collective_counter import Collectives
 
+    # warmed up, and counted in the second step
     runs = [one_step(world, job, plan) for job, plan in cases]
     counts = []
     for one in runs:
@@ -79,6 +79,8 @@ def work(
         with Collectives() as seen:
             one()
         counts.append(seen.totals())
+
+    # in turn, block by block
     ms: list[list[float]] = [[] for _ in runs]
     for _ in range(blocks):
         for took, one in zip(ms, runs, strict=True):

@@ -25,9 +25,9 @@ from launcher.runtime.cluster.world import World
 from launcher.runtime.processes.start import run_ranks
 
 MODEL = (
-    "recipe=lm_single", "data=random_tokens", "data.vocab_size=512", "data.seq_len=64", "model.vocab_size=512",
-    "model.dim=128", "model.layers=8", "model.heads=4", "model.tied=false", "train.batch_size=16",
-    "train.precision=fp32", "steps=[train]",
+    "recipe=lm_single", "data=random_tokens", "data.vocab_size=512", "data.seq_len=64",
+    "model.vocab_size=512", "model.dim=128", "model.layers=8", "model.heads=4", "model.tied=false",
+    "train.batch_size=16", "train.precision=fp32", "steps=[train]",
 )  # fmt: skip
 LEVELS: dict[str, tuple[str, ...]] = {
     "unsharded": ("parallel.grid.dp_replicate=2",),
@@ -43,8 +43,11 @@ PIPELINES = {
     "zero_bubble_v": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: zero_bubble_v}",),
     "seqpipe": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: seqpipe, seq_chunks: 2}",),
     "seqpipe of 4": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: seqpipe, seq_chunks: 4}",),
-    **{n: (f"parallel.pipeline={{stages: 2, micro_batch_num: 4, scheduler: {n}, seq_chunks: 2, interleave: true}}",)
-       for n in ("seqvpp", "seqsmartvpp")},
+    **{
+        n: ("parallel.pipeline={stages: 2, micro_batch_num: 4, seq_chunks: 2, interleave: true}",
+            f"parallel.pipeline.scheduler={n}")
+        for n in ("seqvpp", "seqsmartvpp")
+    },
 }  # fmt: skip
 SPLIT = ("zero_bubble_h1", "zero_bubble_v")
 """Weights are gathered once: there is no level3."""
@@ -67,14 +70,14 @@ CASES = tuple(Case(p, n) for p in PIPELINES for n in LEVELS if not (p in SPLIT a
 
 def measure(world: World, job: Job, plan: Plan) -> int:
     """Bytes at the fullest moment of the second step; the optimizer makes its state in the first."""
-    from launcher.parallel.cost.memory_meter import MemoryMeter
     from launcher.runtime.training.loop import step
     from launcher.steps.model import build_session
+    from launcher.testing.measured_memory import MeasuredMemory
 
     live = build_session.build(world, job, plan, Path())
     for _ in range(2):
         states = [v for state in live.optimizer.state.values() for v in state.values()]
-        with MemoryMeter([*(t for _, t in live.model.named()), *states]) as held:
+        with MeasuredMemory([*(t for _, t in live.model.named()), *states]) as held:
             step(live, job.train.clip_norm)
         live.step += 1
     return held.peak
@@ -105,9 +108,8 @@ def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
         job = case.job(overrides)
         plan = plan_job(job)
         measured = run_ranks(partial(measure, job=job, plan=plan), plan.sizes.grid.size)
-        for m, n, line in zip(
-            plan.estimate.memory, measured, rows(case, plan.estimate.memory, measured), strict=True
-        ):
+        memory = plan.estimate.memory
+        for m, n, line in zip(memory, measured, rows(case, memory, measured), strict=True):
             yield line, abs(m.total / n - 1)
 
 

@@ -80,23 +80,20 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
                 h = layer(h)
             return self.head(self.norm(h))
 
+    # one stage a rank, sharded over dp, but for what is too small to be
     stage: Any = Front() if pp == 0 else Back()
-    table = stage.embed.weight if pp == 0 else stage.head.weight
     small = {p for p in stage.parameters() if p.numel() * 4 < 64 * 1024}
     kw = {"mesh": mesh["dp"], "reshard_after_forward": False, "ignored_params": small}
     for layer in stage.layers:
         fully_shard(layer, **kw)
-    fully_shard(stage.embed if pp == 0 else stage.head, **kw)
+    tied = stage.embed if pp == 0 else stage.head
+    fully_shard(tied, **kw)
     fully_shard(stage, **kw)
-    table = stage.embed.weight if pp == 0 else stage.head.weight
+    table = tied.weight
     whole = [p for p in stage.parameters() if p in small]
     sharded = [p for p in stage.parameters() if p not in small]
-    optimizer = torch.optim.AdamW(
-        [{"params": sharded}, {"params": whole, "weight_decay": 0.0}],
-        lr=job.optim.lr,
-        betas=(0.9, 0.95),
-        fused=True,
-    )
+    groups = [{"params": sharded}, {"params": whole, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=job.optim.lr, betas=(0.9, 0.95), fused=True)
     vocab = job.model.vocab_size
 
     def loss_fn(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -107,6 +104,8 @@ def by_hand(world: World, job: Job, plan: Plan) -> Any:
         plan.sizes.micros,
         loss_fn=loss_fn,
     )
+
+    # this rank's samples, and its part of a step
     source = open_data(job.data, seed=job.seed).train
     n, size = len(source), job.train.batch_size
     part = slice(dp * size // 2, (dp + 1) * size // 2)
@@ -166,6 +165,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
+
     job = compose(["recipe=lm_tied_pp2_hsdp2", *args.overrides]).job
     plan = plan_job(job)
     times = run_ranks(partial(work, job=job, plan=plan, blocks=args.blocks, steps=args.steps), 4)[0]

@@ -28,7 +28,11 @@ class Peer:
 MINDSPORE = Peer("mindspore", "mindspore", ("mindspore==2.10.0", "numpy<2", "safetensors<0.8"))
 """With newer ones of the other two it writes wrong values, or fails on bfloat16."""
 DEEPSPEED = Peer(
-    "deepspeed", "deepspeed.utils.zero_to_fp32", ("deepspeed==0.19.8",), (("DS_BUILD_OPS", "0"),), True
+    name="deepspeed",
+    module="deepspeed.utils.zero_to_fp32",
+    packages=("deepspeed==0.19.8",),
+    variables=(("DS_BUILD_OPS", "0"),),
+    beside=True,
 )
 
 
@@ -42,9 +46,8 @@ def python(peer: Peer) -> tuple[Path | None, str]:
             if peer.beside:
                 lines = [path for path in sys.path if path.endswith("-packages")]
                 (next(home.glob("lib/*/site-packages")) / "beside.pth").write_text("\n".join(lines) + "\n")
-            _run(
-                peer, str(found), "-m", "pip", "install", "-q", "--disable-pip-version-check", *peer.packages
-            )
+            install = ("-m", "pip", "install", "-q", "--disable-pip-version-check")
+            _run(peer, str(found), *install, *peer.packages)
         _run(peer, str(found), "-c", f"import {peer.module}")
     except RuntimeError as error:
         return None, str(error)

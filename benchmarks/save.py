@@ -33,7 +33,7 @@ MODES = ("no checkpoint", "waited for", "by a thread")
 
 @dataclass(frozen=True)
 class Block:
-    """Seconds of one block of steps: the stall at its start, each step, and the wait for the thread at its end."""
+    """Seconds of a block of steps: the stall at its start, each step, the wait for the thread at its end."""
 
     stall: float
     steps: tuple[float, ...]
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="a folder that gets save.txt")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()
+
     asked = ["recipe=lm_tied_pp2_hsdp2", "checkpoint.every=1", "checkpoint.async=true", *args.overrides]
     job = compose(asked).job
     plan = plan_job(job)
@@ -112,6 +113,7 @@ def main() -> None:
         run = partial(work, job=job, plan=plan, folder=Path(folder), blocks=args.blocks, steps=args.steps)
         found = run_ranks(run, plan.sizes.grid.size)
         nbytes = sum(p.stat().st_size for p in Path(folder).rglob("rank_*/*"))
+
     from torch import __version__ as torch
 
     said = f"{args.blocks} blocks of {args.steps} steps of each, {' '.join(asked)}; "

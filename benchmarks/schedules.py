@@ -1,5 +1,4 @@
-"""Step time of every schedule, measured on torch's pipeline runtime against what the planner's simulator
-says.
+"""Step time of every schedule, measured on torch's pipeline runtime, against the planner's simulator.
 
 Stages only sleep, for as long as their share of a micro batch takes, so that four ranks need no four cores.
 One number is fitted over all rows: what the runtime adds to every action. Run it on an idle machine:
@@ -143,13 +142,13 @@ def _measured(world: World, case: Case, micros: int, unit: float, times: int) ->
 
 
 class Unordered:
-    """Stands for ``parallel.fsdp.gather_order.Order`` where no weights are sharded: nothing has to be kept in order."""
+    """Stands for ``parallel.fsdp.gather_order.Order``: no weights are sharded, there is no order to keep."""
 
     forward = backward = filling = staticmethod(nullcontext)
 
 
 def _sleeper(part: float) -> Any:
-    """A stage that sleeps in forward, in the gradient of its input, and in that of its parameter, which may wait."""
+    """Sleeps in forward, in the gradient of its input, and in that of its parameter, which may wait."""
     import torch
     from torch import nn
 
@@ -215,8 +214,8 @@ def fitted(measured: list[float], ranks: int, micros: int, unit: float) -> float
 
 
 def rows(measured: list[float], ranks: int, micros: int, unit: float, overhead: float) -> Iterator[str]:
-    head = f"{'schedule':<20}{'stages':>7}{'pieces':>7}{'ideal ms':>10}{'simulated':>10}{'measured':>10}{'ratio':>7}"
-    yield head + f"{'bubble':>8}{'held':>6}"
+    head = f"{'schedule':<20}{'stages':>7}{'pieces':>7}{'ideal ms':>10}{'simulated':>10}"
+    yield f"{head}{'measured':>10}{'ratio':>7}{'bubble':>8}{'held':>6}"
     for case, seconds in zip(CASES, measured, strict=True):
         ideal = case.simulated(ranks, micros, unit, 0.0)
         t = case.simulated(ranks, micros, unit, overhead)
@@ -230,27 +229,27 @@ def rows(measured: list[float], ranks: int, micros: int, unit: float, overhead: 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--unit", type=float, default=0.03, help="seconds of a micro batch's forward on one rank"
-    )
+    parser.add_argument("--unit", type=float, default=0.03, help="s of a micro batch's forward on one rank")
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--micros", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument(
-        "--tolerance", type=float, default=0.1, help="fail when simulated and measured differ by more"
-    )
+    most = "fail when simulated and measured differ by more"
+    parser.add_argument("--tolerance", type=float, default=0.1, help=most)
     args = parser.parse_args()
+
+    # measured, and simulated with what fits best
     ranks, micros, unit = args.ranks, args.micros, args.unit
     measured = run_ranks(partial(measure, micros=micros, unit=unit, times=args.times), ranks)[0]
     overhead = fitted(measured, ranks, micros, unit)
-    for row in rows(measured, ranks, micros, unit, overhead):
+    for row in rows(measured, ranks, micros, unit, overhead=overhead):
         print(row)
+
+    # how far they are apart
     found = [c.simulated(ranks, micros, unit, overhead).makespan for c in CASES]
     worst = max(abs(m / s - 1) for m, s in zip(measured, found, strict=True))
     print(f"overhead {overhead * 1e3:.2f} ms an action, fitted over all rows; largest difference {worst:.1%}")
-    print(
-        "held: micro batches of activations on the rank that holds most, as shares of one rank's part of the model"
-    )
+    shares = "as shares of one rank's part of the model"
+    print(f"held: micro batches of activations on the rank that holds most, {shares}")
     if worst > args.tolerance:
         raise SystemExit(f"more than {args.tolerance * 100:g} % apart")
 

@@ -55,6 +55,8 @@ def main() -> None:
     for _ in range(times):
         for name, measure in CASES.items():
             found[name].append(measure())
+
+    # goals are beside what importing torch takes here
     base = statistics.median(found["import torch"])
     for name, took in found.items():
         middle = statistics.median(took)

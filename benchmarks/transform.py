@@ -40,8 +40,9 @@ COPY = "cp -r, then sync of each file"
 HEAD = """# Changes of layout, {mib} MiB of float32
 
 `python -m benchmarks.transform --mib {mib} --blocks {blocks}` on {cores} cores, Linux, torch {torch}.
-Seconds within the call, imports excluded: the median of {blocks} rounds, then the shortest and the longest. Ratio: to
-the synced copy of the same bytes in the same round. MiB: what the call adds to the memory of its processes.
+Seconds within the call, imports excluded: the median of {blocks} rounds, then the shortest and the longest.
+Ratio: to the synced copy of the same bytes in the same round.
+MiB: what the call adds to the memory of its processes.
 MindSpore is 2.10.0 with numpy 1.26 and safetensors 0.7; it syncs nothing and looks at no digest."""
 
 
@@ -67,13 +68,13 @@ def calls(work: Path, case: str, mib: int, mindspore: Path | None) -> Iterator[C
     for n in ("1", "2"):
         yield Call(f"transform, workers={n}", safe, me, ("ours", own, out, str(work / "target"), n), "own")
     for n in ("1", "2"):
-        yield Call(
-            f"transform_checkpoints, process_num={n}", plain, me, ("rank_files", ranks, out, n), "ranks"
-        )
+        words = ("rank_files", ranks, out, n)
+        yield Call(f"transform_checkpoints, process_num={n}", plain, me, words, form="ranks")
+
+    # others
     if mindspore is not None:
-        yield Call(
-            "MindSpore's transform_checkpoints", "", str(mindspore), ("mindspore", ranks, out, "1"), "ranks"
-        )
+        words = ("mindspore", ranks, out, "1")
+        yield Call("MindSpore's transform_checkpoints", "", str(mindspore), words, form="ranks")
     name = f"DCP, load and save on {CASES[case].dst.size} ranks"
     yield Call(name, "synced", me, ("dcp", str(work / "dcp"), out, str(mib), case), "dcp")
     yield Call("cp -r", "", me, ("copy", own, out, ""), "copy")
@@ -93,22 +94,19 @@ def prepare(work: Path, case: str, mib: int) -> Strategy:
 
 
 def run(call: Call, work: Path, *, sampled: bool = False) -> tuple[float, int]:
-    """Seconds within the call and, if ``sampled``, the bytes by which it grew at most, every process of it included."""
+    """Seconds within the call and, if ``sampled``, the bytes that its processes together grew by at most."""
     shutil.rmtree(work / "dst", ignore_errors=True)
     with tempfile.TemporaryDirectory() as made:
+        # it imports, says that it is ready, and waits for our word
         signs, log = Path(made), Path(made) / "log"
-        command = [
-            call.python,
-            "-m",
-            "benchmarks.transform_calls",
-            call.arguments[0],
-            made,
-            *call.arguments[1:],
-        ]
+        kind, *arguments = call.arguments
+        command = [call.python, "-m", "benchmarks.transform_calls", kind, made, *arguments]
         with log.open("w") as file:
             child = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
         while not (signs / "ready").exists() and child.poll() is None:
             time.sleep(0.01)
+
+        # the call itself
         before = peak = pss(child.pid)
         (signs / "go").touch()
         while sampled and child.poll() is None:
@@ -146,6 +144,8 @@ def measured(work: Path, case: str, mib: int, blocks: int, mindspore: Path | Non
     for _ in range(blocks):
         for call in todo:
             times[call.name].append(run(call, work)[0])
+
+    # the table
     for call in todo:
         seconds = times[call.name]
         ratio = [a / b for a, b in zip(seconds, times[COPY], strict=True)]
@@ -187,10 +187,10 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES])
     parser.add_argument("--folder", type=Path, help="where the files are made, if not below /tmp")
     parser.add_argument("--write", action="store_true", help="keep the table in benchmarks/results")
-    parser.add_argument(
-        "--without-mindspore", action="store_true", help="do not install MindSpore to compare with"
-    )
+    without = "do not install MindSpore to compare with"
+    parser.add_argument("--without-mindspore", action="store_true", help=without)
     args = parser.parse_args()
+
     lines = []
     for line in report(args):
         print(line, flush=True)

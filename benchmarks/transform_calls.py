@@ -108,9 +108,8 @@ def _reshard(world: Any, signs: Path, src: str, dst: str, mib: int, grid: Any) -
     else:
         call()  # its first collective waits for rank 0
     wanted = _shards(world.rank, mib, grid)
-    if wrong := [
-        name for name, shard in state.items() if not shard.to_local().equal(wanted[name].to_local())
-    ]:
+    wrong = [n for n, shard in state.items() if not shard.to_local().equal(wanted[n].to_local())]
+    if wrong:
         raise RuntimeError(f"not what was saved: {', '.join(wrong)}")
 
 

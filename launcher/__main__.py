@@ -55,6 +55,8 @@ def _main(words: list[str], rank: int | None) -> int:
             from launcher.sweep import sweep
 
             return sweep(args, rank)
+
+        # rank 0 reads the request, the others wait for what it says
         if not rank:
             return _run(args, words, rank)
         if _only_prints(args):
@@ -84,7 +86,7 @@ def _main(words: list[str], rank: int | None) -> int:
 
 @contextmanager
 def _leading(args: Args, words: list[str], rank: int | None) -> Iterator[Others | None]:
-    """The other ranks of an outer launcher, none of which is left waiting; ``None`` where nobody has use for them."""
+    """The other ranks of an outer launcher, none of which is left waiting; ``None`` where none is needed."""
     from launcher.run.launch import outer_size
 
     if outer_size() is None or _only_prints(args):

@@ -71,13 +71,16 @@ class RunError(RuntimeError):
 
 
 def printable(text: str, keep: str = "") -> str:
-    """What a file says, with its control characters, those in ``keep`` excepted, as escapes
-    for no terminal to obey.
+    """What a file says, its control characters as escapes, except those in ``keep``: no terminal obeys them.
 
     >>> printable("a\\n\\x1b[31mb é")
     'a\\\\n\\\\x1b[31mb é'
     """
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+    def shown(c: str) -> str:
+        return c if c.isprintable() or c in keep else c.encode("unicode_escape").decode()
+
+    return "".join(map(shown, text))
 
 
 def said(error: Exception) -> str:
@@ -110,13 +113,15 @@ def users_frame(error: BaseException) -> traceback.FrameSummary | None:
 def _line(path: str, line: int | None, function: str, source: str | None) -> str:
     there = f", in {function}" if function and not function.startswith("<") else ""
     text = (source or "").strip()
-    shown = f": {text if len(text) <= _SHOWN else f'{text[: _SHOWN - 4].rstrip()} ...'}" if text else ""
+    if len(text) > _SHOWN:
+        text = f"{text[: _SHOWN - 4].rstrip()} ..."
+    shown = f": {text}" if text else ""
     return f"{os.path.basename(path)}:{line}{there}{shown}"
 
 
 @contextmanager
 def owned(key: str, what: str) -> Iterator[None]:
-    """What the user's own code raises in the block becomes a ``RequestError`` about ``key``, without frames of ours."""
+    """What the user's code raises inside becomes a ``RequestError`` about ``key``, without our frames."""
     try:
         yield
     except (RequestError, RunError):

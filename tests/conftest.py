@@ -38,11 +38,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 # They take longest. Two workers, a file each at a time, are done together only when none of these begins last.
 LONG = (
-    "test_readme", "test_compatibility", "test_parity", "test_resume", "test_killed", "test_external", "test_traffic",
-    "test_ignored_targets", "test_parity_tp", "test_experts", "test_theirs", "test_zoo", "test_split", "test_recipes",
-    "test_split_backward", "test_memory_meter", "test_certify", "test_precision", "test_record", "test_tie",
-    "test_certify_says_no", "test_preempted", "test_absent", "test_short", "test_sweep", "test_real_sweep",
-    "test_golden_plans", "test_mistakes", "test_disk_full",
+    "test_readme", "test_compatibility", "test_parity", "test_resume", "test_killed", "test_outer_ranks",
+    "test_traffic", "test_ignored_targets", "test_parity_tp", "test_gather_order", "test_theirs", "test_zoo",
+    "test_split", "test_recipes", "test_split_backward", "test_memory_meter", "test_certify", "test_precision",
+    "test_fill", "test_tie", "test_certify_says_no", "test_preempted", "test_absent", "test_short", "test_run_sweep",
+    "test_real_sweep", "test_golden_plans", "test_mistakes", "test_disk_full",
 )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ MUST_NOT_TOUCH = {
     "request files": TORCH + HYDRA,
     "planner": HYDRA + FILES,
     "steps": HYDRA,
-    "testing": HYDRA + FILES,
+    "testing": HYDRA,
     "wiring": HYDRA,
 }
 # What others may open of the folders whose ``__all__`` has names for users; elsewhere ``__all__`` says it.
@@ -90,7 +90,7 @@ OPEN = {
         "transform", "transform_foreign", "transform_plan", "verify", "write",
     },
     "launcher.checkpoint.mindspore.formats": {"group_file", "strategy_files"},
-    "launcher.parallel": {"apply_plan", "blueprint", "broadcast", "local", "mesh", "weight_gradient"},
+    "launcher.parallel": {"parallel_model", "blueprint", "broadcast", "local", "mesh", "weight_gradient"},
 }  # fmt: skip
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.parallel import apply_plan
+from launcher.parallel import parallel_model
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.replicas import fuse, tie
 from launcher.planner.plan_job import plan_job
@@ -353,11 +353,11 @@ def test_a_bucket_that_skips_its_last_parameter_is_caught(monkeypatch):
     def wrong(part, plan, meshes):
         return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
 
-    monkeypatch.setattr(apply_plan, "fuse", wrong)
+    monkeypatch.setattr(parallel_model, "fuse", wrong)
     caught("copies differ")
 
 
 def test_statistics_that_are_not_shared_are_caught(monkeypatch):
-    monkeypatch.setattr(apply_plan, "statistics", lambda *_: apply_plan.Statistics((), None))
+    monkeypatch.setattr(parallel_model, "statistics", lambda *_: parallel_model.Statistics((), None))
     with pytest.raises(AssertionError, match="copies differ"):
         assert_parity(job(**RESNET, parallel__grid={"dp_replicate": 2}), parts=4)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from launcher import sweep
 from launcher.checkpoint import store
 from launcher.checkpoint.foreign.hf_read import read_hf
 from launcher.checkpoint.foreign.read import outline
@@ -31,6 +30,7 @@ from launcher.errors import said
 from launcher.job.schema.components import Cifar10, Idx, Text
 from launcher.planner import request_files
 from launcher.runtime import folder
+from launcher.sweep import folder as sweep_folder
 from tests.checkpoint.saving import filled, save, small
 from tests.data.sample_files import write_cifar, write_idx
 
@@ -79,7 +79,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]
     "operators": ("o.json", lambda f: None, lambda f: _problems([request_files._operators(str(f / "o.json"))])),
     "switches": ("p.json", lambda f: None, lambda f: _problems(request_files._switches(str(f / "p.json"))[1])),
     "status": ("status.json", lambda f: None, lambda f: folder.read_status(f)),
-    "sweep": ("cells.json", lambda f: None, lambda f: sweep._known(f / "cells.json")),
+    "sweep": ("cells.json", lambda f: None, lambda f: sweep_folder._known(f / "cells.json")),
     "tokenizer": ("t.json", lambda f: None, lambda f: bpe.load(f / "t.json")),
     "tokenizer that is asked for": (
         "t.json",

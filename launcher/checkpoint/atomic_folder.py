@@ -15,8 +15,7 @@ from launcher.checkpoint.tensorfile.durable import publish
 
 @contextmanager
 def fresh(final: Path) -> Iterator[Path]:
-    """An empty folder beside ``final``, which takes its place when the block ends well and is deleted when
-    not.
+    """An empty folder beside ``final``, which takes its place if the block ends well, else it is deleted.
 
     Of a link it is the folder that the link leads to.
     """
@@ -55,7 +54,7 @@ def check_empty(dst: Path, cure: str = "; give another") -> None:
 
 
 def check_outside(dst: Path) -> None:
-    """Raises ``ValueError`` when ``dst`` is in a checkpoint, which would be damaged by a file of another kind."""
+    """Raises ``ValueError`` when ``dst`` is in a checkpoint, which a file of another kind would damage."""
     for folder in Path(os.path.realpath(dst)).parents:
         if (folder / NAME).is_file():
             raise ValueError(f"{dst}: the destination is in the checkpoint {folder}; give one outside of it")

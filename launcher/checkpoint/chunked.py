@@ -14,9 +14,8 @@ from launcher.checkpoint.tensorfile.blob import words
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
 
-BUFFER = (
-    1 << 20
-)  # small enough to be in the processor's cache still when it is digested, and when it is written
+BUFFER = 1 << 20
+"""Bytes; so few are still in the processor's cache when they are digested, and when they are written."""
 
 Fill = Callable[[Box, npt.NDArray[Any]], None]
 """Puts the elements of a box, in global indices, into an array as ``words`` makes it."""
@@ -32,7 +31,5 @@ def gathered(box: Box, dtype: str, fill: Fill) -> Iterator[memoryview]:
 
 
 def slices(box: Box) -> tuple[slice | EllipsisType, ...]:
-    return (
-        *(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)),
-        ...,
-    )  # with ..., 0-d gives an array too
+    """Ends with ``...``, so that 0-d gives an array too."""
+    return *(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True)), ...

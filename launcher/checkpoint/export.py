@@ -33,23 +33,25 @@ def export(src: Path, path: Path, trust: Trust = ANYONE) -> Report:
     entries = reader.checkpoint.strategy.only("param", "buffer").entries
     reader.check_headers()
 
-    # under its own name when it is whole
-    path.parent.mkdir(parents=True, exist_ok=True)
+    # what goes into it
+    specs = {name: entry.spec for name, entry in entries.items()}
     aliases = {alias: name for name, entry in entries.items() for alias in entry.aliases}
+    metadata = {"format": "pt", ALIASES: json.dumps(aliases)}
+
+    def chunks(name: str) -> Iterator[memoryview]:
+        return reader.chunks(name, whole(entries[name].layout.shape))
+
+    # the file, under its own name when it is whole
+    path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.partial")
     try:
-        done = write_stream(
-            new,
-            {name: e.spec for name, e in entries.items()},
-            lambda name: reader.chunks(name, whole(entries[name].layout.shape)),
-            {"format": "pt", ALIASES: json.dumps(aliases)},
-        )
+        done = write_stream(new, specs, chunks, metadata)
         new.replace(path)
     except BaseException:
         new.unlink(missing_ok=True)
         raise
     sync(path.parent)
-    return Report(path, 1, reader.bytes_read, done.size, PEAK)
+    return Report(path, files=1, bytes_read=reader.bytes_read, bytes_written=done.size, peak=PEAK)
 
 
 def check_file(path: Path) -> None:

@@ -34,15 +34,15 @@ def holdings(strategy: Strategy) -> tuple[Holding, ...]:
     ranks = {at: _ranks(strategy, at) for at in {e.layout.at for e in strategy.entries.values()}}
     return tuple(
         Holding(
-            name,
-            entry.aliases,
-            entry.layout.shape,
-            entry.dtype,
-            entry.kind,
-            entry.layout.split,
-            stages(entry.layout),
-            ranks[entry.layout.at],
-            entry.spec.nbytes,
+            name=name,
+            aliases=entry.aliases,
+            shape=entry.layout.shape,
+            dtype=entry.dtype,
+            kind=entry.kind,
+            split=entry.layout.split,
+            stages=stages(entry.layout),
+            ranks=ranks[entry.layout.at],
+            nbytes=entry.spec.nbytes,
         )
         for name, entry in strategy.entries.items()
     )
@@ -59,25 +59,22 @@ def inspect(strategy: Strategy) -> str:
 
 def _text(rows: Sequence[Holding]) -> str:
     head = ["tensor", "shape", "dtype", "kind", "split", "stages", "ranks", "bytes"]
-    lines = [
-        [
-            " = ".join((row.name, *row.aliases)),
-            "x".join(map(str, row.shape)) or "-",
-            row.dtype,
-            row.kind,
-            " | ".join("*".join(axes) or "-" for axes in row.split) if any(row.split) else "-",
-            spans(row.stages),
-            spans(row.ranks),
-            str(row.nbytes),
-        ]
-        for row in rows
-    ]
-    return table(head, lines, right=[7])
+    return table(head, [_cells(row) for row in rows], right=[7])
+
+
+def _cells(row: Holding) -> list[str]:
+    names = " = ".join((row.name, *row.aliases))
+    shape = "x".join(map(str, row.shape)) or "-"
+    split = " | ".join("*".join(axes) or "-" for axes in row.split)
+    if not any(row.split):
+        split = "-"
+    return [names, shape, row.dtype, row.kind, split, spans(row.stages), spans(row.ranks), str(row.nbytes)]
 
 
 def _ranks(strategy: Strategy, at: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[int, ...]:
     """Those at the pinned coordinates, ascending."""
-    pinned, grid = dict(at), strategy.grid
+    pinned = dict(at)
+    grid = strategy.grid
     axes = [axis for axis, _ in grid.axes]
     places = product(*(pinned.get(axis, range(n)) for axis, n in grid.axes))
     return tuple(grid.rank(**dict(zip(axes, place, strict=True))) for place in places)

@@ -31,8 +31,7 @@ _CURE = "without this file the checkpoint of the highest step is the newest"
 
 @dataclass(frozen=True)
 class Latest:
-    """``older``: checkpoints of a higher step than that of ``name``, by ``identity``; a run
-    that began anew has some.
+    """``older``: the checkpoints of a higher step than ``name``, by ``identity``; a run begun anew has some.
 
     ``digest`` covers ``text``; ``None``: as launchers wrote it before, the name alone. ``mac``: it is one.
     """
@@ -66,32 +65,32 @@ def read(checkpoints: Path) -> Latest | None:
         return None
     except UnicodeDecodeError:
         lines = []
+
+    # the last line ends too
     if not lines or lines.pop() or not lines or not STEP.fullmatch(lines[0]):
         raise damaged(path)
     if len(lines) == 1:
         return Latest(lines[0], {}, "")
+
     last = _LAST.fullmatch(lines[-1])
     older = [_OLDER.fullmatch(line) for line in lines[1:-1]]
     if last is None or None in older:
         raise damaged(path)
     text = "".join(f"{line}\n" for line in lines[:-1])
-    return Latest(lines[0], {m[1]: m[3] for m in older if m}, text, last[2], last[1] != "sha256")
+    above = {match[1]: match[3] for match in older if match}
+    return Latest(lines[0], above, text, digest=last[2], mac=last[1] != "sha256")
 
 
 def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
-    """Raises ``ValueError`` when it is damaged or, if the ``newest`` is encrypted, unless
-    those vouch whom we trust.
+    """Raises ``ValueError`` when it is damaged or, of encrypted checkpoints, nobody vouches whom we trust.
 
-    ``folder`` is the newest checkpoint.
+    ``folder`` is the newest checkpoint, ``newest`` its manifest.
     """
     path = folder.parent / LATEST
     if found.mac:
         opened(folder, newest, trust)  # it says better that the key is another
-    if found.mac:
-        if not any(
-            hmac.compare_digest(_mac(found.text, key), str(found.digest))
-            for key in _keys(path, newest, trust)
-        ):
+        macs = [_mac(found.text, key) for key in _keys(path, newest, trust)]
+        if not any(hmac.compare_digest(mac, str(found.digest)) for mac in macs):
             raise ValueError(
                 f"{path}: damaged or tampered with: its MAC is not that of what it says; {_CURE}"
             )
@@ -105,16 +104,16 @@ def check(found: Latest, folder: Path, newest: Manifest, trust: Trust) -> None:
 
 def _keys(path: Path, newest: Manifest, trust: Trust) -> list[bytes]:
     """Those that there are; raises ``ValueError`` when there is none."""
-    keys, wrong = [], []
+    keys = []
+    wrong = []
     for place in places(newest.key, trust):
         try:
             keys.append(load_key(place))
         except ValueError as error:
             wrong.append(str(error))
     if not keys:
-        raise ValueError(
-            f"{path}: its MAC needs the key: {'; '.join(wrong) or f'{ANOTHER}={FORMS} says where it is'}"
-        )
+        told = "; ".join(wrong) or f"{ANOTHER}={FORMS} says where it is"
+        raise ValueError(f"{path}: its MAC needs the key: {told}")
     return keys
 
 

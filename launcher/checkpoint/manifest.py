@@ -18,8 +18,10 @@ from launcher.checkpoint.tensorfile.safetensors import FileRecord
 
 FORMAT, VERSION = "launcher.checkpoint", 2
 UNDIGESTED = 1
-"""The version before manifests had a digest of themselves. Such checkpoints are read: what is wrong with
-their tensors and texts is noticed all the same, what is wrong with the manifest not always.
+"""The version before manifests had a digest of themselves.
+
+Such checkpoints are read: what is wrong with their tensors and texts is noticed all the same, what is wrong
+with the manifest not always.
 """
 NAME = "manifest.json"
 FILE_OF: Mapping[Kind, str] = {
@@ -35,9 +37,9 @@ _FILE = re.compile(r"rank_\d+/(model|optimizer|extra)\.safetensors|strategy/stag
 class Manifest:
     """``strategy`` is the digest of the strategy; ``files`` are by path within the folder.
 
-    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``digest``: of
-    all the rest, as ``digested`` makes it; ``mac``: of the rest and the digest, as
-    ``authentic.mac`` makes it with that key.
+    ``key``: where the key of the tensor files is; ``None``: they are not encrypted. ``digest``: of all the
+    rest, as ``digested`` makes it; ``mac``: of the rest and the digest, as ``manifest_mac.mac`` makes it with
+    that key.
     """
 
     world: int
@@ -75,7 +77,7 @@ def _set_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ``ValueError`` unless the folder is complete: the manifest there, and each file there at its size."""
+    """Raises ``ValueError`` unless the folder is complete: the manifest is there, each file has its size."""
     manifest = parse_manifest(folder)
     check_files(folder, manifest)
     return manifest
@@ -120,6 +122,7 @@ def _parse(path: Path, data: Any) -> Manifest:
         manifest = _manifest(data, version)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: a field is missing or of the wrong type: {error}") from error
+
     for name in manifest.files:
         if not _FILE.fullmatch(name):
             raise ValueError(f"{path}: {name} is not the name of a checkpoint file")
@@ -143,9 +146,9 @@ def _manifest(data: dict[str, Any], version: int) -> Manifest:
 def _record(fields: Any) -> FileRecord:
     _check_fields(fields, ("size", "digest", "tensors"), ("salt",))
     tensors = {name: _known_text(digest) for name, digest in fields["tensors"].items()}
-    return FileRecord(
-        _whole(fields["size"]), _known_text(fields["digest"]), tensors, _text(fields.get("salt"))
-    )
+    size = _whole(fields["size"])
+    digest = _known_text(fields["digest"])
+    return FileRecord(size, digest, tensors, salt=_text(fields.get("salt")))
 
 
 def _check_fields(data: Any, needed: Collection[str], more: Collection[str]) -> None:

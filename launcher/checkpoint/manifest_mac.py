@@ -33,13 +33,12 @@ def authentic(manifest: Manifest, key: bytes) -> Manifest:
 def mac(manifest: Manifest, key: bytes) -> str:
     """HMAC-SHA256 of everything else that it says, hexadecimal.
 
-    It covers every file: tensor files by their salt, the others by their SHA-256. It covers no
-    more than the folder: a whole older checkpoint in the place of a newer one is as authentic as
-    it was, and says its own step.
+    It covers every file: tensor files by their salt, the others by their SHA-256. It covers no more than the
+    folder: a whole older checkpoint in the place of a newer one is as authentic as it was, and says its own
+    step.
     """
-    return hmac.new(
-        derived(key, b"", INFO, 32), canonical(replace(manifest, mac=None)), hashlib.sha256
-    ).hexdigest()
+    said = canonical(replace(manifest, mac=None))
+    return hmac.new(derived(key, b"", INFO, 32), said, hashlib.sha256).hexdigest()
 
 
 def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
@@ -55,14 +54,15 @@ def opened(folder: Path, manifest: Manifest, trust: Trust) -> Opened | None:
             )
         if trust.key is not None and not trust.plain:
             raise ValueError(
-                f"{folder}: it is not encrypted, and checkpoint.encrypt is set: nothing vouches for what it holds; "
-                "checkpoint.accept_plain=true reads it all the same"
+                f"{folder}: it is not encrypted, and checkpoint.encrypt is set: "
+                "nothing vouches for what it holds; checkpoint.accept_plain=true reads it all the same"
             )
         return None
+
     if manifest.mac is None:
         raise ValueError(
-            f"{path}: it says that the checkpoint is encrypted, and has no MAC: nothing tells whether it is as it was "
-            f"written; {_CURE}"
+            f"{path}: it says that the checkpoint is encrypted, and has no MAC: "
+            f"nothing tells whether it is as it was written; {_CURE}"
         )
     found = _key(folder, manifest, places(manifest.key, trust))
     if not hmac.compare_digest(mac(manifest, found.key), manifest.mac):
@@ -78,15 +78,17 @@ def unvouched(folder: Path, trust: Trust) -> str:
 
 
 def places(named: str | None, trust: Trust) -> tuple[str, ...]:
-    """Where to look for the key; the place that the manifest names counts only where nobody else names one."""
+    """Where to look for the key; the place that the manifest names counts only if nobody else names one."""
     given = tuple(place for place in (trust.key, os.environ.get(ANOTHER)) if place)
-    return given or ((named,) if named is not None else ())
+    if given:
+        return given
+    return () if named is None else (named,)
 
 
 def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
     """The first that is not another key by what the files say, which nobody has vouched for yet."""
-    found = []
     files = sorted(folder / name for name in manifest.files if name.startswith("rank_"))
+    found = []
     for place in places:
         try:
             key = load_key(place)
@@ -97,6 +99,6 @@ def _key(folder: Path, manifest: Manifest, places: tuple[str, ...]) -> Opened:
             found.append(str(error))
         else:
             return Opened(place, key)
-    raise ValueError(
-        f"{folder}: it is encrypted: {'; '.join(found)}; {ANOTHER}={FORMS} says where the key is now"
-    )
+
+    told = "; ".join(found)
+    raise ValueError(f"{folder}: it is encrypted: {told}; {ANOTHER}={FORMS} says where the key is now")

@@ -61,8 +61,7 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
-    """Raises ``ValueError`` when the folder is incomplete, its parts do not belong together, or its key is
-    another.
+    """Raises ``ValueError`` when the folder is incomplete, its parts do not fit, or its key is another.
 
     Of an encrypted one nothing is believed before the manifest's MAC has been found right. ``trust`` says
     whose key that must be; names, shapes, digests and state can be read without any, not changed.
@@ -79,20 +78,19 @@ def open_checkpoint(folder: Path, trust: Trust = ANYONE) -> Checkpoint:
         return Checkpoint(folder, manifest, strategy, state)
 
     # an older one in its place is as authentic as it was, but says its own step
-    named, saved = step_of(folder), state.get("step")
+    named = step_of(folder)
+    saved = state.get("step")
     if named is not None and named != saved:
-        raise ValueError(
-            f"{folder}: its name says step {named}, it is the checkpoint of step {saved}: give it back its name"
-        )
-    return Checkpoint(folder, manifest, strategy, state, secret.key, secret.place)
+        told = f"its name says step {named}, it is the checkpoint of step {saved}"
+        raise ValueError(f"{folder}: {told}: give it back its name")
+    return Checkpoint(folder, manifest, strategy, state, key=secret.key, place=secret.place)
 
 
 def _strategy(folder: Path, manifest: Manifest) -> Strategy:
     wanted = {name: record for name, record in manifest.files.items() if name.startswith("strategy/")}
     there = {f"strategy/{path.name}" for path in (folder / "strategy").glob("*.json")}
-    if there == wanted.keys() and all(
-        text_record(folder / name) == record for name, record in wanted.items()
-    ):
+    same = (text_record(folder / name) == record for name, record in wanted.items())
+    if there == wanted.keys() and all(same):
         strategy = strategy_file.load(folder / "strategy")
         if strategy.digest == manifest.strategy and strategy.grid.size == manifest.world:
             return strategy
@@ -100,8 +98,7 @@ def _strategy(folder: Path, manifest: Manifest) -> Strategy:
 
 
 def _check_listed(folder: Path, manifest: Manifest, strategy: Strategy) -> None:
-    """Raises ``ValueError`` unless each file that a checkpoint of this ``strategy`` has is listed, and no
-    other.
+    """Raises ``ValueError`` unless the files of a checkpoint of this ``strategy`` are listed, and no other.
 
     Random states are of every rank, or of none: a checkpoint that was transformed or imported has none.
     """
@@ -168,10 +165,9 @@ def each(
     verify: bool = True,
     only: Container[str] | None = None,
 ) -> Iterator[tuple[str, Blob]]:
-    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own. Tensors of other
-    ``kinds`` need not match.
+    """Each tensor that ``rank`` of ``dst`` holds, in memory of its own.
 
-    ``only``: names to read, if not all.
+    Tensors of other ``kinds`` need not match. ``only``: names to read, if not all.
     """
     if not 0 <= rank < dst.grid.size:
         raise ValueError(f"rank {rank} is not in the strategy's world of {dst.grid.size}")
@@ -187,9 +183,10 @@ def each(
 
 def read_extra(checkpoint: Checkpoint, rank: int) -> dict[str, Blob]:
     """What ``rank`` saved outside the layouts; nothing if no rank saved any."""
-    if rank_file(rank, EXTRA) not in checkpoint.manifest.files:
-        return {}
     file = rank_file(rank, EXTRA)
+    if file not in checkpoint.manifest.files:
+        return {}
+
     header = file_header(checkpoint, rank, EXTRA)
     window = Window(checkpoint.key)
     blobs = {}
@@ -295,17 +292,15 @@ class Reader:
 
 
 def check_digest(checkpoint: Checkpoint, file: str, name: str, found: str) -> None:
-    """Raises ``ValueError`` unless the manifest says the same of tensor ``name`` in ``file``, a path in the folder."""
+    """Raises ``ValueError`` unless the manifest says the same of tensor ``name`` in ``file``."""
     wanted = checkpoint.manifest.files[file].tensors[name]
     if found != wanted:
-        path = checkpoint.folder / file
-        raise ValueError(
-            f"{path}: tensor {name} is damaged: its digest is {found}, the manifest says {wanted}"
-        )
+        told = f"its digest is {found}, the manifest says {wanted}"
+        raise ValueError(f"{checkpoint.folder / file}: tensor {name} is damaged: {told}")
 
 
 def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
-    """Raises ``ValueError`` unless the file is in its place and holds what the strategy and the manifest say."""
+    """Raises ``ValueError`` unless the file is in its place and is what the strategy and the manifest say."""
     manifest = checkpoint.manifest
     path = checkpoint.folder / rank_file(rank, file)
     record = manifest.files.get(rank_file(rank, file))
@@ -317,26 +312,21 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
     mark = stamp(rank, manifest.world, manifest.strategy)
     said = header.metadata
     if said != mark and said.keys() == mark.keys():
-        wrong = [
-            f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}"
-            for key in mark
-            if said[key] != mark[key]
-        ]
-        raise ValueError(f"{path}: a file from another place: it says {'; '.join(wrong)}")
+        odd = [key for key in mark if said[key] != mark[key]]
+        told = "; ".join(f"{key.removeprefix('launcher.')} {said[key]}, not {mark[key]}" for key in odd)
+        raise ValueError(f"{path}: a file from another place: it says {told}")
 
     # and whether it is the one that the manifest was written with
     if said != mark or header.digest != record.digest or header.entries.keys() != record.tensors.keys():
         raise ValueError(f"{path}: its header is not the one that the manifest was written with")
     if checkpoint.key is not None and salt_of(path) != record.salt:
         raise ValueError(f"{path}: a file of another checkpoint: its salt is not the one in the manifest")
-    _check_specs(path, header, checkpoint.strategy, rank, file)
+    if file != EXTRA:
+        _check_specs(path, header, checkpoint.strategy, boxes_in(file, checkpoint.strategy, rank))
     return header
 
 
-def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file: str) -> None:
-    if file == EXTRA:
-        return
-    boxes = boxes_in(file, strategy, rank)
+def _check_specs(path: Path, header: Header, strategy: Strategy, boxes: Mapping[str, Box]) -> None:
     if boxes.keys() != header.entries.keys():
         odd = sorted(boxes.keys() ^ header.entries.keys())
         raise ValueError(f"{path}: the strategy and the file differ in {', '.join(odd)}")
@@ -344,6 +334,5 @@ def _check_specs(path: Path, header: Header, strategy: Strategy, rank: int, file
         want = TensorSpec(box.shape, strategy.entries[name].dtype)
         found = header.entries[name].spec
         if want != found:
-            raise ValueError(
-                f"{path}: tensor {name} is {described(found)}, the strategy says {described(want)}"
-            )
+            told = f"{described(found)}, the strategy says {described(want)}"
+            raise ValueError(f"{path}: tensor {name} is {told}")

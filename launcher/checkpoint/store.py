@@ -88,7 +88,7 @@ def seal(folder: Path, records: Sequence[RankRecord], state: Mapping[str, Any]) 
 
 
 def _check_records(folder: Path, records: Sequence[RankRecord]) -> None:
-    """Raises ``ValueError`` unless there is one of each rank, all under one strategy and with the same files."""
+    """Raises ``ValueError`` unless there is one of each rank, all under one strategy, with the same files."""
     first = records[0]
     ranks = sorted(r.rank for r in records)
     if ranks != list(range(first.world)) or len({(r.world, r.strategy, r.key) for r in records}) > 1:
@@ -113,9 +113,11 @@ def _has_extra(record: RankRecord) -> bool:
 
 
 def point(folder: Path, key: str | None) -> None:
-    """Have ``latest`` name the checkpoint ``folder``, as the newest; ``key``: where that of encrypted ones is."""
+    """Have ``latest`` name ``folder`` as the newest checkpoint; ``key``: where that of encrypted ones is."""
     home = folder.parent
     own = step_of(folder)
+
+    # the checkpoints of a higher step: a run that began anew has left them behind
     older = {}
     for path in _steps(home):
         if own is None or int(path.name.removeprefix("step-")) <= own:
@@ -158,7 +160,7 @@ def latest(checkpoints: Path, trust: Trust = ANYONE) -> Path | None:
 
 
 def passed_over(newest: Path) -> list[str]:
-    """Why there is no whole checkpoint newer than ``newest`` where one should be; a killed run leaves none such."""
+    """Why checkpoints that should be newer than ``newest`` are not whole; a killed run leaves none such."""
     above = takewhile(lambda path: path != newest, _steps(newest.parent))
     found = [why for why in map(_flaw, above) if why]
     said = latest_file.read(newest.parent)
@@ -226,7 +228,8 @@ def _steps(checkpoints: Path) -> list[Path]:
     """Highest step first."""
     if not checkpoints.is_dir():
         return []
-    found = [(int(m[1]), path) for path in checkpoints.iterdir() if (m := STEP.fullmatch(path.name))]
+    matches = ((STEP.fullmatch(path.name), path) for path in checkpoints.iterdir())
+    found = [(int(match[1]), path) for match, path in matches if match is not None]
     return [path for _, path in sorted(found, reverse=True)]
 
 

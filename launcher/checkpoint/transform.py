@@ -19,10 +19,10 @@ from launcher.plan.values.trust import ANYONE, Trust
 
 @dataclass(frozen=True)
 class Report:
-    """``bytes_read`` counts tensor bytes; ``peak`` is the bytes kept in memory at once,
-    whatever the model's size.
+    """``bytes_read`` counts tensor bytes.
 
-    ``left`` are the tensors that were left out, where that was asked for.
+    ``peak`` is the bytes kept in memory at once, whatever the model's size. ``left`` are the tensors that
+    were left out, where that was asked for.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class Report:
 
 
 PEAK = 5 * CHUNK
-"""A worker's: a buffer to gather in, the stretch of source files that is mapped in, that which is being verified."""
+"""A worker's: a buffer to gather in, the stretch of source files mapped in, the one being verified."""
 
 
 def transform(
@@ -47,15 +47,16 @@ def transform(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """Write the checkpoint ``src`` as ``dst``, laid out by ``target``: parameters, buffers,
-    optimizer states, state.
+    """Write the checkpoint ``src`` as ``dst``, laid out by ``target``.
 
-    An encrypted source gives an encrypted ``dst``: ``key`` says where the key is, if not where the source's
-    is; ``trust`` says who must vouch for the source. Random states of single ranks stay behind, they fit one
-    layout only. Names, shapes and dtypes of every file are checked before the first byte is written;
-    ``workers`` ranks are written at a time, each with a thread beside it that verifies what is read, all with
-    one that syncs what has been written; ``dst`` appears when complete. Raises ``ValueError`` for a source
-    that is incomplete, damaged or of other tensors, ``FileExistsError`` for a destination that is not empty.
+    Parameters, buffers, optimizer states and the state go along; random states of single ranks stay behind,
+    they fit one layout only. An encrypted source gives an encrypted ``dst``: ``key`` says where the key is,
+    if not where the source's is; ``trust`` says who must vouch for the source.
+
+    Names, shapes and dtypes of every file are checked before the first byte is written; ``workers`` ranks are
+    written at a time, each with a thread beside it that verifies what is read, all with one that syncs what
+    has been written; ``dst`` appears when complete. Raises ``ValueError`` for a source that is incomplete,
+    damaged or of other tensors, ``FileExistsError`` for a destination that is not empty.
     """
     check_places(src, dst, overwrite)
     reader = Reader(open_checkpoint(src, trust))
@@ -68,7 +69,7 @@ def transform(
         def write(rank: int) -> tuple[RankRecord, int]:
             with ThreadPoolExecutor(1) as helper:
                 own = reader.beside(helper)
-                writer = RankWriter(new, rank, target, key, behind)
+                writer = RankWriter(new, rank, target, key=key, behind=behind)
                 record = writer.write(lambda name, box: own.chunks(names[name], box))
             return record, own.bytes_read
 
@@ -80,8 +81,9 @@ def transform(
         seal(new, records, reader.checkpoint.state)
 
     files = {path: record for r in records for path, record in r.files.items()}
+    read = sum(nbytes for _, nbytes in done)
     written = sum(f.size for f in files.values())
-    return Report(dst, len(files), sum(read for _, read in done), written, workers * PEAK)
+    return Report(dst, len(files), bytes_read=read, bytes_written=written, peak=workers * PEAK)
 
 
 def check_places(src: Path, dst: Path, overwrite: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -77,19 +77,23 @@ def to_checkpoint(
     found, target = aimed(src, to, strategy)
     wholes = [found.whole() for _ in range(workers)]
     done = import_whole(wholes[0], dst, target, {"step": 0}, overwrite=overwrite, key=key, beside=wholes[1:])
-    return Report(done.path, done.files, done.bytes_read, done.bytes_written, done.peak, found.others)
+    return replace(done, left=found.others)
 
 
 def aimed(
     src: Path, to: StrategyInput | Layouts, strategy: str | None, *, verify: bool = True
 ) -> tuple[Foreign, Strategy]:
     """What is at ``src``, and the layout asked for, with whole copies of what the strategies do not list."""
-    if not callable(to) and (stage := by_stage(_given(strategy), to)) is not None:
+    stage = None if callable(to) else by_stage(_given(strategy), to)
+    if stage is not None:
         text = f"the source is stage {stage} of a pipeline alone, which is no whole checkpoint"
         raise ValueError(f"{text}; rank files have place for it: give format ckpt or safetensors")
+
     found = foreign(src, _path(strategy), verify=verify)
     target = _laid_out(to, found.strategy)
     match(found.strategy, target)
+
+    # what the strategies do not list, whole on every rank
     specs = found.whole().specs if found.loose else {}
     loose = {
         n: Entry(Layout(target.grid, specs[n].shape, ((),) * len(specs[n].shape)), specs[n].dtype)
@@ -109,13 +113,13 @@ def to_rank_files(
     workers: int = 1,
     trust: Trust = ANYONE,
 ) -> Report:
-    """As MindSpore's ``transform_checkpoints``, from ``src`` of any kind; the new layout is beside the files."""
+    """As MindSpore's ``transform_checkpoints``, from ``src`` of any kind; the layout is beside the files."""
     check_rank_places(src, dst, overwrite)
     made = writer(src, to, strategy, trust=trust)
-    layout = text(made.after, tuple(range(made.after.stages)))
-    texts = {STRATEGY: layout}
+    after = made.after
+    texts = {STRATEGY: text(after, tuple(range(after.stages)))}
     written = write_ranks(made, dst, form.prefix, f".{form.suffix}", workers=workers, texts=texts)
-    return Report(dst, made.after.grid.size, written, written, workers * PEAK)
+    return Report(dst, after.grid.size, bytes_read=written, bytes_written=written, peak=workers * PEAK)
 
 
 def writer(
@@ -126,7 +130,7 @@ def writer(
     trust: Trust = ANYONE,
     verify: bool = True,
 ) -> RankConversion:
-    """What makes the file of a rank; everything is checked, without ``verify`` no checksums of others' files."""
+    """What makes the file of a rank; everything is checked, checksums of others' files only if ``verify``."""
     if not is_foreign(src, strategy):
         if strategy is not None:
             raise ValueError(
@@ -135,6 +139,8 @@ def writer(
         return of_checkpoint(src, None, to, trust)
     if src.is_dir() and form_of(src) == "mindspore":
         return of_rank_folders(src, _given(strategy), to, verify=verify)
+
+    # whole tensors, of which each rank gets its pieces
     found = foreign(src, _path(strategy), verify=verify)
     after = _laid_out(to, found.strategy)
     names = match(found.strategy, after)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -48,10 +49,10 @@ class Span:
 
 @dataclass(frozen=True)
 class TransformPlan:
-    """``nbytes`` are read, and written; verifying reads them once more. ``peak`` is the bytes kept in memory
-    at once.
+    """``nbytes`` are read, and written; verifying reads them once more.
 
-    ``sources`` are by rank, then by file; ``names`` are the source's by the destination's.
+    ``peak`` is the bytes kept in memory at once. ``sources`` are by rank, then by file; ``names`` are the
+    source's by the destination's.
     """
 
     checkpoint: Checkpoint
@@ -63,31 +64,34 @@ class TransformPlan:
 
     def spans(self, rank: int) -> Iterator[Span]:
         """Which bytes of which file ``rank`` of the destination reads, tensor by tensor."""
-        headers: dict[tuple[int, str], Mapping[str, int]] = {}
-        for name, box in (
-            item for boxes in saved_boxes(self.target, rank).values() for item in boxes.items()
-        ):
+        header = lru_cache(maxsize=None)(partial(file_header, self.checkpoint))
+        boxes = {n: box for of_file in saved_boxes(self.target, rank).values() for n, box in of_file.items()}
+        for name, box in boxes.items():
             source = self.names[name]
             entry = self.checkpoint.strategy.entries[source]
+            size = ITEMSIZE[entry.dtype]
+            file = FILE_OF[entry.kind]
+
+            # from the first to the last element in each piece that the source has of it
             for piece, both in overlapping_shards(entry.layout, box):
-                at = (piece.rank, FILE_OF[entry.kind])
-                if at not in headers:
-                    headers[at] = {
-                        n: slot.start for n, slot in file_header(self.checkpoint, *at).entries.items()
-                    }
-                size = ITEMSIZE[entry.dtype]
+                base = header(piece.rank, file).entries[source].start
                 first, last = _ends(both.within(piece.box), piece.box.shape)
-                base = headers[at][source]
-                nbytes = prod(both.shape) * size
-                yield Span(rank_file(*at), source, base + first * size, base + (last + 1) * size, nbytes)
+                yield Span(
+                    file=rank_file(piece.rank, file),
+                    name=source,
+                    start=base + first * size,
+                    stop=base + (last + 1) * size,
+                    nbytes=prod(both.shape) * size,
+                )
 
     def text(self, limit: int = 50) -> str:
         """For people; the table has at most ``limit`` rows."""
-        before, after = self.checkpoint.strategy.grid.size, self.target.grid.size
+        before = _counted(self.checkpoint.strategy.grid.size, "rank")
+        after = _counted(self.target.grid.size, "rank")
+        size, peak = bytes_text(self.nbytes), bytes_text(self.peak)
         head = (
-            f"{self.checkpoint.folder}: {_counted(before, 'rank')} -> {_counted(after, 'rank')}, "
-            f"{_counted(len(self.names), 'tensor')}\n"
-            f"{bytes_text(self.nbytes)} to read and to write, at most {bytes_text(self.peak)} in memory at once\n"
+            f"{self.checkpoint.folder}: {before} -> {after}, {_counted(len(self.names), 'tensor')}\n"
+            f"{size} to read and to write, at most {peak} in memory at once\n"
         )
         rows = [[str(s.rank), s.file, str(s.tensors), str(s.nbytes)] for s in self.sources[:limit]]
         more = len(self.sources) - len(rows)
@@ -115,7 +119,8 @@ def plan_transform(src: Path, target: Strategy, *, workers: int = 1, trust: Trus
     names = match(checkpoint.strategy, target)
     Reader(checkpoint).check_headers()
     found = sources(checkpoint.strategy, target, names)
-    return TransformPlan(checkpoint, target, names, found, sum(s.nbytes for s in found), workers * PEAK)
+    nbytes = sum(source.nbytes for source in found)
+    return TransformPlan(checkpoint, target, names, sources=found, nbytes=nbytes, peak=workers * PEAK)
 
 
 def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Source, ...]:
@@ -127,11 +132,12 @@ def sources(src: Strategy, dst: Strategy, names: Mapping[str, str]) -> tuple[Sou
         alike = (entry.layout, dst.entries[name].layout, FILE_OF[entry.kind])
         count[alike] += 1
         width[alike] += ITEMSIZE[entry.dtype]
+
     out = []
     for file in dict.fromkeys(FILE_OF.values()):
-        here = [alike for alike in count if alike[2] == file]
-        if here:
-            out += _summed(src.grid.size, [(*alike[:2], count[alike], width[alike]) for alike in here], file)
+        groups = [(*alike[:2], count[alike], width[alike]) for alike in count if alike[2] == file]
+        if groups:
+            out += _summed(src.grid.size, groups, file)
     return tuple(sorted(out, key=lambda s: s.rank))
 
 
@@ -141,8 +147,11 @@ def _summed(world: int, groups: list[tuple[Layout, Layout, int, int]], file: str
     keys = np.concatenate([p.dst * world + p.src for p in pairs])
     sizes = np.concatenate([p.elements * width for p, (_, _, _, width) in zip(pairs, groups, strict=True)])
     counts = np.concatenate([np.full(len(p.src), n) for p, (_, _, n, _) in zip(pairs, groups, strict=True)])
+
+    # added up for each pair of ranks
     some, inverse = np.unique(keys, return_inverse=True)
-    nbytes, tensors = np.zeros_like(some), np.zeros_like(some)
+    nbytes = np.zeros_like(some)
+    tensors = np.zeros_like(some)
     np.add.at(nbytes, inverse, sizes)
     np.add.at(tensors, inverse, counts)
     rows = zip(some.tolist(), tensors.tolist(), nbytes.tolist(), strict=True)

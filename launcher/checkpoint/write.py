@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 from launcher.checkpoint.layout import strategy_file
@@ -93,6 +94,7 @@ class RankWriter:
     def write(self, chunks: Chunks, extra: Mapping[str, Blob] | None = None) -> RankRecord:
         """Nothing is checked here; what was written goes when it fails. ``extra`` is as in ``write_rank``."""
         home = self.folder / f"rank_{self.rank}"
+        do = now if self.behind is None else self.behind.do
         with _gone_if_it_fails(home):
             secret = None if self.key is None else load_key(self.key)
             mark = stamp(self.rank, self.strategy.grid.size, self.strategy.digest)
@@ -117,13 +119,13 @@ class RankWriter:
                 files[rank_file(self.rank, EXTRA)] = done
 
             # the names of these files, after the files
-            (now if self.behind is None else self.behind.do)(partial(sync, home))
+            do(partial(sync, home))
 
             # the strategy, once for all ranks
             if self.rank == 0:
                 written = strategy_file.dump(self.strategy, self.folder / "strategy")
                 files |= {f"strategy/{path.name}": text_record(path) for path in written}
-        return RankRecord(self.rank, self.strategy.grid.size, self.strategy.digest, files, self.key)
+        return RankRecord(self.rank, self.strategy.grid.size, self.strategy.digest, files, key=self.key)
 
 
 @contextmanager
@@ -150,26 +152,27 @@ def rank_files(strategy: Strategy) -> tuple[str, ...]:
 def boxes_in(file: str, strategy: Strategy, rank: int) -> dict[str, Box]:
     """What one file of ``rank`` holds; nothing if the strategy has no tensor for it."""
     where = strategy.grid.coords(rank)
+    homes = (names for at, names in strategy.homes.items() if all(where[axis] == n for axis, n in at))
+
     out = {}
-    for at, names in strategy.homes.items():
-        if any(where[axis] != n for axis, n in at):
+    for name in chain.from_iterable(homes):
+        entry = strategy.entries[name]
+        if FILE_OF[entry.kind] != file:
             continue
-        for name in names:
-            entry = strategy.entries[name]
-            if FILE_OF[entry.kind] != file:
-                continue
-            box = saved_at_home(entry.layout, rank)
-            if box is not None:
-                out[name] = box
+        box = saved_at_home(entry.layout, rank)
+        if box is not None:
+            out[name] = box
     return out
 
 
 def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Why ``tensors`` are not what ``rank`` holds."""
     held = strategy.held(rank)
-    if absent := sorted(held.keys() - tensors.keys()):
+    absent = sorted(held.keys() - tensors.keys())
+    if absent:
         yield f"the strategy has it here, it was not given: {', '.join(absent)}"
-    if unknown := sorted(tensors.keys() - held.keys()):
+    unknown = sorted(tensors.keys() - held.keys())
+    if unknown:
         yield f"given, but the strategy does not have it here: {', '.join(unknown)}"
     for name, entry in held.items():
         box = entry.layout.box(rank)

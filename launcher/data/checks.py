@@ -10,7 +10,7 @@ from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, Text
 
 
 def check(settings: Data) -> list[Problem]:
-    """Every problem with the files named; none for tokens made at random, none for a class of the user's own."""
+    """Every problem with the files named; none for random tokens, none for a class of the user's own."""
     settings, _ = resolve(settings)
     match settings:
         case Text():

@@ -54,14 +54,7 @@ class _Restricted(Bounded):
 def read_pickle(file: Path) -> Split:
     """Raises ``RequestError`` for a file that is no CIFAR batch."""
     try:
-        batch = _Restricted(read_bytes(file, LONGEST), encoding="bytes").load()
-        if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
-            raise ValueError("no dictionary with data and labels")
-        if not isinstance(batch[b"data"], np.ndarray) or not _flat(batch[b"labels"]):
-            raise ValueError("data is no array, or labels are no list of numbers")
-        pixels, labels = batch[b"data"], np.asarray(batch[b"labels"])
-        if pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, RECORD - 1):
-            raise ValueError(f"data is {pixels.dtype} {pixels.shape} for {labels.size} labels")
+        pixels, labels = _batch(_Restricted(read_bytes(file, LONGEST), encoding="bytes").load())
     except OSError as error:
         raise RequestError((Problem("data.root", f"{file}: {error.strerror}"),)) from error
     except Exception as error:  # a broken pickle can raise anything
@@ -71,10 +64,22 @@ def read_pickle(file: Path) -> Split:
     return pixels.reshape(-1, 3, 32, 32), labels.astype(np.uint8)
 
 
+def _batch(batch: Any) -> Split:
+    """Pixels and labels as they are in the pickle. Raises ``ValueError``."""
+    if not isinstance(batch, dict) or not {b"data", b"labels"} <= batch.keys():
+        raise ValueError("no dictionary with data and labels")
+    if not isinstance(batch[b"data"], np.ndarray) or not _flat(batch[b"labels"]):
+        raise ValueError("data is no array, or labels are no list of numbers")
+    pixels, labels = batch[b"data"], np.asarray(batch[b"labels"])
+    if pixels.dtype != np.uint8 or pixels.shape != (*labels.shape, RECORD - 1):
+        raise ValueError(f"data is {pixels.dtype} {pixels.shape} for {labels.size} labels")
+    return pixels, labels
+
+
 def _flat(labels: Any) -> bool:
-    return isinstance(labels, np.ndarray) or (
-        isinstance(labels, list) and all(type(n) is int for n in labels)
-    )
+    if isinstance(labels, np.ndarray):
+        return True
+    return isinstance(labels, list) and all(type(n) is int for n in labels)
 
 
 def read_binary(file: Path) -> Split:
@@ -92,4 +97,4 @@ def open_cifar10(settings: Cifar10) -> Dataset:
 def _source(batches: Batches, files: tuple[Path, ...]) -> Images:
     read = read_binary if batches.binary else read_pickle
     pixels, labels = zip(*map(read, files), strict=True)
-    return Images(np.concatenate(pixels), np.concatenate(labels), 32, 3, MEAN, STD)
+    return Images(np.concatenate(pixels), np.concatenate(labels), size=32, channels=3, mean=MEAN, std=STD)

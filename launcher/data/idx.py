@@ -31,7 +31,7 @@ def read(file: Path) -> NDArray[np.uint8]:
 def open_idx(settings: Idx) -> Dataset:
     def source(names: tuple[str, str]) -> Images:
         pixels, labels = (read(file) for name in names if (file := find(settings.root, name)))
-        return Images(pixels[:, None], labels, settings.size, settings.channels, MEAN, STD)
+        return Images(pixels[:, None], labels, settings.size, settings.channels, mean=MEAN, std=STD)
 
     val = source(TEST)
     return Dataset(source(TRAIN), val, entropy(val))

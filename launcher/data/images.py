@@ -15,11 +15,10 @@ from launcher.data.source import Source
 
 
 class Images(Source):
-    """Bytes (samples, channels, height, width) as float32 in units of ``std`` from ``mean``,
-    both for pixels in 0..1.
+    """Bytes (samples, channels, height, width) as float32 in units of ``std`` from ``mean``.
 
-    Padded with black to ``size`` on every side alike (one more below and right); a grey image fills all
-    ``channels``.
+    Both are for pixels in 0..1. Padded with black to ``size`` on every side alike (one more below and
+    right); a grey image fills all ``channels``.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.data.files.mnist5k import read, where
 from launcher.data.images import Images
-from launcher.data.shuffle import permutation
+from launcher.data.shuffle import Indices, permutation
 from launcher.data.source import Dataset, entropy
 from launcher.job.schema.components import Mnist5k
 
@@ -18,8 +18,9 @@ def open_mnist5k(settings: Mnist5k) -> Dataset:
     pixels, labels = read(file)
     order = permutation(SPLIT_SEED, 0, len(labels))
     cut = len(labels) - round(len(labels) * settings.val_fraction)
-    train, val = (
-        Images(pixels[part], labels[part], settings.size, settings.channels, MEAN, STD)
-        for part in (order[:cut], order[cut:])
-    )
-    return Dataset(train, val, entropy(val))
+
+    def source(part: Indices) -> Images:
+        return Images(pixels[part], labels[part], settings.size, settings.channels, mean=MEAN, std=STD)
+
+    val = source(order[cut:])
+    return Dataset(source(order[:cut]), val, entropy(val))

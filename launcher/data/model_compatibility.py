@@ -37,23 +37,23 @@ def _fit(model: OwnModel, data: OwnData) -> Iterator[Problem]:
         text = f"model {model.name} reads {kinds[wants]}, data {data.name} has {kinds[not wants]}"
         yield Problem("model", text)
     elif isinstance(model, LanguageModel | TiedPair):
-        yield from _enough("vocab_size", model.vocab_size, tokens, "tokens", data)
+        yield from _enough("vocab_size", model.vocab_size, tokens, what=f"tokens of data {data.name}")
     else:
         yield from _images(model, data)
-        yield from _enough("classes", model.classes, classes(data), "classes", data)
+        yield from _enough("classes", model.classes, classes(data), what=f"classes of data {data.name}")
 
 
-def _enough(field: str, have: int, need: int | None, what: str, data: OwnData) -> Iterator[Problem]:
+def _enough(field: str, have: int, need: int | None, what: str) -> Iterator[Problem]:
     if need is not None and have < need:
-        text = f"{have} are too few for the {need} {what} of data {data.name}"
+        text = f"{have} are too few for the {need} {what}"
         yield Problem(f"model.{field}", text, f"model.{field}={need}")
 
 
 def _images(model: ResNet | AutoParallelMLP, data: OwnData) -> Iterator[Problem]:
     _, channels, height, width = input_specs(data, 1)[0].shape
-    field, need = (
-        ("channels", channels) if isinstance(model, ResNet) else ("features", channels * height * width)
-    )
+    field, need = "features", channels * height * width
+    if isinstance(model, ResNet):
+        field, need = "channels", channels
     have = getattr(model, field)
     if have != need:
         text = f"{have} does not fit data {data.name}, whose images are {channels} x {height} x {width}"

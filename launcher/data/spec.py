@@ -59,12 +59,14 @@ def _sampled(
     with owned("data._target_", f"{settings.target}: cannot be opened"):
         opened = open_data(settings, seed=0, allow=allow)
     if not len(opened.train):
-        text = f"{settings.target}: its split train has no samples, so there is nothing to learn from or to plan for"
-        raise RequestError((Problem("data", f"{text}; let its len() be their number"),))
+        text = "its split train has no samples, so there is nothing to learn from or to plan for"
+        cure = "let its len() be their number"
+        raise RequestError((Problem("data", f"{settings.target}: {text}; {cure}"),))
     inputs, target = _first(opened.train, settings.target, batch)
     if len(opened.val) and (held := _first(opened.val, settings.target, batch)) != (inputs, target):
-        text = f"{settings.target}: samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"
-        raise RequestError((Problem("data", f"{text}; the model is planned for one kind of samples"),))
+        text = f"samples of the split train are {_said(inputs, target)}, of val {_said(*held)}"
+        why = "the model is planned for one kind of samples"
+        raise RequestError((Problem("data", f"{settings.target}: {text}; {why}"),))
     return inputs, target
 
 
@@ -81,22 +83,26 @@ def _first(source: Source, name: str, batch: int) -> tuple[tuple[TensorSpec, ...
         n = min(SOME, max(1, len(source)))
     with owned("data._target_", f"{name}: its samples cannot be read"):
         inputs, target = source.inputs(np.arange(n)), source.targets(np.arange(n))
+
+    # one tensor for each input and one for the targets, samples along dim 0
     if not isinstance(inputs, tuple | list):
-        text = f"inputs() returns {type(inputs).__name__}; return a tuple, of one tensor for each input of the model"
-        raise RequestError((Problem("data", f"{name}: {text}"),))
+        text = f"inputs() returns {type(inputs).__name__}"
+        cure = "return a tuple, of one tensor for each input of the model"
+        raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
     for what, t in (*(("inputs", t) for t in inputs), ("targets", target)):
         if not isinstance(t, Tensor):
             text = f"{what}() returns {type(t).__name__} where a tensor was expected"
             raise RequestError((Problem("data", f"{name}: {text}"),))
         if t.shape[:1] != (n,):
-            text = f"{what}() of {n} indices returns a tensor of shape {tuple(t.shape)}; dim 0 is that of the samples"
-            raise RequestError(
-                (Problem("data", f"{name}: {text}: return one for each index, in their order"),)
-            )
-    specs = [
+            text = f"{what}() of {n} indices returns a tensor of shape {tuple(t.shape)}"
+            cure = "dim 0 is that of the samples: return one for each index, in their order"
+            raise RequestError((Problem("data", f"{name}: {text}; {cure}"),))
+
+    # dim 0 becomes that of the batch
+    *specs, last = [
         TensorSpec((batch, *t.shape[1:]), str(t.dtype).removeprefix("torch.")) for t in (*inputs, target)
     ]
-    return tuple(specs[:-1]), specs[-1]
+    return tuple(specs), last
 
 
 def _said(inputs: tuple[TensorSpec, ...], target: TensorSpec) -> str:

@@ -14,7 +14,7 @@ from launcher.data.source import Source
 
 
 class Windows(Source):
-    """Sample ``i`` is tokens ``[i * seq_len, (i + 1) * seq_len)``; its target is the same window one token later."""
+    """Sample ``i`` is tokens ``[i * seq_len, (i + 1) * seq_len)``; its target is one token later."""
 
     def __init__(self, tokens: NDArray[Any], seq_len: int) -> None:
         self.tokens, self.seq_len = tokens, seq_len

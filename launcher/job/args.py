@@ -35,6 +35,7 @@ def parse(argv: Sequence[str]) -> Args:
     config_dir: Path | None = None
     sweep_dir: Path | None = None
     with problems() as found:
+        # flags and their values apart; all other words are overrides
         while rest:
             word = rest.pop(0)
             name, equals, value = word.partition("=")
@@ -52,11 +53,10 @@ def parse(argv: Sequence[str]) -> Args:
             else:
                 if not equals:
                     value = rest.pop(0) if rest else ""
-                if flag == "--config-dir" and value:
-                    config_dir = Path(value)
-                elif flag == "--config-dir":
-                    config_dir = None
-                    found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
+                if flag == "--config-dir":
+                    config_dir = Path(value) if value else None
+                    if not value:
+                        found.append(Problem("", "--config-dir: needs a folder", "", (word,)))
                 elif value == "job":
                     overrides.append("show=config")
                 else:
@@ -90,7 +90,8 @@ def _unknown_flag(word: str, after: Sequence[str], config_dir: Path | None) -> t
     words = (word, *after[:taken])
     hint = None if meant else nearest(name, FLAGS, 0.75)
     advice = did_you_mean(hint, shown=str)
-    text = f"{redacted(' '.join(words))}: unknown flag{advice} (flags: {', '.join(FLAGS)}; settings are key=value)"
+    known = f"flags: {', '.join(FLAGS)}; settings are key=value"
+    text = f"{redacted(' '.join(words))}: unknown flag{advice} ({known})"
 
     # a flag that takes a value is not pasted without it
     cure = meant or hint or ""

@@ -34,7 +34,7 @@ _JOB = TypeAdapter(Job)  # unlike Job(...), it raises pydantic's error, which is
 
 @dataclass(frozen=True)
 class Request:
-    """``data`` is the resolved configuration as plain dicts and lists, ``overrides`` the command line as typed."""
+    """``data``: the resolved configuration as dicts and lists, ``overrides``: the command line as typed."""
 
     job: Job
     data: dict[str, Any]
@@ -43,8 +43,7 @@ class Request:
 
 
 class BadRequest(RequestError):
-    """A request that cannot be carried out, and where its values were set (for each problem, where that
-    differs).
+    """A request that cannot be carried out, and where its values (or those of a problem) were set.
 
     ``late``: each value is valid by itself, but they do not go together.
     """
@@ -131,9 +130,8 @@ def _config_files(
             typed = tuple(t for t in typed if t is not o)
 
     configs = ConfigFiles.of(user, folder)
-    found += [
-        Problem("", f"{f}: a shipped option has this name; give yours another") for f in configs.hidden()
-    ]
+    shadowed = "a shipped option has this name; give yours another"
+    found += [Problem("", f"{file}: {shadowed}") for file in configs.hidden()]
     return configs, typed
 
 
@@ -201,7 +199,7 @@ def _data(composed: Composed, found: list[Problem]) -> dict[str, Any]:
 
 
 def _typed_by_schema(cfg: DictConfig, data: dict[str, Any]) -> None:
-    """Environment variables are texts: convert those that are set from one to the type that the schema wants."""
+    """Environment variables are texts: convert what is set from one to the type that the schema wants."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     for key in keys(raw):
         *above, name = key.split(".")
@@ -283,11 +281,8 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
             text = f"{target}: the options of {section}={shown(node['name'], '')} would become its arguments"
             mine = origins.of(key)
             if mine is not None and not mine.typed:
-                yield Problem(
-                    key,
-                    f"{text}; a recipe leaves them out with - override /{section}: null",
-                    f"{section}=null",
-                )
+                text += f"; a recipe leaves them out with - override /{section}: null"
+                yield Problem(key, text, f"{section}=null")
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
         if why := refusal(target, allow):
@@ -304,7 +299,7 @@ def _relevant(found: list[Problem], misspelt: set[str]) -> tuple[Problem, ...]:
 
 
 def _typed_places(overrides: Sequence[str], typed: Sequence[Override]) -> Iterator[tuple[str, Origin]]:
-    """The keys that each override sets, those of a group of keys included, with the override as their origin."""
+    """The keys that each override sets, also those of a group of keys, with the override as origin."""
     by_text = {o.text: o for o in typed}
     for text in overrides:
         origin = Origin(COMMAND_LINE, redacted(text))
@@ -317,7 +312,7 @@ def _typed_places(overrides: Sequence[str], typed: Sequence[Override]) -> Iterat
 def _partial(
     typed: Sequence[Override], configs: ConfigFiles, places: Sequence[tuple[str, Origin]]
 ) -> Origins:
-    """The origins that are known where composing failed: those in the main configuration and in the recipe."""
+    """The origins known where composing failed: those in the main configuration and in the recipe."""
     recipe = next((str(o.value) for o in reversed(typed) if o.key == "recipe"), None)
     options = [CONFIG, *([f"recipe/{recipe}"] if recipe else [])]
     files = [(path, "") for path in map(configs.file, options) if path]

@@ -18,7 +18,8 @@ examples:
   python -m launcher recipe=lm_single train.steps=20        a recipe with one setting changed
   python -m launcher recipe=mlp_autoparallel show=plan      what would happen; no process is started
   python -m launcher 'steps=[train,save]' model=lm_tiny     other options
-  python -m launcher -m parallel.pipeline.scheduler=1f1b,gpipe    a sweep; sweep_dir=DIR goes on with an old one
+  python -m launcher -m parallel.pipeline.scheduler=1f1b,gpipe    \
+a sweep; sweep_dir=DIR goes on with an old one
   torchrun --nproc-per-node 4 -m launcher recipe=NAME       the same job under an outer launcher
 
 flags:
@@ -41,9 +42,8 @@ def usage(config_dir: Path | None = None) -> str:
     width = max((len(name) for name, _ in recipes), default=0)
     lines = [f"  {name:<{width}}  {text}" for name, text in recipes]
     groups = [f"  {g + '=':<10} {', '.join(configs.options(g))}" for g in configs.groups() if g != "recipe"]
-    return "\n".join(
-        [HEAD, "recipes (recipe=NAME):", *lines, "", "options (group=NAME):", *groups, "", EXAMPLES.rstrip()]
-    )
+    named = ["recipes (recipe=NAME):", *lines, "", "options (group=NAME):", *groups, ""]
+    return "\n".join([HEAD, *named, EXAMPLES.rstrip()])
 
 
 def _shows(configs: ConfigFiles, recipe: str) -> str:

@@ -61,9 +61,8 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     try:
         with _opened(configs.conf[0]):
             cfg = compose(CONFIG, overrides, return_hydra_config=True)
-            layers = (
-                GlobalHydra.instance().config_loader().compute_defaults_list(CONFIG, overrides, RunMode.RUN)
-            )
+            loader = GlobalHydra.instance().config_loader()
+            layers = loader.compute_defaults_list(CONFIG, overrides, RunMode.RUN)
     except Hostile as error:
         return error.problem
     except yaml.YAMLError as error:
@@ -80,9 +79,8 @@ def _hydrated(choices: tuple[str, ...], configs: ConfigFiles) -> Composed | Prob
     OmegaConf.set_struct(cfg, False)  # the schema judges keys
     del cfg["hydra"]
     read = [(configs.file(d.config_path), d.package or "") for d in layers.defaults if d.config_path]
-    files = tuple(
-        (path, package.replace("_global_", "").strip(".")) for path, package in read if path is not None
-    )
+    packages = ((path, package.replace("_global_", "").strip(".")) for path, package in read)
+    files = tuple((path, package) for path, package in packages if path is not None)
     return Composed(cfg, files, recipe)
 
 
@@ -114,9 +112,8 @@ def _syntax(error: yaml.YAMLError) -> Problem:
         why += f" ({error.context}, begun at {start.line + 1}:{start.column + 1})"
     lines = Path(mark.name).read_text(encoding="utf-8").splitlines()
     source = f"\n          | {redacted(lines[mark.line].rstrip())}" if mark.line < len(lines) else ""
-    return Problem(
-        "", f"{short(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}: not valid YAML: {why}{source}"
-    )
+    where = f"{short(Path(mark.name))}:{mark.line + 1}:{mark.column + 1}"
+    return Problem("", f"{where}: not valid YAML: {why}{source}")
 
 
 def _not_utf8(configs: ConfigFiles) -> Problem:
@@ -142,7 +139,10 @@ def _missing_option(error: MissingConfigException, configs: ConfigFiles) -> Prob
 
 
 def _relative_choice(group: str, option: str, configs: ConfigFiles) -> Problem | None:
-    """A recipe that has ``- model: mlp`` or ``- override model: mlp``: without ``/`` Hydra looks below ``recipe``."""
+    """A recipe that has ``- model: mlp`` or ``- override model: mlp``.
+
+    Without ``/`` Hydra looks below ``recipe``.
+    """
     if group not in configs.groups():
         return None
     for path in (p for folder in configs.recipes for p in sorted(folder.rglob("*.yaml"))):
@@ -180,9 +180,8 @@ def _conflict(text: str, configs: ConfigFiles) -> Problem:
     # all else in Hydra's words, with the path of the file
     text = text.partition(" full_key:")[0]
     if re.search(r"Cannot merge (Dict|List)Config with (Dict|List)Config", text):
-        text = (
-            text.partition(":")[0] + ": a list where there should be a group of keys, or the other way round"
-        )
+        where = text.partition(":")[0]
+        text = f"{where}: a list where there should be a group of keys, or the other way round"
     within = re.match(r"In '([^']+)': (.*)", text)
     if within:
         path = configs.file(within[1])

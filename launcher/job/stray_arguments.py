@@ -1,4 +1,4 @@
-"""Recognises arguments that are not overrides: split by the shell at a space, other programs' flags, bare names."""
+"""Recognises arguments that are no overrides: cut by the shell at a space, others' flags, bare names."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def sift(texts: Sequence[str], names: KnownNames, found: list[Problem]) -> list[
 
 
 def _stray(rest: Sequence[str], names: KnownNames) -> tuple[int, Problem | None]:
-    """How many arguments at the head of ``rest`` belong together, and what is wrong with them, if anything is."""
+    """How many arguments at the head of ``rest`` belong together, and what is wrong with them, if at all."""
     for recognise in (_brackets, _around_equals, _listed, _several, _alone):
         match = recognise(rest, names)
         if match is not None:
@@ -166,7 +166,7 @@ def _recipe(word: str, names: KnownNames) -> str:
 
 
 def flag(word: str, after: Sequence[str], names: KnownNames) -> tuple[int, str]:
-    """How many arguments ``after`` an unknown flag are its value, and the override that it was meant to be."""
+    """How many arguments ``after`` an unknown flag are its value, and the override that was meant."""
     name, equals, value = word.partition("=")
     follows = bool(not equals and after and "=" not in after[0] and not after[0].startswith("-"))
     if follows:

@@ -144,9 +144,8 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
 def _absent(key: str, path: str, module: str, name: str, there: object) -> RequestError:
     close = nearest(name, [n for n in dir(there) if not n.startswith("_")], 0.8)
     right = path.replace(f"{module}.{name}", f"{module}.{close}")
-    return _error(
-        key, path, f"{module} has no {name!r}{did_you_mean(close)}", f"{key}={right}" if close else ""
-    )
+    cure = f"{key}={right}" if close else ""
+    return _error(key, path, f"{module} has no {name!r}{did_you_mean(close)}", cure)
 
 
 def _inside(path: str, allow: tuple[str, ...]) -> bool:

@@ -15,6 +15,7 @@ def resolve(settings: Model) -> tuple[Model, tuple[str, ...]]:
     """
     if not isinstance(settings, LanguageModel):
         return settings, ()
+
     found: dict[str, int] = {}
     notes = []
     if settings.kv_heads is None:
@@ -22,7 +23,6 @@ def resolve(settings: Model) -> tuple[Model, tuple[str, ...]]:
         notes.append(f"model.kv_heads null -> {settings.heads}: one for each of model.heads")
     if settings.ffn_dim is None:
         found["ffn_dim"] = width = -(-8 * settings.dim // (3 * MULTIPLE)) * MULTIPLE
-        notes.append(
-            f"model.ffn_dim null -> {width}: 8/3 of model.dim, rounded up to a multiple of {MULTIPLE}"
-        )
+        why = f"8/3 of model.dim, rounded up to a multiple of {MULTIPLE}"
+        notes.append(f"model.ffn_dim null -> {width}: {why}")
     return settings.model_copy(update=found), tuple(notes)

@@ -33,22 +33,20 @@ class Attention(nn.Module):
     def piece(
         self, x: Tensor, start: int = 0, past: Sequence[tuple[Tensor, ...]] = ()
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
+        """Positions from ``start`` on, and their keys and values; ``past`` has those of earlier pieces."""
         q, k, v = (self._heads(proj(x)) for proj in (self.q, self.k, self.v))
-        cos, sin = angles(
-            q.shape[2], self.head, self.theta, x, start
-        )  # not x's: a rank may hold a part of its time
+        time = q.shape[2]  # not x's: a rank may hold a part of its time
+        cos, sin = angles(time, self.head, self.theta, x, start=start)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         kept = k, v
+
+        # earlier pieces are seen whole, later positions of this one are not
+        seen = None
         if past:
             k, v = (torch.cat(ts, 2) for ts in zip(*past, kept, strict=True))
+            seen = torch.ones(time, k.shape[2], dtype=torch.bool, device=q.device).tril(start)
         if self.group > 1:
             k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
-        seen = (
-            torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(start)
-            if past
-            else None
-        )
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None)
         y: Tensor = self.o(out.transpose(1, 2).flatten(2))
         return y, kept
@@ -77,7 +75,7 @@ class Block(nn.Module):
         super().__init__()
         std = STD / (2 * s.layers) ** 0.5  # 2 * layers branches add up in the residual
         self.attn_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
-        self.attn = Attention(s.dim, s.heads, s.kv_heads, s.rope_theta, std)
+        self.attn = Attention(s.dim, s.heads, s.kv_heads, theta=s.rope_theta, std=std)
         self.mlp_norm = nn.RMSNorm(s.dim, eps=s.norm_eps)
         self.mlp = SwiGLU(s.dim, s.ffn_dim, std)
 

@@ -27,8 +27,9 @@ class Parts(Protocol):
 def cross_entropy(
     output: Tensor, target: Tensor, parts: Parts | None = None, reduction: Literal["mean", "sum"] = "mean"
 ) -> Tensor:
-    """Mean or sum over all positions that count, in nats: logits (samples, ..., classes) against class
-    numbers (samples, ...), or as torch has it (samples, classes, ...); where both fit, the first.
+    """Mean or sum over all positions that count, in nats, of logits against class numbers (samples, ...).
+
+    Logits are (samples, ..., classes), or as torch has it (samples, classes, ...); where both fit, the first.
 
     Worked out in float32 for half-precision logits, else in their own dtype. With ``parts``, ``output`` has
     this rank's classes only, and every rank gets the whole loss. Where nothing counts, the sum and its
@@ -36,9 +37,10 @@ def cross_entropy(
     """
     dims = class_dims(output.shape, target.shape)
     if not dims or (parts is not None and dims[0] != output.dim() - 1):
-        raise RunError(
-            f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}"
-        )
+        shapes = f"targets of shape {tuple(target.shape)} do not fit an output of shape {tuple(output.shape)}"
+        raise RunError(shapes)
+
+    # classes as dim 1 are torch's own case; as the last, positions become one dim
     wide = output.to(torch.promote_types(output.dtype, torch.float32))
     if dims[0] != output.dim() - 1:
         return F.cross_entropy(wide, target.long(), ignore_index=IGNORED, reduction=reduction)

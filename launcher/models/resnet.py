@@ -17,12 +17,9 @@ class Residual(nn.Module):
     def __init__(self, body: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.body = body
-        same = inputs == outputs and stride == 1
-        self.skip = (
-            nn.Identity()
-            if same
-            else nn.Sequential(Conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
-        )
+        self.skip: nn.Module = nn.Identity()
+        if inputs != outputs or stride != 1:
+            self.skip = nn.Sequential(Conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.skip(x))

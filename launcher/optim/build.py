@@ -16,8 +16,7 @@ from launcher.optim.local_shards import LocalShards
 
 
 def build_optimizer(settings: Optim, params: Named, allow: tuple[str, ...] = ()) -> torch.optim.Optimizer:
-    """``params`` are those to train, local to this rank; where there are none, for all its
-    stages are frozen, it idles.
+    """The optimizer of ``params``, those to train on this rank; it idles where all stages are frozen.
 
     Every group keeps the rate it was built with as ``initial_lr``. A class of the user's own is
     called with plain tensors in one list, this rank's pieces where they are cut, then its

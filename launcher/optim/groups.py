@@ -21,6 +21,5 @@ def groups(params: Named, weight_decay: float) -> list[dict[str, Any]]:
     for name, p in params:
         mesh = p.device_mesh if isinstance(p, DTensor) else None
         found.setdefault((mesh, p.ndim >= 2), []).append((name, p))
-    return [
-        {"params": named, "weight_decay": weight_decay if many else 0.0} for (_, many), named in found.items()
-    ]
+    decay = {True: weight_decay, False: 0.0}
+    return [{"params": named, "weight_decay": decay[many]} for (_, many), named in found.items()]

@@ -71,7 +71,7 @@ def _local(t: Tensor) -> Tensor:
 
 
 def _grad(p: Tensor) -> Tensor | None:
-    """This rank's piece, laid out as the parameter is, which its gradient need not be after tensor parallelism."""
+    """This rank's piece, laid out as the parameter is; after tensor parallelism its gradient may not be."""
     g = p.grad
     if isinstance(g, DTensor) and isinstance(p, DTensor) and g.placements != p.placements:
         g = g.redistribute(placements=p.placements)

@@ -25,11 +25,10 @@ DTYPES = {"float64": (torch.float64,), "float32": (torch.float64, torch.float32)
 def probe(
     build: Build, name: str, shapes: Sequence[Shape], device: str = "cpu", dtype: str = "float64"
 ) -> OptimizerTraits:
-    """What the class at ``name`` does to tensors of such ``shapes``; ``build`` makes it for a list of
-    tensors.
+    """What the class at ``name`` does to tensors of such ``shapes``.
 
-    ``device`` and ``dtype`` are those of the weights. Raises ``RequestError`` when there is no such class, or
-    its arguments do not fit.
+    ``build`` makes it for a list of tensors; ``device`` and ``dtype`` are those of the weights. Raises
+    ``RequestError`` when there is no such class, or its arguments do not fit.
     """
     why = ""
     with _apart():
@@ -64,11 +63,14 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
     want = [p.detach() for p in seen.params]
     if _alike(want, trial.starts) and any(g["initial_lr"] for g in seen.optimizer.param_groups):
         raise Broken("its step() changes no parameter")
+
+    # cut along the first dim, then along any
     rows = _near(trial, seen, TrialCut(0))
+    others = range(1, max(map(len, trial.shapes)))
     return OptimizerTraits(
         name,
         rows=rows,
-        elements=rows and all(_near(trial, seen, TrialCut(d)) for d in range(1, max(map(len, trial.shapes)))),
+        elements=rows and all(_near(trial, seen, TrialCut(dim)) for dim in others),
         alone=_close(trial.alone(), seen),
         empty=_near(trial, seen, TrialCut(0, empty=True)),
         unused=_works(trial),

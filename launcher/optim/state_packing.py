@@ -19,7 +19,9 @@ GROUP = "param_group"
 
 
 def pack(optimizer: torch.optim.Optimizer, p: Tensor, counters: Iterable[str] = ()) -> dict[str, Tensor]:
-    """Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as
+    """The state of a parameter as tensors by name.
+
+    Tensors as they are, which are the state itself; Python's numbers, ``None``, lists and tuples as
     tensors without dims, whose names end in what they were: ``step/int``, ``history/list`` (its length)
     and ``history/0/float``.
 
@@ -87,14 +89,12 @@ def _strange(key: Any, value: Any) -> str:
     if type(value) in (list, tuple):
         return next(filter(None, (_strange(key, one) for one in value)), "")
     if isinstance(value, Tensor):
-        return (
-            ""
-            if _plain(value)
-            else f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
-        )
-    if value is None or type(value) in (bool, float):
-        return ""
-    return "" if type(value) is int and -(2**63) <= value < 2**63 else type(value).__name__
+        kind = f"{type(value).__name__} ({value.layout}, {value.dtype})".replace("torch.", "")
+        return "" if _plain(value) else kind
+
+    # Python's own, where an int64 holds it
+    fits = type(value) is int and -(2**63) <= value < 2**63
+    return "" if fits or value is None or type(value) in (bool, float) else type(value).__name__
 
 
 def _plain(t: Tensor) -> bool:

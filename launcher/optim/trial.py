@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from launcher.errors import RequestError, of_users
 from launcher.optim.build import keep_rates, scale_lr
 from launcher.optim.state_packing import pack, unpack
 
-Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Build = Callable[[list[nn.Parameter]], Optimizer]
 Shape = tuple[int, ...]
 
 STEPS, RESUMED = 24, 11
@@ -25,7 +26,7 @@ SCALES = (1.0, 1e3, 1e-3, 30.0, 0.1)
 SPIKES = {1: slice(0, 1), 4: slice(-1, None)}
 RATES = (1.0, 0.5, 0.25, 1.0)
 LONGEST = {1: 6000, 2: 136, 3: 24}
-"""A dim, by how many there are, else 8: some classes treat 128 rows, or 4096 numbers, in another way than fewer."""
+"""A dim, by how many there are, else 8: some classes treat 128 rows, or 4096 numbers, unlike fewer."""
 OURS = frozenset({"params", "param_names", "lr", "initial_lr"})
 
 
@@ -35,7 +36,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class TrialCut:
-    """Two pieces of every tensor, cut along ``dim``: the first third and the rest, or all and nothing if ``empty``."""
+    """Two pieces of every tensor along ``dim``: a third and the rest; if ``empty``, all and nothing."""
 
     dim: int | None = None
     empty: bool = False
@@ -53,15 +54,14 @@ class TrialCut:
 
 @dataclass
 class Observation:
-    """What a run left: the tensors afterwards, the optimizer, and which values of its groups it changed
-    itself.
+    """What a run left: the tensors, the optimizer, and which values of its groups it changed itself.
 
     ``first``: the keys of its state after one step; ``paths``: how far each number went in all steps
     together.
     """
 
     params: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     counters: tuple[str, ...]
     first: tuple[str, ...]
     paths: list[Tensor]
@@ -92,23 +92,22 @@ class Trial:
         self.starts = [torch.randn(s, generator=g, dtype=self.dtype) for s in self.shapes]
 
     def gradients(self, step: int) -> list[Tensor]:
-        """Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in
+        """Random numbers whose sizes tell beginning from end, steps and tensors apart.
+
+        Sizes grow from the beginning of a tensor to its end, and change with steps and tensors, each in
         its own way; now and then the first or the last number is far larger than the rest.
         """
         g = torch.Generator().manual_seed(1 + step)
         out = []
         for i, s in enumerate(self.shapes):
-            size = (
-                torch.linspace(0.1, 2.0, prod(s), dtype=self.dtype)
-                * SCALES[(step + 2 * i) % len(SCALES)]
-                * (1 + i)
-            )
+            size = torch.linspace(0.1, 2.0, prod(s), dtype=self.dtype)
+            size = size * SCALES[(step + 2 * i) % len(SCALES)] * (1 + i)
             if spike := SPIKES.get((step + i) % 6):
                 size[spike] *= 1e4
             out.append(torch.randn(s, generator=g, dtype=self.dtype) * size.reshape(s))
         return out
 
-    def made(self, tensors: Sequence[Tensor]) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    def made(self, tensors: Sequence[Tensor]) -> tuple[list[nn.Parameter], Optimizer]:
         params = [nn.Parameter(t.clone(memory_format=torch.contiguous_format)) for t in tensors]
         try:
             optimizer = self.build(params)
@@ -118,6 +117,8 @@ class Trial:
             raise Broken(f"it cannot be made for this model's parameters: {of_users(error)}") from error
         if wrong := _unusable(optimizer):
             raise Broken(wrong)
+
+        # as a run would have it
         keep_rates(optimizer)
         for group in optimizer.param_groups:
             if self.device != "cpu" and group.get("capturable"):
@@ -154,13 +155,16 @@ class Trial:
         for step in range(STEPS):
             were = [p.detach().clone() for p in params]
             advance(params, optimizer, self.gradients(step), step)
+            if step == 0:
+                first = keys(params, optimizer)
+
+            # how far each number went, and what of the groups is new
             for path, p, old in zip(paths, params, were, strict=True):
                 path += (p.detach() - old).abs()
-            first = first if step else keys(params, optimizer)
             for was, group in zip(before, optimizer.param_groups, strict=True):
                 now = _values(group)
                 changed |= dict.fromkeys(k for k in now if k not in was or not _same(was[k], now[k]))
-        return Observation(params, optimizer, tuple(sorted(changed)), first, paths)
+        return Observation(params, optimizer, tuple(sorted(changed)), first=first, paths=paths)
 
     def resumed(self, counters: tuple[str, ...]) -> list[Tensor]:
         """As ``run``, with the state handed to another instance on the way."""
@@ -180,20 +184,21 @@ class Trial:
         params, optimizer = self.made(self.starts)
         for step in range(4):
             grads: list[Tensor | None] = [*self.gradients(step)]
-            grads[0], grads[-1] = None, None if step == 1 else grads[-1]
+            grads[0] = None
+            if step == 1:
+                grads[-1] = None
             advance(params, optimizer, grads, step)
 
 
 def advance(
-    params: Sequence[nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    grads: Sequence[Tensor | None],
-    step: int,
+    params: Sequence[nn.Parameter], optimizer: Optimizer, grads: Sequence[Tensor | None], step: int
 ) -> None:
     """One step with gradients that are given, at the rate that a schedule sets."""
     for p, g in zip(params, grads, strict=True):
         p.grad = None if g is None else g.clone(memory_format=torch.contiguous_format)
     scale_lr(optimizer, RATES[step % len(RATES)])
+
+    # the step may change the parameters and its own state, nothing else
     rates, theirs = _rates(optimizer), _members(optimizer)
     try:
         optimizer.step()
@@ -205,20 +210,20 @@ def advance(
         raise Broken("it changes the lr of its groups, which the schedule sets before every step")
 
 
-def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
+def _rates(optimizer: Optimizer) -> list[float]:
     return [float(g["lr"]) for g in optimizer.param_groups]
 
 
-def _members(optimizer: torch.optim.Optimizer) -> list[int]:
+def _members(optimizer: Optimizer) -> list[int]:
     return [id(p) for g in optimizer.param_groups for p in g["params"]]
 
 
-def keys(params: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+def keys(params: Sequence[nn.Parameter], optimizer: Optimizer) -> tuple[str, ...]:
     """Of the state of any of them."""
     return tuple(sorted({key.split("/")[0] for p in params for key in pack(optimizer, p)}))
 
 
-def _unusable(optimizer: torch.optim.Optimizer) -> str:
+def _unusable(optimizer: Optimizer) -> str:
     """What can be told without a step."""
     needed = [
         n for n, p in inspect.signature(optimizer.step).parameters.items()

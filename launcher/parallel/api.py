@@ -1,4 +1,4 @@
-"""``launcher.parallel.parallelize``: a model laid out by a plan, as the one module that a user's script holds."""
+"""``launcher.parallel.parallelize``: a model laid out by a plan, as one module in a user's script."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.parallel import apply_plan, mesh
-from launcher.parallel.apply_plan import ParallelModel
+from launcher.parallel import mesh, parallel_model
 from launcher.parallel.blueprint import blueprint
 from launcher.parallel.deferred_init import fill
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
 
 
 class Net(nn.Module):
-    """This rank's stages in ``stages``; ``live`` is what ``launcher.runtime.training.pipeline.Pipeline`` trains."""
+    """This rank's stages in ``stages``; ``live`` is what ``launcher.runtime``'s ``Pipeline`` trains."""
 
     def __init__(self, live: ParallelModel) -> None:
         super().__init__()
@@ -49,10 +49,9 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     it has, and must not be used afterwards. Raises ``ValueError`` when the group has not as many ranks as the
     plan, or the module has no numbers (meta device).
     """
-    if dist.get_world_size() != plan.sizes.grid.size:
-        raise ValueError(
-            f"plan: it has {plan.sizes.grid.size} ranks, the process group {dist.get_world_size()}"
-        )
+    ranks, world = plan.sizes.grid.size, dist.get_world_size()
+    if world != ranks:
+        raise ValueError(f"plan: it has {ranks} ranks, the process group {world}")
     device = torch.device("cpu")
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())
@@ -67,7 +66,7 @@ def parallelize(model: nn.Module | Callable[[], nn.Module], plan: Plan) -> Net:
     # this rank's share of it
     meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
     drawn = blueprint(model, whole, plan, plan.inputs)
-    return Net(apply_plan.parallelize(drawn, plan, meshes, device))
+    return Net(parallel_model.parallelize(drawn, plan, meshes, device))
 
 
 def _numbers(model: nn.Module) -> fill.FullTensorOf:
@@ -95,8 +94,7 @@ def _empty(model: nn.Module) -> None:
 
 
 def sync_pipeline_shared_parameters(net: nn.Module) -> None:
-    """Make all copies of every shared parameter equal to the first stage's; nothing to do
-    where there is one stage.
+    """Make all copies of every shared parameter equal to the first stage's; of one stage there are none.
 
     ``net`` is what ``parallelize`` gave, or a module around it. Every rank calls this. Raises
     ``TypeError`` for anything else.
@@ -105,9 +103,8 @@ def sync_pipeline_shared_parameters(net: nn.Module) -> None:
         raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
     found = inside(net)
     if found is None:
-        raise TypeError(
-            f"net: {type(net).__name__} is not what launcher.parallel.parallelize gave, nor around it"
-        )
+        text = f"net: {type(net).__name__} is not what launcher.parallel.parallelize gave"
+        raise TypeError(f"{text}, nor around it")
     for tied in found.live.ties:
         tied.sync()
 

@@ -1,4 +1,4 @@
-"""The part of a build that is the same on every rank: forked ranks share one that was made before the fork."""
+"""The part of a build that is the same on every rank: made once before the fork, and shared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from launcher.parallel.deferred_init.fill import FullTensorOf
-from launcher.parallel.recompute.forward import install
+from launcher.parallel.forward.recompute import install
 from launcher.parallel.stages.split import traced
 from launcher.parallel.tensor_parallel.apply import spread
 from launcher.parallel.tensor_parallel.collectives import Axis
@@ -18,8 +18,7 @@ from launcher.plan.values.facts import TensorSpec
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What one build starts from: it cuts ``model``, which is on the meta device, into stages and lays them
-    out.
+    """What one build starts from: ``model``, on the meta device, which it cuts into stages and lays out.
 
     ``whole``: the numbers of its tensors; ``axis``: the tensor-parallel axis of its operators, which belongs
     to no rank yet; ``tracer``: has traced its forward, if it runs in several stages.

@@ -1,4 +1,4 @@
-"""Makes replicas equal: the first rank that holds a shard broadcasts it to the others that hold the same one."""
+"""Makes replicas equal: the first rank that holds a shard broadcasts it to the others that do."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
         raise TypeError(f"net: {type(net).__name__} is no torch.nn.Module")
     net = inside(net) or net
     layout = layouts(layout)
+
+    # the ranks are those of the layouts
     rank, world = dist.get_rank(), dist.get_world_size()
     if cur_rank != rank:
         raise ValueError(f"cur_rank: {cur_rank} is not the rank of this process, {rank}")
@@ -53,9 +55,10 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
             raise ValueError(f"layout: it is for {grid.size} ranks, the process group has {world}")
         first = grid.ranks(pp=grid.coords(rank)["pp"])[0]
         if initial_rank != first:
-            raise ValueError(
-                f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}, {first}"
-            )
+            text = f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}"
+            raise ValueError(f"{text}, {first}")
+
+    # what they lay out is here, and laid out so
     held = _held(net)
     for name, lay in layout.items():
         if lay.holds(rank) and name not in held:
@@ -81,9 +84,9 @@ def layouts(given: Any) -> dict[str, Layout]:
 
 def _is_file(rows: Any) -> bool:
     """Whether it is the JSON of a strategy file of ours."""
-    return isinstance(rows, Mapping) and all(
-        isinstance(rows.get(part), Mapping) for part in ("tensors", "grid")
-    )
+    if not isinstance(rows, Mapping):
+        return False
+    return all(isinstance(rows.get(part), Mapping) for part in ("tensors", "grid"))
 
 
 def _staged(layout: Layout) -> Layout:
@@ -105,7 +108,7 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
 
 
 def _check_alike(layout: Mapping[str, Layout], net: Net) -> None:
-    """Raises ``ValueError`` where ranks that ``layout`` has as replicas hold different pieces: they would be lost."""
+    """Raises ``ValueError`` where replicas by ``layout`` hold different pieces: they would be lost."""
     own = {n: p.layout for p in net.live.plan.params for n in p.names}
     rank = dist.get_rank()
     for name, given in layout.items():
@@ -130,13 +133,17 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
 
     Raises ``RunError`` naming the tensors that are not bit-equal afterwards, and the ranks.
     """
-    rank, tensors, collectives, nbytes, wrong = dist.get_rank(), 0, 0, 0, list[str]()
+    rank = dist.get_rank()
+    tensors = collectives = nbytes = 0
+    wrong: list[str] = []
     for axes in sorted({_axes(lay) for lay in layout.values()}):
         grid = next(iter(layout.values())).grid
         group = mine(rank, (grid.peers(r, *axes) for r in range(grid.size)))
         names = [n for n, lay in layout.items() if _axes(lay) == axes and n in held]
         if group is None or dist.get_world_size(group) == 1:
             continue
+
+        # the first copy of each travels; this rank's others follow it
         for batch in _batches({n: local(held[n][0]) for n in names}):
             nbytes += _send(batch, group)
             collectives += 1
@@ -144,6 +151,7 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
         for n in names:
             for other in held[n][1:]:
                 local(other).copy_(local(held[n][0]))
+
         wrong += _differing({n: local(held[n][0]) for n in names}, group)
         dist.destroy_process_group(group)
     if wrong:
@@ -177,7 +185,8 @@ def _send(batch: list[Tensor], group: dist.ProcessGroup) -> int:
     dist.broadcast(flat, group_src=0, group=group)
     if dist.get_rank(group) > 0:
         for t, piece in zip(batch, flat.split([t.nbytes for t in batch]), strict=True):
-            t.copy_(piece.clone().view(t.dtype).view(t.shape) if t.numel() else t)
+            if t.numel():
+                t.copy_(piece.clone().view(t.dtype).view(t.shape))
     return len(flat)
 
 

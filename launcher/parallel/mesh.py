@@ -39,7 +39,7 @@ class Meshes:
 
 
 def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> Meshes:
-    """Every rank must call this, with the same arguments: groups are made by all, in one order, none twice.
+    """Every rank calls this with the same arguments: groups are made by all, in one order, none twice.
 
     ``apart``: no pipeline has the group of the whole world for its own, which may have another timeout.
     """

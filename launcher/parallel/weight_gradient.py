@@ -1,4 +1,4 @@
-"""Splits a backward in two: weight gradients of matmuls are left for its second half (zero-bubble schedules)."""
+"""Splits a backward in two: weight gradients of matmuls wait for its second half (zero-bubble schedules)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ IN_NO_BACKWARD = -1
 
 @dataclass(frozen=True)
 class MatmulCall:
-    """One product as the user wrote it; ``across``: the weight maps its columns to its rows, as that of a linear."""
+    """One product as the user wrote it.
+
+    ``across``: the weight maps its columns to its rows, as that of a linear.
+    """
 
     run: Callable[..., Tensor]
     x: Any
@@ -37,8 +40,7 @@ class MatmulCall:
 
 @dataclass(frozen=True)
 class Product:
-    """A gradient of ``weight`` that is still to be computed: ``left`` transposed times
-    ``right``, over their rows.
+    """A gradient of ``weight`` still to be computed: ``left`` transposed times ``right``, over their rows.
 
     ``versions`` are those of both when the first half was done.
     """
@@ -56,8 +58,9 @@ class Product:
     def add(self) -> None:
         """To the gradient of the weight, as autograd does: a tensor of its own, laid out as the weight is."""
         if (self.left._version, self.right._version) != self.versions:
-            what = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place after its backward"
-            raise RunError(f"{what}, whose second half needs it (try: parallel.pipeline.scheduler=1f1b)")
+            what = f"the input of a weight of shape {tuple(self.weight.shape)} was changed in place"
+            why = "after its backward, whose second half needs it"
+            raise RunError(f"{what} {why} (try: parallel.pipeline.scheduler=1f1b)")
         left, right = _rows(self.left), _rows(self.right)
         there = self.weight.grad
         if there is None:
@@ -120,7 +123,8 @@ class Deferral(TorchFunctionMode):
 
     def apply(self, call: MatmulCall, leaf: nn.Parameter, turned: bool) -> Any:
         """The product; ``turned``: its weight is the transpose of ``leaf``."""
-        return _Product.apply(call.x, leaf, call.bias, call, turned, self)  # type: ignore[no-untyped-call]
+        use = _Use(call, turned, self)
+        return _Product.apply(call.x, leaf, call.bias, use)  # type: ignore[no-untyped-call]
 
     def _fits(self, call: MatmulCall) -> bool:
         """Whether a product is one that autograd would treat as we do."""
@@ -128,9 +132,8 @@ class Deferral(TorchFunctionMode):
         given = [x] if call.bias is None else [x, call.bias]
         if not isinstance(call.weight, Tensor) or call.weight.layout != torch.strided:
             return False
-        if any(
-            type(t) not in PLAIN or t.dtype != call.weight.dtype or t.layout != torch.strided for t in given
-        ):
+        dtype = call.weight.dtype
+        if any(type(t) not in PLAIN or t.dtype != dtype or t.layout != torch.strided for t in given):
             return False
         known = x.requires_grad or _storage(x) in self.inputs
         return bool(x.dim() > 1 and x.is_floating_point() and known and not _transformed())
@@ -144,7 +147,7 @@ def _storage(t: Tensor) -> int:
 
 
 def _transformed() -> bool:
-    """Whether something besides plain autograd is at work: autocast, torch.func, the compiler, a checkpoint."""
+    """Whether more than plain autograd is at work: autocast, torch.func, the compiler, a checkpoint."""
     return (
         torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
@@ -162,7 +165,7 @@ def _checkpointed() -> bool:
 
 
 def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
-    """The parameter that ``weight`` is, or that it is the transpose (then ``True``) or this rank's own piece of."""
+    """The parameter that ``weight`` is, or is the transpose (then ``True``) or this rank's piece of."""
     fn = weight.grad_fn
     turned = fn is not None and fn.name() in TRANSPOSES
     leaf: Any = weight if fn is None else getattr(fn.next_functions[0][0], "variable", None)
@@ -181,31 +184,37 @@ def _hooked(leaf: nn.Parameter) -> bool:
     return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
 
 
+@dataclass(frozen=True)
+class _Use:
+    """How a call uses its leaf: ``turned`` as ``Deferral.apply`` has it; ``to`` may take the gradient."""
+
+    call: MatmulCall
+    turned: bool
+    to: Deferral
+
+
 class _Product(Function):
     """The very operation of a call, of a ``leaf`` that is its weight or (``turned``) the transpose of it."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, call: MatmulCall, turned: bool, to: Deferral
-    ) -> Any:
+    def forward(ctx: Any, x: Tensor, leaf: Tensor, bias: Tensor | None, use: _Use) -> Any:
+        # for the backward; hooks on what is saved may hand back another leaf, whose gradient nobody would see
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, leaf)
-        ctx.across = call.across != turned
-        ctx.to = to
-        ctx.leaf = (
-            leaf  # hooks on what is saved may hand back another tensor, whose gradient nobody would see
-        )
+        ctx.leaf = leaf
+        ctx.across = use.call.across != use.turned
+        ctx.to = use.to
         ctx.bias = None if bias is None else bias.shape
+
+        # a view out of a Function could not be changed in place
         weight = local(leaf)
-        out = call.run(x, weight.t() if turned else weight, bias)
-        return torch.ops.aten._unsafe_view(
-            out, out.shape
-        )  # a view out of a Function could not be changed in place
+        out = use.call.run(x, weight.t() if use.turned else weight, bias)
+        return torch.ops.aten._unsafe_view(out, out.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
         if grad is None:
-            return (None,) * 6
+            return (None,) * 4
         x, saved = ctx.saved_tensors
         to_x = to_leaf = to_bias = None
 
@@ -225,7 +234,7 @@ class _Product(Function):
 
         if ctx.needs_input_grad[2]:
             to_bias = grad.sum_to_size(ctx.bias)
-        return to_x, to_leaf, to_bias, None, None, None
+        return to_x, to_leaf, to_bias, None
 
 
 def _rows(t: Tensor) -> Tensor:
@@ -235,32 +244,33 @@ def _rows(t: Tensor) -> Tensor:
 def _gradient(leaf: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """Laid out as the leaf is."""
     grad = (right.t() @ left).t() if local(leaf).t().is_contiguous() else left.t() @ right
-    if isinstance(leaf, DTensor):
-        shape, stride = leaf.shape, leaf.stride()
-        return DTensor.from_local(
-            grad, leaf.device_mesh, leaf.placements, run_check=False, shape=shape, stride=stride
-        )
-    return grad
+    if not isinstance(leaf, DTensor):
+        return grad
+    mesh, shape, stride = leaf.device_mesh, leaf.shape, leaf.stride()
+    return DTensor.from_local(grad, mesh, leaf.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _linear(args: Any, kwargs: Any) -> MatmulCall | None:
     given = {"bias": None, **dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
     if len(args) > 3 or given.keys() != {"input", "weight", "bias"}:
         return None
-    return MatmulCall(F.linear, given["input"], given["weight"], given["bias"], across=True)
+    return MatmulCall(F.linear, x=given["input"], weight=given["weight"], bias=given["bias"], across=True)
 
 
 def _matmul(args: Any, kwargs: Any) -> MatmulCall | None:
     if len(args) != 2 or kwargs or not isinstance(args[1], Tensor) or args[1].dim() != 2:
         return None
-    return MatmulCall(lambda x, weight, _: torch.matmul(x, weight), args[0], args[1], None, across=False)
+    x, weight = args
+    return MatmulCall(lambda x, weight, _: torch.matmul(x, weight), x, weight, bias=None, across=False)
 
 
 def _addmm(args: Any, kwargs: Any) -> MatmulCall | None:
     if len(args) != 3 or kwargs:
         return None
     bias, x, weight = args
-    return MatmulCall(lambda x, weight, bias: torch.addmm(bias, x, weight), x, weight, bias, across=False)
+    return MatmulCall(
+        lambda x, weight, bias: torch.addmm(bias, x, weight), x, weight, bias=bias, across=False
+    )
 
 
 FORMS: dict[Any, Callable[[Any, Any], MatmulCall | None]] = {

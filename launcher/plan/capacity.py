@@ -20,12 +20,18 @@ PROCESS = 32 << 20
 """Bytes that a rank takes before it has a model: a forked one has 29 to 38 MB that it does not share."""
 
 HEAP = 2.2
-"""Times what its tensors take that a process took at most, as measured: the C library keeps what is freed in pieces."""
+"""Times the bytes of its tensors that a process took at most, as measured.
+
+The C library keeps what is freed in pieces.
+"""
 
 
 @dataclass(frozen=True)
 class Free:
-    """Bytes that can be had now: of ``ram``, which is ``where`` says, and of each CUDA device, by local rank."""
+    """Bytes that can be had now: of ``ram``, and of each CUDA device by local rank.
+
+    ``where``: whose memory it is.
+    """
 
     ram: int
     where: str = "this machine"
@@ -47,8 +53,10 @@ class Fit:
 
     def __str__(self) -> str:
         """
-        >>> str(Fit(3 << 30, 4 << 30, "this machine", (0, 1))), str(Fit(5 << 40, 4 << 30, "cuda:1", (1,)))
-        ('fits: 3.0 of 4.0 GB free on this machine', 'does not fit: rank 1 needs 5.0 TB, 4.0 GB are free on cuda:1')
+        >>> print(Fit(3 << 30, 4 << 30, "this machine", (0, 1)))
+        fits: 3.0 of 4.0 GB free on this machine
+        >>> print(Fit(5 << 40, 4 << 30, "cuda:1", (1,)))
+        does not fit: rank 1 needs 5.0 TB, 4.0 GB are free on cuda:1
         """
         needed, free = bytes_text(self.needed), bytes_text(self.free)
         if not self.fits:
@@ -72,24 +80,22 @@ def fit(job: Job, plan: Plan, ranks: Sequence[int], free: Free, besides: Mapping
         return None
     held = {rank: _held(plan, rank, trains="train" in kinds) for rank in ranks}
     if free.devices:
-        each = [
-            Fit(held[r], n, f"cuda:{i}", (r,))
-            for i, (r, n) in enumerate(zip(ranks, free.devices, strict=False))
-        ]
+        devices = enumerate(zip(ranks, free.devices, strict=False))
+        each = [Fit(held[rank], nbytes, f"cuda:{i}", (rank,)) for i, (rank, nbytes) in devices]
         return max(each, key=lambda at: at.needed / max(at.free, 1))
     needed = sum(held[rank] + besides.get(rank, 0) + PROCESS for rank in ranks)
     return Fit(needed, free.ram, free.where, tuple(ranks))
 
 
 def _held(plan: Plan, rank: int, trains: bool) -> int:
-    """At the fullest moment: of a step, or while a constructor that cannot be taken apart makes the whole model."""
+    """Bytes at the fullest moment of a step, or of a constructor that can only make the whole model."""
     at = plan.estimate.memory[rank]
     made = 0 if plan.deferred else sum(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype] for p in plan.params)
     return max(at.total if trains else at.params, at.params + made)
 
 
 def least(job: Job, plan: Plan, ranks: Sequence[int]) -> int:
-    """Bytes that all ``ranks`` together need in any layout: one copy of what they train, and what each is itself."""
+    """Bytes that all ``ranks`` need in any layout: one copy of what they train, and each its process."""
     weights = [(prod(p.spec.shape) * ITEMSIZE[p.spec.dtype], p.trainable) for p in plan.params]
     state = (1 + copies(job.optim, plan.observed.optimizer)) * sum(n for n, trainable in weights if trainable)
     trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
@@ -141,7 +147,7 @@ def _sharded(job: Job, plan: Plan) -> Iterator[LighterLayout]:
 
 
 def _smaller(job: Job, plan: Plan) -> Iterator[LighterLayout]:
-    """Smaller micro batches; not where one says something of its own: in a sum, or to a module with buffers."""
+    """Smaller micro batches, unless their size means something: in a sum, or to a module with buffers."""
     sz, pipe = plan.sizes, job.parallel.pipeline
     if pipe.loss_reduction == "sum" or any(p.buffer for p in plan.params):
         return

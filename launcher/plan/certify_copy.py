@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from launcher.job.schema.components import Constant, LanguageModel, RandomTokens, Schedule, Text
-from launcher.job.schema.job import Debug, Job
+from launcher.job.schema.job import Debug, Job, Train
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
 from launcher.plan.partition.sizes import Note, Sizes
@@ -42,8 +42,7 @@ class Copy:
 
 
 def copies(job: Job, step: Certify, sizes: Sizes) -> tuple[Copy, ...]:
-    """The copy in the precision that the certificate is asked for, and one in the request's
-    own where that is another.
+    """The copy in the precision that is to be certified, and one in the request's own if that differs.
 
     A precision has bugs of its own: casts that get lost, gradients that travel in too few bits.
     """
@@ -60,8 +59,6 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     A tokenizer out of a file comes with weights, and neither is needed to compare numbers:
     tokens are made at random.
     """
-    micro = min(SAMPLES, sizes.micro_batch)
-    batch = job.train.batch_size // sizes.micro_batch * micro
     changes = []
 
     model = job.model
@@ -75,19 +72,14 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     if isinstance(data, Text) and data.tokenizer == "file":
         changes.append(("data", f"{data.name} -> random_tokens"))
         data = RandomTokens(name="random_tokens", vocab_size=data.vocab_size, seq_len=data.seq_len)
-    asked = job.train
-    scale = (asked.loss_scale or SCALE) if step.precision == "fp16" else None
+
+    train, lengths = _train(job, step, sizes)
     schedule, rates = _schedule(job.schedule)
-    steps = step.steps + MORE
-    for key, was, now in (("train.batch_size", asked.batch_size, batch), ("train.steps", asked.steps, steps),
-                          ("train.precision", asked.precision, step.precision),
-                          *([("train.loss_scale", asked.loss_scale, scale)] if scale else []), *rates):  # fmt: skip
+    for key, was, now in (*lengths, *rates):
         if was != now:
             changes.append((key, f"{was} -> {now}".replace("None", "null")))
-    train = asked.model_copy(
-        update={"batch_size": batch, "steps": steps, "precision": step.precision, "eval_every": None,
-                "loss_scale": scale}
-    )  # fmt: skip
+
+    # what is asked for beside training is left out
     update: dict[str, Any] = {
         "model": model, "data": data, "train": train, "debug": Debug(), "steps": {}, "schedule": schedule,
         "parallel": job.parallel.model_copy(update={"local_norm": LocalNorm()}),
@@ -95,6 +87,21 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
     }  # fmt: skip
     copy = job.model_copy(update=update)
     return Copy(copy, tuple(changes), step.tolerance or _tolerance(copy, sizes))
+
+
+def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str, Any, Any]]]:
+    """A few steps of few samples, and what is changed of it: (key, was, is)."""
+    asked = job.train
+    micro = min(SAMPLES, sizes.micro_batch)
+    changes: dict[str, Any] = {
+        "batch_size": asked.batch_size // sizes.micro_batch * micro,
+        "steps": step.steps + MORE,
+        "precision": step.precision,
+    }
+    if step.precision == "fp16":
+        changes["loss_scale"] = asked.loss_scale or SCALE
+    told = [(f"train.{key}", getattr(asked, key), now) for key, now in changes.items()]
+    return asked.model_copy(update={"loss_scale": None, "eval_every": None} | changes), told
 
 
 def _schedule(asked: Schedule) -> tuple[Schedule, list[tuple[str, float, float]]]:
@@ -118,9 +125,8 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
         if isinstance(step, Certify):
             first, *own = copies(job, step, sizes)
             what = ", ".join(f"{key} {change}" for key, change in first.changes) or "nothing changed"
-            then = "".join(
-                f"; then one in {c.job.train.precision}, errors up to {c.tolerance:.0e}" for c in own
-            )
+            others = [f"one in {c.job.train.precision}, errors up to {c.tolerance:.0e}" for c in own]
+            then = "".join(f"; then {other}" for other in others)
             allowed = f"errors up to {first.tolerance:.0e} are allowed"
             yield Note(f"steps.{name}", f"trains a copy first: {what}; {allowed}{then}")
 

@@ -1,5 +1,6 @@
-"""What of a job may change between a checkpoint and the training that goes on from it: every
-setting is in one class.
+"""What of a job may change between a checkpoint and the training that goes on from it.
+
+Every setting is in one class.
 
 Refused: it changes which samples follow or what a step means. Derived: refused where what it comes to
 changes the numbers. Noted: what people do change on the way. Layout: any trains the same numbers.
@@ -39,8 +40,8 @@ MICRO = "parallel.pipeline.micro_batch_num"
 DERIVED = (*SCALE, MICRO)
 
 NOTED = (
-    "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm", "train.compile",
-    "parallel.fp32_communication", "parallel.gradient_fp32_sync",
+    "optim", "schedule", "deterministic", "train.steps", "train.loss_scale", "train.clip_norm",
+    "train.compile", "parallel.fp32_communication", "parallel.gradient_fp32_sync",
 )  # fmt: skip
 
 LAYOUT = (
@@ -67,7 +68,7 @@ _UNSET = object()
 
 @dataclass(frozen=True)
 class Difference:
-    """``key`` had one value when the checkpoint was written, and has another; ``why`` it is refused, if it is."""
+    """``key`` has another value than when the checkpoint was written; ``why`` it is refused, if it is."""
 
     key: str
     old: Any
@@ -128,9 +129,10 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
         raise ValueError("what it says of its settings cannot be read")
     mine = recorded(job, plan)
     other = [section for section in CHOSEN if _kind(saved, section) != _kind(mine, section)]
-    found = [
-        Difference(_chosen(s, mine), _kind(saved, s), _kind(mine, s), _why(_chosen(s, mine))) for s in other
-    ]
+    found: list[Difference] = []
+    for section in other:
+        key = _chosen(section, mine)
+        found.append(Difference(key, _kind(saved, section), _kind(mine, section), _why(key)))
     apart = {"derived", *DERIVED, *(f"{section}.{key}" for section in CHOSEN for key in ("name", "_target_"))}
     for key in dict.fromkeys((*mine, *saved)):
         if key not in apart and key.partition(".")[0] not in other:
@@ -195,6 +197,5 @@ def _micro(saved: Mapping[str, Any], mine: Mapping[str, Any]) -> Iterator[Differ
     old, new = saved.get("micro_batches"), mine["micro_batches"]
     if old != new and isinstance(old, list) and len(old) == 2 and new is not None:
         texts = [f"{many(n, 'micro batch')} of {many(size, 'sample')}" for n, size in (old, new)]
-        yield Difference(
-            MICRO, texts[0], texts[1], "what the model computes hangs on the samples of a micro batch"
-        )
+        why = "what the model computes hangs on the samples of a micro batch"
+        yield Difference(MICRO, texts[0], texts[1], why)

@@ -15,7 +15,7 @@ from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sum
 from launcher.plan.cost.gather_order import Visit, visits
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.stage_loads import full
-from launcher.plan.cost.step_time import step_time
+from launcher.plan.cost.step_time import Rerun, rerun, step_time
 from launcher.plan.cost.traffic import Traffic, messages, traffic
 from launcher.plan.operators.resolve import Flow, splits
 from launcher.plan.partition import stage_config, stages
@@ -31,12 +31,12 @@ from launcher.plan.settings import (
     compile,
     dataset_strategy,
     hsdp,
-    loss_repeated_mean,
     pipeline,
     pipeline_stage_config,
     steps,
     transformer_opt,
 )
+from launcher.plan.settings.numbers import loss_repeated_mean
 from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
@@ -58,6 +58,7 @@ class Estimate:
     timeline: Timeline
     memory: tuple[Memory, ...]
     traffic: tuple[Traffic, ...]
+    rerun: tuple[Rerun, ...]
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,15 @@ class Observed:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that will happen. ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to
-    s + 1.
+    """Everything that will happen.
 
-    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
-    is. ``pieces`` are the lengths in which sequences pass while training; empty when they pass whole.
-    ``operators``: how modules are spread over ``tp``; ``recomputed``: which run again in the backward;
-    ``compilation``: which torch compiles;
-    ``sums`` are the gradients to add up over it once a
-    step. ``output`` is what a rank has of the model's output. ``deferred``: parameters are made shard by
-    shard; otherwise each rank builds the model once and keeps its shards.
+    ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1. ``leaves`` are the
+    modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
+    are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
+    modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
+    torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``output`` is what a rank
+    has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each rank builds
+    the model once and keeps its shards.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Plan:
         return self.sizes.micros if self.loss_reduction == "sum" else 1
 
     def batch_roles(self, rank: int) -> tuple[BatchRole, BatchRole]:
-        """What ``rank`` does with the inputs of a batch, which the first stage uses, and with the last's targets."""
+        """What ``rank`` does with a batch: its inputs, for the first stage, and its targets, for the last."""
         places = self.sizes.places
         return roles(self.reading, self.sizes.grid, places[0], places[-1], rank)
 
@@ -227,7 +227,7 @@ def plan(
         schedule=order.schedule,
         evaluation=schedules.forward_only(sizes.places, sizes.micros),
         phases=step_order.phases(job.steps),
-        settings=tuple(settings.rows(job, sizes, fused)),
+        settings=tuple(settings.rows(job, sizes, fused, model.recomputed)),
         notes=(*notes, *sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
         deferred=par.deferred_init and model.built_whole is None,
         gradients_mean=par.gradients_mean,
@@ -241,8 +241,12 @@ def plan(
 
 
 def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: ScheduleChoice) -> CutModel:
-    """Where everything is: each parameter on its stages and ranks, in the groups that are gathered together."""
-    par, sizes, dtypes = job.parallel, order.sizes, precision(job)
+    """Where everything is: parameters on their stages and ranks, in groups that are gathered together."""
+    par = job.parallel
+    sizes = order.sizes
+    dtypes = precision(job)
+
+    # what is cut over tp, and what is left whole, decides what FSDP2 shards
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_effects.whole(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, over_tp, dtypes.low, kept)
@@ -299,6 +303,7 @@ def _estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),
         traffic=sent,
+        rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
     )
 
 

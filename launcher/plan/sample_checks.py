@@ -41,16 +41,16 @@ def problems(plan: Plan, target: TensorSpec, own: bool) -> Iterator[Problem]:
         text = f"its forward returns {output.dtype}, and the loss takes logits: floating numbers, one a class"
         yield Problem(MODEL, text)
     if target.dtype not in NUMBERS:
-        text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers: return them as int64"
-        yield Problem(DATA, text)
-    fits, shapes = (
-        class_dims(output.shape, target.shape),
-        f"targets are {_said(target)} and the model's output is",
-    )
-    text = f"for {target.shape[0]} samples {shapes} {_said(output)}"
+        text = f"targets are {target.dtype}, and the loss is the cross entropy of class numbers"
+        yield Problem(DATA, f"{text}: return them as int64")
+
+    # the shape of the output tells which dim has its classes
+    fits = class_dims(output.shape, target.shape)
+    shapes = f"targets are {_said(target)} and the model's output is {_said(output)}"
+    text = f"for {target.shape[0]} samples {shapes}"
     if not fits:
-        text += "; an output is (samples, ..., classes) or (samples, classes, ...), its targets are all but the classes"
-        yield Problem(DATA, text)
+        text += "; an output is (samples, ..., classes) or (samples, classes, ...)"
+        yield Problem(DATA, f"{text}, its targets are all but the classes")
     elif len(fits) > 1 and own:
         text += f": its classes may be on dim {fits[1]} or on dim {fits[0]}; choose sizes that are not equal"
         yield Problem(DATA, text)
@@ -72,7 +72,7 @@ def _said(t: TensorSpec) -> str:
 
 
 def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
-    """Padding would change what modules normalize by, when the last of so many held-out samples fill no micro batch."""
+    """Padding would change what modules normalize by, when the last held-out samples fill no micro batch."""
     size, whole = plan.sizes.micro_batch, plan.sizes.global_batch
     limits = [s.batches for s in job.steps.values() if isinstance(s, Evaluate)]
     if "train.eval_every" in asked(job):
@@ -81,8 +81,7 @@ def uneven(job: Job, plan: Plan, held_out: int) -> Problem | None:
     mixed = plan.observed.mixed
     if not mixed or all(n % size == 0 for n in read):
         return None
-    text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch, and the last of"
-    text += f" {held_out} held-out samples would share theirs with padding"
-    return Problem(
-        "model", f"{text}; let it track running statistics, or hold out a multiple of {size} samples"
-    )
+    text = f"{listed(mixed)} in evaluation mode too normalizes over the samples of a micro batch"
+    text += f", and the last of {held_out} held-out samples would share theirs with padding"
+    way_out = f"let it track running statistics, or hold out a multiple of {size} samples"
+    return Problem("model", f"{text}; {way_out}")

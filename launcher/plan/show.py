@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from math import prod
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import TypeVar
 
 from launcher.plan import show_operators
 from launcher.plan.cost.fusion import Group
 from launcher.plan.cost.traffic import KINDS
-from launcher.plan.partition.stages import Crossing
+from launcher.plan.partition.stages import Crossing, covers
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings import compile
+from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
 WIDTH, LABEL, MOST_ROWS = 120, 12, 16
@@ -25,14 +26,15 @@ K = TypeVar("K")
 
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
-    parts = (_head, _pipeline, _stages, _sends, _operators, _compile, _ties, _hsdp, _reduce, _traffic, _memory, _steps,
-             _settings, _notes)  # fmt: skip
+    parts = (
+        _head, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce, _traffic,
+        _memory, _steps, _settings, _notes,
+    )  # fmt: skip
+    lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     out = [f"plan of {plan.name}"]
     last = ""
     for label, row in (r for part in parts for r in part(plan)):
-        for line in wrap(
-            row, WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        ):
+        for line in lines.wrap(row):
             out.append(f"  {label if label != last else '':<9} {line}")
             last = label
     return "\n".join(out)
@@ -58,16 +60,17 @@ def _pipeline(plan: Plan) -> Rows:
     if sz.grid["pp"] == 1:
         yield "schedule", f"one stage, {many(sz.micros, 'micro batch')} a step"
         return
+
     shape = "there and back" if sz.v else "interleaved"
     chunks = f" {shape}, {sz.chunks} chunks a rank" if sz.chunks > 1 else ""
     held = ", ".join(map(str, t.in_flight)) if len(t.in_flight) <= 8 else f"at most {max(t.in_flight)}"
     sent = f"{many(t.messages, 'message')} a step; micro batches in flight: {held}"
     yield "schedule", f"{plan.scheduler}{chunks}: bubble {t.bubble:.1%}, {sent}"
     if plan.pieces:
-        yield (
-            "schedule",
-            f"sequences pass in {len(plan.pieces)} pieces of {', '.join(map(str, plan.pieces))} positions",
-        )
+        lengths = ", ".join(map(str, plan.pieces))
+        yield "schedule", f"sequences pass in {len(plan.pieces)} pieces of {lengths} positions"
+
+    # the schedule drawn, a row a pipeline rank; of many the first and the last
     bars = [line[line.index("|") :] for line in drawn(t, 64).splitlines()]
     names = [_on(sz.grid.ranks(pp=pp)) for pp in range(len(bars))]
     lines = [f"{name:<{max(map(len, names))}} {bar}" for name, bar in zip(names, bars, strict=True)]
@@ -95,6 +98,29 @@ def _stages(plan: Plan) -> Rows:
         if any(a.kind == "I" for row in plan.schedule for a in row):
             cost += f", {s.deferred / max(2 * s.flops, 1):.0%} of its backward deferred"
         yield "stages", f"{s.index} on {_on(ranks)}: {names}; {cost}"
+
+
+def _recompute(plan: Plan) -> Rows:
+    """What stages run again in their backward; stages alike in a row."""
+    rows = []
+    for s, cost in zip(plan.stages, plan.estimate.rerun, strict=True):
+        whole = plan.leaves is None
+        here = [r for r in plan.recomputed if whole or any(covers(m, r.module) for m in s.modules)]
+        costs = [f"{bytes_text(cost.spared)} less", f"{cost.flops / max(s.flops, 1):.0%} of a forward more"]
+        if cost.sent:
+            costs.append(f"{show_operators.repeated(cost.sent)} again")
+        rows.append((s.index, here, ", ".join(costs)))
+    for more, same in _runs([row for row in rows if row[1]], lambda row: row[2]):
+        modules = [r for _, here, _ in same for r in here]
+        ways = dict.fromkeys(map(_way, modules))
+        what = "; ".join(listed([r.module for r in modules if _way(r) == way]) + way for way in ways)
+        each = " each" if len(same) > 1 else ""
+        yield "recompute", f"{_where(index for index, _, _ in same)}: {what}: {more} a micro batch{each}"
+
+
+def _way(r: Recomputed) -> str:
+    kept = [*r.keep, *([] if r.comm else ["what is sent over tp"])]
+    return f", keeping {', '.join(kept)}" if kept else ""
 
 
 def _sends(plan: Plan) -> Rows:
@@ -138,16 +164,12 @@ def _hsdp(plan: Plan) -> Rows:
         yield "hsdp", f"{plan.hsdp.optimizer_level}: no parameter is sharded over {over}"
         return
     sharded = many(count, "parameter")
-    yield (
-        "hsdp",
-        f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {many(len(plan.groups), 'group')}",
-    )
+    groups = many(len(plan.groups), "group")
+    yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {groups}"
     for (n, size, _), same in _runs(plan.groups, lambda g: (len(g.names), g.nbytes, len(g.modules))):
         each = " each" if len(same) > 1 else ""
-        yield (
-            "hsdp",
-            f"{_where(g.stage for g in same)}: {_group(same)}, {many(n, 'parameter')}, {bytes_text(size)}{each}",
-        )
+        what = f"{many(n, 'parameter')}, {bytes_text(size)}{each}"
+        yield "hsdp", f"{_where(g.stage for g in same)}: {_group(same)}, {what}"
 
 
 def _group(same: list[Group]) -> str:

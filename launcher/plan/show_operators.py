@@ -25,10 +25,8 @@ def rows(flow: Flow, output: Sequence[TensorSpec], ways: int) -> Rows:
         yield "operators", _row(same)
     if flow.output is not None:
         size = sum(t.nbytes // t.shape[-1] for t in output)  # a number a position
-        yield (
-            "operators",
-            f"loss: over {ways} parts of the classes; 2 all-reduces forward ({bytes_text(3 * size)})",
-        )
+        sent = f"2 all-reduces forward ({bytes_text(3 * size)})"
+        yield "operators", f"loss: over {ways} parts of the classes; {sent}"
     if flow.spreads:
         yield "operators", f"together: {_sent([c for s in flow.spreads for c in s.comms])} a micro batch"
 
@@ -40,12 +38,22 @@ def sums(buckets: Sequence[Bucket]) -> Rows:
         yield "reduce", f"stage {b.stage}: {what}, one all-reduce over tp a step"
 
 
+def repeated(sent: Sequence[tuple[str, int]]) -> str:
+    """Collectives of which only a kind and its bytes are known.
+
+    >>> repeated([("all_reduce", 1024), ("all_reduce", 1024)])
+    '2 all-reduces (2.0 KB)'
+    """
+    kinds = dict.fromkeys(op for op, _ in sent)
+    found = {op: [n for kind, n in sent if kind == op] for op in kinds}
+    return ", ".join(f"{many(len(ns), NAMES[op])} ({bytes_text(sum(ns))})" for op, ns in found.items())
+
+
 def _row(same: list[Spread]) -> str:
     first = same[0]
     o = first.operator
-    what = {"": o.kind, "column": "linear by columns", "row": "linear by rows"}.get(
-        o.mode, f"embedding by {o.mode}"
-    )
+    kinds = {"": o.kind, "column": "linear by columns", "row": "linear by rows"}
+    what = kinds.get(o.mode, f"embedding by {o.mode}")
     count = f" ({many(len(same), 'module')})" if len(same) > 1 else ""
     cut = ", ".join(f"{n} {axes_text(axes)}" for n, axes in o.weights if tp_dim(axes) is not None)
     sent = [c for s in same for c in s.comms]

@@ -25,7 +25,7 @@ from launcher.plan.verbs import (
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive steps in one place: on all ``ranks``, in one process ``alone``, or on ``files`` without torch."""
+    """Consecutive steps in one place: all ``ranks``, one process ``alone``, or ``files`` without torch."""
 
     where: Where
     steps: tuple[str, ...]

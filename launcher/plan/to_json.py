@@ -18,13 +18,13 @@ DERIVED: dict[type, tuple[str, ...]] = {
     Sizes: ("replicas", "virtual", "places"),
 }
 LEFT_OUT: dict[type, tuple[str, ...]] = {Timeline: ("events",), Placed: ("layout",), Sizes: ("notes",)}
-"""When each action starts is in ``timeline.json``; the grid of a layout is that of the plan, as are the notes."""
+"""Starts of actions are in ``timeline.json``; grid and notes of layouts and sizes are those of the plan."""
 
 ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
     "groups", "visits", "buckets", "operators", "recomputed", "compilation", "sums",
-    "schedule", "evaluation", "timeline", "memory", "traffic", "phases", "settings", "notes",
+    "schedule", "evaluation", "timeline", "memory", "traffic", "rerun", "phases", "settings", "notes",
     "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",
     "optimizer", "restored", "unsteady", "mixed", "batch_dependent",
 )  # fmt: skip
@@ -32,7 +32,7 @@ ORDER = (
 
 
 def as_json(plan: Plan) -> str:
-    """Every value of the plan, and the version of this form; a line an item, so that two plans can be compared."""
+    """Every value of the plan, and the version of this form; a line an item, to compare two plans."""
     told = _told(plan)
     values = {"version": VERSION} | {key: told[key] for key in sorted(told, key=ORDER.index)}
     rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in values.items()]
@@ -60,7 +60,7 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         names = [f.name for f in fields(value) if f.name not in LEFT_OUT.get(type(value), ())]
         out = {name: _plain(getattr(value, name)) for name in (*names, *DERIVED.get(type(value), ()))}
-        return out | (
-            {"split": value.layout.split, "at": value.layout.at} if isinstance(value, Placed) else {}
-        )
+        if isinstance(value, Placed):
+            out |= {"split": value.layout.split, "at": value.layout.at}
+        return out
     return [_plain(v) for v in value] if isinstance(value, tuple | list) else value

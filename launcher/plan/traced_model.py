@@ -15,10 +15,10 @@ from launcher.plan.values.recomputed import Recomputed
 class TracedModel:
     """A model's parameters and modules (``skeleton``), and the calls of one forward (``graph``).
 
-    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it is.
-    ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot. ``operators``: how
-    modules are spread over ``tp``; ``recomputed``: which of them run again in the backward; ``pieces``: how
-    its sequences are cut, if they are.
+    ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
+    is. ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot. ``operators``:
+    how modules are spread over ``tp``; ``recomputed``: which of them run again in the backward; ``pieces``:
+    how its sequences are cut, if they are.
     """
 
     skeleton: Skeleton

@@ -1,4 +1,4 @@
-"""The verbs, a row each: where a step of it runs, what it needs, what it leaves, and the module that carries it out."""
+"""The verbs, a row each: where a step of it runs, what it needs, what it leaves, the module that does it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ CHECKPOINT, TRANSFORMED, EXPORTED = "a checkpoint", "a transformed checkpoint", 
 
 @dataclass(frozen=True)
 class Verb:
-    """What is known of a verb before anything of it is imported; adding one is a row here and the module it
-    names.
+    """What is known of a verb before anything of it is imported: to add one, a row here and its module.
 
     ``settings`` is its model, which the union ``Step`` of the schema lists too. ``launcher.steps`` says what
     is in ``module``; ``checks``: also what refuses a step before anything starts, so the module imports
@@ -121,6 +120,11 @@ def writes(step: Step) -> bool:
 def goes_on(step: Step) -> bool:
     """Whether it writes what ranks have made of the checkpoint that they went on from."""
     return verb(step).checkpoints and where(step) == "ranks"
+
+
+def evaluates(step: Step) -> bool:
+    """Whether it works out the loss of held-out samples."""
+    return isinstance(step, steps.Evaluate) or (isinstance(step, steps.Export) and step.check)
 
 
 def starts(step: Step) -> bool:

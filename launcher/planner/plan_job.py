@@ -37,13 +37,12 @@ if TYPE_CHECKING:
 
 
 def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
-    """What the model's forward takes for ``batch`` samples, floating inputs in the dtype that it computes in."""
+    """What the forward takes for ``batch`` samples, floating inputs in the dtype that it computes in."""
     from launcher.data.spec import input_specs
 
     specs = input_specs(job.data, batch, job.security.allow)
-    return tuple(
-        TensorSpec(s.shape, COMPUTE[job.train.precision]) if s.dtype.startswith("float") else s for s in specs
-    )
+    compute = COMPUTE[job.train.precision]
+    return tuple(TensorSpec(s.shape, compute) if s.dtype.startswith("float") else s for s in specs)
 
 
 def builder(job: Job) -> Callable[[], nn.Module]:
@@ -66,17 +65,16 @@ def settled(job: Job) -> Job:
 
 @dataclass(frozen=True)
 class Checked:
-    """A request whose settings can be together: ``job`` with what its files say, and what was worked out of it."""
+    """A request whose settings can be together: ``job`` with what its files say, and what comes of it."""
 
     job: Job
     asked: Asked
 
 
 def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
-    """Reads the files of a ``settled`` job. Raises ``RequestError`` with all that can be refused without
-    torch.
+    """Reads the files of a ``settled`` job; ``found``: what is known to be wrong already.
 
-    ``found``: what is known to be wrong already.
+    Raises ``RequestError`` with all that can be refused without torch.
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
@@ -101,13 +99,11 @@ def planning() -> Iterator[None]:
 
 
 def _unlike(job: Job, own: bool) -> list[Problem]:
-    """Slices of the data set that are not those of its tensors; a class of the user's own must be opened to know."""
+    """Slices of the data set that are not those of its tensors; a user's ``own`` class is opened to know."""
     strategy = job.parallel.dataset_strategy
-    if (
-        isinstance(strategy, str)
-        or isinstance(job.data, Target) is not own
-        or not (strategy and all(strategy))
-    ):
+    if isinstance(strategy, str) or isinstance(job.data, Target) is not own:
+        return []
+    if not (strategy and all(strategy)):
         return []
     from launcher.data.spec import input_specs, target_spec
 
@@ -142,13 +138,13 @@ def _backend(job: Job) -> list[Problem]:
     """Which there are only torch can say."""
     if job.train.compile is None:
         return []
-    from launcher.parallel.compile.backends import backends
+    from launcher.parallel.forward.compile import backends
 
     return list(compile.unknown_backend(job, backends()))
 
 
 def own_files(job: Job) -> list[str]:
-    """The modules of Python that a model of the user's own is from; they may count or keep what is built of them."""
+    """The Python modules that a model of the user's own is from; they may count or keep what is built."""
     if not isinstance(job.model, Target):
         return []
     from torch import nn
@@ -166,13 +162,13 @@ def _cut(job: Job, asked: Asked) -> Plan:
     asked, more = _unwrapped(asked, model.skeleton)
     fine = leaves(asked, model.skeleton)
     try:
-        return _planned(job, asked, model, fine, traits, more)
+        return _planned(job, asked, model, fine, traits=traits, more=more)
     except RequestError as error:
         coarse = leaves(asked, model.skeleton, stacks=False)
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
-        return _planned(job, asked, _read(job), coarse, traits, more)
+        return _planned(job, asked, _read(job), coarse, traits=traits, more=more)
 
 
 def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
@@ -182,21 +178,19 @@ def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:
     names = stage_config.unwrapped(asked.config, skeleton, asked.sizes.virtual)
     if names == asked.config:
         return asked, []
-    note = Note(
-        stage_config.KEY, f"{stage_config.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model"
-    )
-    return replace(asked, config=names), [note]
+    text = f"{stage_config.BACKBONE}.NAME -> NAME: names of a WithLossCell around the model"
+    return replace(asked, config=names), [Note(stage_config.KEY, text)]
 
 
 def _mismatched(job: Job, made: Plan) -> list[Problem]:
-    """Targets that are not those of what the model returns, and samples that cannot be evaluated as they are."""
+    """Targets that do not fit what the model returns, and samples that cannot be evaluated as they are."""
     from launcher.data.spec import target_spec
 
     target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
     found = list(sample_checks.problems(made, target, own=isinstance(job.model, Target)))
-    if made.observed.mixed and isinstance(
-        job.data, Target
-    ):  # of ours only the files know how many samples they hold
+
+    # of ours only the files know how many samples they hold
+    if made.observed.mixed and isinstance(job.data, Target):
         from launcher.data.open import open_data
 
         held = len(open_data(job.data, seed=job.seed, allow=job.security.allow).val)
@@ -274,17 +268,20 @@ def _planned(
 
     with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])), unmarked(model.marks):
         specs = inputs(job, asked.sizes.micro_batch)
-        if (compute := COMPUTE[job.train.precision]) != DTYPE[job.train.precision]:
+        compute = COMPUTE[job.train.precision]
+        if compute != DTYPE[job.train.precision]:
             narrow(model.module, compute)
         with leaving(model.module):
             seen = _followed(job, asked, model.skeleton, model.module, whole, specs)
+
+    # what has become of settings
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
-    if fallback := resolve_data(job.data)[1]:
+    fallback = resolve_data(job.data)[1]
+    if fallback:
         notes.append(Note(*fallback.split(" ", 1)))
     if job.debug.onerank:
-        notes.append(
-            Note("debug.onerank", "true: parallel and launch.nproc are left out, micro batches kept")
-        )
+        text = "true: parallel and launch.nproc are left out, micro batches kept"
+        notes.append(Note("debug.onerank", text))
     notes += own_optimizer.note(traits)
     note = None
     if model.lost:
@@ -299,7 +296,7 @@ def _planned(
         recomputed=seen.recomputed,
         pieces=seen.pieces,
     )
-    return plan(job, asked, traced, [*notes, *more], traits)
+    return plan(job, asked, traced, [*notes, *more], traits=traits)
 
 
 @dataclass(frozen=True)
@@ -312,6 +309,16 @@ class Followed:
     pieces: Pieces | None = None
 
 
+def _settled(
+    operators: Flow, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
+) -> Followed:
+    """With what runs again as ``graph`` allows it. Raises ``RequestError``."""
+    recomputed, found = recompute.settled(recomputed, graph, skeleton)
+    refuse(found)
+    together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
+    return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
+
+
 def _followed(
     job: Job,
     asked: Asked,
@@ -320,9 +327,9 @@ def _followed(
     whole: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
 ) -> Followed:
-    """How the operators run, and what one rank of ``tp`` does: ``model`` is left with its parts of their weights."""
+    """How the operators run, and what one rank of ``tp`` does; ``model`` keeps that rank's weights."""
+    from launcher.parallel.forward import recompute as again
     from launcher.parallel.model_state.deep_copy import copied
-    from launcher.parallel.recompute import forward
     from launcher.parallel.sequence import chunks
     from launcher.parallel.tensor_parallel import apply, propagate
     from launcher.parallel.tensor_parallel.collectives import Axis
@@ -331,7 +338,7 @@ def _followed(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
     operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
-    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton)
+    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong
     if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
@@ -340,16 +347,13 @@ def _followed(
     apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
     axis = Axis(tp, planned=True)
     apply.install(model, out.spreads, axis)
-    forward.install(model, recomputed, axis)
-    if whole is None:
-        graph = model_facts.whole(model, specs)
-        refuse(compile.overwritten(job, axis.overwritten))
-        return Followed(out, recomputed, graph)
-    leaves = frozenset(whole)
-    graph = model_facts.graph(model, leaves, specs)
+    again.install(model, recomputed, axis)
+    leaves = None if whole is None else frozenset(whole)
+    graph = model_facts.whole(model, specs) if leaves is None else model_facts.graph(model, leaves, specs)
     refuse(compile.overwritten(job, axis.overwritten))
-    if count == 1:
-        return Followed(out, recomputed, graph)
+    if leaves is None or count == 1:
+        return _settled(out, recomputed, graph, skeleton)
     lengths = chunks.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
-    out = propagate.in_pieces(bare, out, tp, specs, lengths)
-    return Followed(out, recomputed, graph, chunks.graphs(model, leaves, specs, graph, lengths))
+    out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
+    seen = _settled(out, recomputed, graph, skeleton)
+    return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, rea
 from launcher.checkpoint.mindspore.strategy_input import listed, only_names, whole_specs
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
-from launcher.plan.operator_file import parsed
+from launcher.plan.operators.operator_file import parsed
 from launcher.plan.plan import Plan
 from launcher.plan.settings import transformer_opt
 from launcher.plan.values.facts import TensorSpec
@@ -28,21 +28,31 @@ OPERATORS = "parallel.operator_strategy.load"
 
 def inlined(job: Job) -> tuple[Job, list[Problem]]:
     """``job`` with what its files say, and what is wrong with them; a file that is wrong says nothing."""
-    par, found = job.parallel, list[Problem]()
+    par = job.parallel
+    found: list[Problem] = []
     changes: dict[str, Any] = {}
-    if isinstance(path := par.transformer_opt, str) and path:  # "" is none, as MindSpore has it
-        values, wrong = _switches(path)
+
+    # switches
+    switches = par.transformer_opt
+    if isinstance(switches, str) and switches:  # "" is none, as MindSpore has it
+        values, wrong = _switches(switches)
         changes["transformer_opt"] = transformer_opt.FromFile({} if wrong else values)
         found += wrong
-    if (path := par.operator_strategy.load) is not None:
-        got = _operators(path)
+
+    # operators, which the request may add to
+    if par.operator_strategy.load is not None:
+        got = _operators(par.operator_strategy.load)
         if isinstance(got, Problem):
             found.append(got)
         else:
             tp, operators = got
             changes["operators"] = operators | par.operators
-            changes["grid"] = par.grid.model_copy(update={"tp": tp}) if par.grid.tp is None else par.grid
-    return (job.model_copy(update={"parallel": par.model_copy(update=changes)}) if changes else job), found
+            if par.grid.tp is None:
+                changes["grid"] = par.grid.model_copy(update={"tp": tp})
+
+    if not changes:
+        return job, found
+    return job.model_copy(update={"parallel": par.model_copy(update=changes)}), found
 
 
 def _operators(path: str) -> tuple[int, dict[str, Any]] | Problem:
@@ -69,15 +79,17 @@ def fits(job: Job, plan: Plan) -> None:
         _sayable(mine, asked.save)
     if asked.load is None:
         return
+
+    # what the file has
     try:
         theirs = _stored(Path(asked.load))
-    except RefusedFile as error:
+    except (RefusedFile, ValueError) as error:
         raise RequestError((Problem(LAYOUTS, str(error)),)) from error
     except OSError as error:
         text = f"{asked.load}: cannot be read: {error.strerror}"
         raise RequestError((Problem(LAYOUTS, text),)) from error
-    except ValueError as error:
-        raise RequestError((Problem(LAYOUTS, str(error)),)) from error
+
+    # against what the plan has
     if isinstance(theirs, StrategyFile):
         _fits_mindspores(mine, theirs, asked.load)
         return
@@ -85,10 +97,10 @@ def fits(job: Job, plan: Plan) -> None:
         axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
         text = f"{asked.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
         raise RequestError((Problem(LAYOUTS, text),))
-    frozen = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
-    if found := list(_differences(mine, theirs, frozen)):
-        more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-        raise RequestError((Problem(LAYOUTS, f"{asked.load}: {'; '.join(found[:MOST] + more)}"),))
+    left_out = set[str]()
+    if asked.only_trainable:
+        left_out = {n for p in plan.params if not p.trainable for n in p.names}
+    _refuse_differences(asked.load, list(_differences(mine, theirs, left_out)))
 
 
 def _stored(path: Path) -> Strategy | StrategyFile:
@@ -116,16 +128,21 @@ def _fits_mindspores(mine: Strategy, file: StrategyFile, path: str) -> None:
     except ValueError as error:
         raise RequestError((Problem(LAYOUTS, f"{path}: {error}"),)) from error
     if theirs.grid.size != mine.grid.size:
-        text = (
-            f"{path}: its layouts are on {many(theirs.grid.size, 'rank')}, this plan is on {mine.grid.size}"
-        )
+        ranks = many(theirs.grid.size, "rank")
+        text = f"{path}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
         raise RequestError((Problem(LAYOUTS, text),))
     for name, entry in theirs.entries.items():
         if name in mine.entries and meaning(entry.layout) != meaning(mine.entries[name].layout):
             found.append(f"{name} is laid out in another way")
-    if found:
-        more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
-        raise RequestError((Problem(LAYOUTS, f"{path}: {'; '.join(found[:MOST] + more)}"),))
+    _refuse_differences(path, found)
+
+
+def _refuse_differences(path: str, found: Sequence[str]) -> None:
+    """Raises ``RequestError`` with the first of them, if there are any."""
+    if not found:
+        return
+    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+    raise RequestError((Problem(LAYOUTS, f"{path}: {'; '.join([*found[:MOST], *more])}"),))
 
 
 def _known(file: StrategyFile, specs: Mapping[str, TensorSpec]) -> StrategyFile:

@@ -1,4 +1,4 @@
-"""The settings that have changed since a checkpoint: what is refused and how to go on, what is accepted or noted."""
+"""Settings changed since a checkpoint: what is refused, with a way on, and what is accepted or noted."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ def unknown(job: Job) -> Iterator[Problem]:
             meant = nearest(key, known)
             said = did_you_mean(meant)
             right = [meant if k == key else k for k in job.checkpoint.accept_changes]
-            yield Problem(
-                ACCEPT, f"there is no setting {key!r}{said}", _pasted(ACCEPT, right) if meant else ""
-            )
+            cure = _pasted(ACCEPT, right) if meant else ""
+            yield Problem(ACCEPT, f"there is no setting {key!r}{said}", cure)
 
 
 def _arguments(settings: Any) -> Collection[str]:
@@ -50,16 +49,20 @@ def changes(
     """What is refused, and what the plan says. ``misfit``: the weights are those of another model."""
     saved, done = checkpoint.state.get("settings"), int(checkpoint.state["step"])
     if saved is None:
-        text = f"{checkpoint.folder}: written before checkpoints said what they were trained with: nothing is compared"
-        return [], [Note("checkpoint", text)]
+        text = "written before checkpoints said what they were trained with: nothing is compared"
+        return [], [Note("checkpoint", f"{checkpoint.folder}: {text}")]
     try:
         found = differences(saved if isinstance(saved, dict) else {}, with_data_read(job), plan)
     except ValueError as error:
         return [Problem("", f"{checkpoint.folder}: {error}")], []
+
+    # what matters to weights that are trained, and was not accepted
     accepted = job.checkpoint.accept_changes
     refused = [d for d in found if d.why and done and not _covered(d.key, accepted)]
     keep = [d.key for d in refused if not _back(d, saved, job) or sets(overrides, d.key)]
     every = _pasted(ACCEPT, [*accepted, *keep])
+
+    # the way on: accept what was meant, put the rest back
     problems = []
     for d in refused:
         own = _pasted(ACCEPT, [*accepted, d.key])

@@ -22,6 +22,7 @@ from launcher.job.yaml.origins import Origins
 ROUNDS = 6
 OF_DEVICES = ("launch.device=cuda", "launch.backend=nccl")
 Words = tuple[str, ...]
+Said = set[tuple[str, str]]
 Look = Callable[[Words], list["ListedProblem"]]
 
 
@@ -38,8 +39,7 @@ class ListedProblem:
 
 
 def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bool], None]) -> BadRequest:
-    """``error``, with all else that can be known to be wrong with ``words``, and with those cures alone that
-    hold.
+    """``error``, with all else that can be known to be wrong with ``words``, and only with cures that hold.
 
     ``look`` raises ``RequestError`` for what is wrong with a command line, and does nothing else;
     ``False``: without a plan, and without torch, which takes seconds to import. So a plan is made only
@@ -47,16 +47,18 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
     """
     listed = _findings(error, words)
     see = _seeing(words, look, error.planned)
-    found: Sequence[ListedProblem] = listed
     for _ in range(ROUNDS):
         left = see(_mended(words, listed, True))
         if not left:
             return _told(listed)
+
+        # new is what neither the cures nor the stand-ins have brought
         fresh = [f for f in left if not _near(f, listed)]
         if not fresh:
             break
         other = {f.said for f in see(_mended(words, listed, False))}
-        if not (found := [f for f in fresh if f.said in other]):
+        found = [f for f in fresh if f.said in other]
+        if not found:
             break
         listed = [*listed, *found]
     return _told(_holding(words, listed, see))
@@ -73,24 +75,25 @@ def _findings(error: RequestError, words: Sequence[str]) -> list[ListedProblem]:
     for problem in error.problems:
         origins = places if isinstance(places, Origins) else places.get(problem, Origins())
         problem = swept(whole_override(problem, origins), origins, words)
-        out.append(
-            ListedProblem(problem if kept(problem, origins, late) else replace(problem, cure=""), origins)
-        )
+        if not kept(problem, origins, late):
+            problem = replace(problem, cure="")
+        out.append(ListedProblem(problem, origins))
     return out
 
 
 def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: bool) -> Look:
-    """What is wrong with other words, each worked out once. No package that ``typed`` does not trust is
-    imported.
+    """What is wrong with other words, each worked out once.
 
-    Whether there is a device for each rank torch alone knows.
+    No package that ``typed`` does not trust is imported. Whether there is a device for each rank torch alone
+    knows.
     """
     known: dict[Words, list[ListedProblem]] = {}
 
     def see(words: Words) -> list[ListedProblem]:
         if words not in known:
             new = [w for w in words if w not in typed]
-            trusting, devices = any(w.startswith("security") for w in new), any(w in OF_DEVICES for w in new)
+            trusting = any(w.startswith("security") for w in new)
+            devices = any(w in OF_DEVICES for w in new)
             try:
                 look(words, (planned or devices) and not trusting)
                 known[words] = []
@@ -102,12 +105,11 @@ def _seeing(typed: Sequence[str], look: Callable[[Words, bool], None], planned: 
 
 
 def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
-    """Whether it is about a key that is listed, or one above or below it: it may follow from what stands in there."""
+    """Whether it is about a key that is listed, or one above or below it: it may follow from the stand-in."""
     key = f"{finding.problem.key}."
     keys = [f"{f.problem.key}." for f in listed if f.problem.key]
-    return any(key.startswith(k) or k.startswith(key) for k in keys) or finding.said in {
-        f.said for f in listed
-    }
+    said = {f.said for f in listed}
+    return finding.said in said or any(key.startswith(k) or k.startswith(key) for k in keys)
 
 
 def _mended(
@@ -116,8 +118,11 @@ def _mended(
     """``words`` without what is listed: cured where that can be, or each with a value that stands in."""
     out = tuple(words)
     for f in listed:
-        cured = f.problem.cure and (by_cure if only is None else f is only)
-        out = pasted(out, f.problem, f.origins) if cured else _stood_in(out, f, 0 if by_cure else 1)
+        chosen = by_cure if only is None else f is only
+        if f.problem.cure and chosen:
+            out = pasted(out, f.problem, f.origins)
+            continue
+        out = _stood_in(out, f, 0 if by_cure else 1)
     return out
 
 
@@ -128,16 +133,19 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
     if "." not in problem.key and (options := ConfigFiles().options(problem.key)):
         other = f"{problem.key}={options[-1]}" if which and problem.key not in ("recipe", "steps") else ""
         return pasted(words, replace(problem, cure=other), origins)
+
     word = placeholder(problem.key, origins, which)
-    if word is None and (origin := origins.of(problem.key)) is not None and not origin.typed:
+    origin = origins.of(problem.key)
+    if word is None and origin is not None and not origin.typed:
         word = f"~{problem.key}"
-    return pasted(words, replace(problem, cure=shlex.quote(word) if word else ""), origins)
+    cure = shlex.quote(word) if word else ""
+    return pasted(words, replace(problem, cure=cure), origins)
 
 
 def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -> list[ListedProblem]:
     """``listed`` without cures that bring something new, each alone or all together."""
     bare = {f.said for f in see(_mended(words, listed, False))}
-    out = [_alone(f, words, listed, bare, see) for f in listed]
+    out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
         new = _new(_mended(words, out, True), bare | {f.said for f in out}, see)
         more = [f for f in new if not _near(f, out)]
@@ -148,19 +156,22 @@ def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -
 
 
 def _alone(
-    f: ListedProblem,
-    words: Sequence[str],
-    listed: Sequence[ListedProblem],
-    bare: set[tuple[str, str]],
-    see: Look,
+    f: ListedProblem, words: Sequence[str], listed: Sequence[ListedProblem], *, bare: Said, see: Look
 ) -> ListedProblem:
     """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
-    if not f.problem.cure or not (new := _new(_mended(words, listed, False, f), bare, see)):
+    if not f.problem.cure:
         return f
+    new = _new(_mended(words, listed, False, f), bare, see)
+    if not new:
+        return f
+
+    # its own text says what its cure brings
     other = [g.problem for g in new if g.problem.key and g.said[1] != f.said[1]]
     told = "; ".join(dict.fromkeys(f"{p.key}: {p.text}" for p in other))
     joined = " And" if f.problem.text.endswith("?") else "; and"
     text = f"{f.problem.text}{joined} then {told}" if told else f.problem.text
+
+    # its cure, mended by those of what it brings
     further = tuple(shlex.split(f.problem.cure))
     for g in new:
         further = pasted(further, g.problem, g.origins) if g.problem.cure else ()
@@ -172,5 +183,5 @@ def _alone(
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 
 
-def _new(words: Words, known: set[tuple[str, str]], see: Look) -> list[ListedProblem]:
+def _new(words: Words, known: Said, see: Look) -> list[ListedProblem]:
     return [f for f in see(words) if f.said not in known]

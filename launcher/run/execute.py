@@ -57,7 +57,12 @@ def do(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear) -> dict[s
     if phase.where == "alone" and run.start.mode == "spawn":
         return _in_a_process(run, phase, results, hear)
     return on_files.run(
-        phase.steps, run.job, run.plan, run.folder, results, lambda line: hear(0, {"text": line})
+        phase.steps,
+        job=run.job,
+        plan=run.plan,
+        folder=run.folder,
+        results=results,
+        say=lambda line: hear(0, {"text": line}),
     )
 
 
@@ -104,7 +109,7 @@ def _drawn(run: Run, phase: Phase, copies: Mapping[str, tuple[tuple[Copy, Plan],
 
 
 def _from(run: Run) -> Path | None:
-    """The checkpoint that the ranks go on from: what ``import`` has brought, unless they have gone on since."""
+    """The checkpoint that the ranks go on from: what ``import`` brought, unless they have gone on since."""
     if run.resume is None and any(map(starts, run.job.steps.values())):
         return step_folder(run.folder / "checkpoints", 0)
     return run.resume
@@ -134,9 +139,16 @@ def _external(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     from launcher.run.outer_ranks import Order
 
     assert run.others is not None
-    launch, start = run.job.launch, run.start
-    polls = launch.signal_save
-    order = Order(work, run.folder, start.device, start.backend, launch.timeout_s, launch.threads, polls)
+    launch = run.job.launch
+    order = Order(
+        work,
+        folder=run.folder,
+        device=run.start.device,
+        backend=run.start.backend,
+        timeout_s=launch.timeout_s,
+        threads=launch.threads,
+        polls=launch.signal_save,
+    )
     return run.others.work(order, partial(hear, 0))
 
 
@@ -148,9 +160,19 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
     from launcher.runtime.cluster.world import World, backend_of, connect, never, place
     from launcher.runtime.preemption import heard
 
+    # the world of one rank
     launch, start = run.job.launch, run.start
-    backend = start.backend or backend_of(start.device)
-    world = World(0, 1, 0, 1, 0, place(start.device, 0), backend, partial(hear, 0))
+    world = World(
+        rank=0,
+        size=1,
+        local_rank=0,
+        local_size=1,
+        attempt=0,
+        device=place(start.device, 0),
+        backend=start.backend or backend_of(start.device),
+        send=partial(hear, 0),
+    )
+
     with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
         try:
             with connect(world, HashStore(), launch.timeout_s, launch.threads):
@@ -181,22 +203,24 @@ def _in_a_process(run: Run, phase: Phase, results: Mapping[str, Any], hear: Hear
     for name in phase.steps:
         module(run.job.steps[name])
 
-    work = partial(
-        _by_itself, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=dict(results)
-    )
+    figures = dict(results)
     launch = run.job.launch
-    return run_ranks(
-        work,
+    done = run_ranks(
+        partial(_alone, names=phase.steps, job=run.job, plan=run.plan, folder=run.folder, results=figures),
         1,
         timeout_s=launch.timeout_s,
         folder=run.folder,
         threads=launch.threads,
         on_message=hear,
         alone=True,
-    )[0]
+    )
+    return done[0]
 
 
-def _by_itself(
+def _alone(
     world: World, names: tuple[str, ...], job: Job, plan: Plan, folder: Path, results: Mapping[str, Any]
 ) -> dict[str, Any]:
-    return on_files.run(names, job, plan, folder, results, lambda line: world.send({"text": line}))
+    def say(line: str) -> None:
+        world.send({"text": line})
+
+    return on_files.run(names, job=job, plan=plan, folder=folder, results=results, say=say)

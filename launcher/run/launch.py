@@ -1,4 +1,4 @@
-"""Where the ranks of a run come from: the ``launch`` settings, worked out for this process and this machine."""
+"""Where the ranks of a run come from: the ``launch`` settings, resolved for this process and this machine."""
 
 from __future__ import annotations
 
@@ -36,16 +36,12 @@ def outer_size(env: Mapping[str, str] = os.environ) -> int | None:
 
 def at_home(job: Job, outer: int | None) -> Job:
     """``launch.nproc: null`` under an outer launcher is what that has started."""
-    if (
-        outer is None
-        or job.launch.nproc is not None
-        or mode(job, outer) != "external"
-        or outer % job.launch.nnodes
-    ):
+    if outer is None or mode(job, outer) != "external":
         return job
-    return job.model_copy(
-        update={"launch": job.launch.model_copy(update={"nproc": outer // job.launch.nnodes})}
-    )
+    each, rest = divmod(outer, job.launch.nnodes)
+    if job.launch.nproc is not None or rest:
+        return job
+    return job.model_copy(update={"launch": job.launch.model_copy(update={"nproc": each})})
 
 
 def mode(job: Job, outer: int | None) -> Mode:
@@ -80,12 +76,14 @@ def start(job: Job, outer: int | None, size: int) -> Start:
         assert outer is not None
         text = f"{job.launch.nproc}: the plan has {size} ranks, {THEY} has started {outer}"
         raise RequestError((Problem("launch.nproc", text, f"launch.nproc={outer // job.launch.nnodes}"),))
+
+    # where they work, and how they talk
     device, notes = _device(job, -(-size // job.launch.nnodes))
     if job.launch.backend == "nccl" and device == "cpu":
-        raise RequestError(
-            (Problem("launch.backend", "nccl: the ranks of this run are on the CPU, which gloo is for"),)
-        )
-    return Start(how, device, "gloo" if job.launch.backend == "gloo" else None, (*notes, *_idle(job, how)))
+        text = "nccl: the ranks of this run are on the CPU, which gloo is for"
+        raise RequestError((Problem("launch.backend", text),))
+    backend = "gloo" if job.launch.backend == "gloo" else None
+    return Start(how, device, backend, (*notes, *_idle(job, how)))
 
 
 def _device(job: Job, here: int) -> tuple[str, list[str]]:
@@ -98,25 +96,20 @@ def _device(job: Job, here: int) -> tuple[str, list[str]]:
         raise RequestError((Problem("launch.device", text),))
     if asked != "auto":
         return asked, []
-    few = (
-        [f"launch.device auto -> cpu: {here} ranks on this machine, {there} CUDA devices"]
-        if 0 < there < here
-        else []
-    )
-    return ("cuda" if there >= here else "cpu"), few
+    if there >= here:
+        return "cuda", []
+    few = f"launch.device auto -> cpu: {here} ranks on this machine, {there} CUDA devices"
+    return "cpu", [few] if there else []
 
 
 def _idle(job: Job, how: Mode) -> list[str]:
     """Settings that this mode leaves to others."""
     out = []
+    restarts = f"launch.max_restarts {job.launch.max_restarts} has no effect"
     if how == "external" and job.launch.max_restarts:
-        out.append(
-            f"launch.max_restarts {job.launch.max_restarts} has no effect: {THEY} restarts its ranks, if told to"
-        )
+        out.append(f"{restarts}: {THEY} restarts its ranks, if told to")
     if how == "inproc" and job.launch.max_restarts:
-        out.append(
-            f"launch.max_restarts {job.launch.max_restarts} has no effect: a rank in this process is not restarted"
-        )
+        out.append(f"{restarts}: a rank in this process is not restarted")
     if how != "spawn" and job.launch.port is not None:
         where = f"{THEY} says where its ranks meet" if how == "external" else "one rank has nobody to meet"
         out.append(f"launch.port {job.launch.port} has no effect: {where}")

@@ -18,7 +18,8 @@ from launcher.checkpoint.tensorfile.keys import is_place, load_key
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.run_paths import RUN, place
-from launcher.plan import operator_file, rank_groups
+from launcher.plan.operators import operator_file
+from launcher.plan.partition import rank_groups
 from launcher.plan.plan import Plan
 from launcher.runtime import folder
 
@@ -59,11 +60,12 @@ def _twice(named: list[tuple[str, str]]) -> Iterator[Problem]:
 
 def _named(job: Job) -> Iterator[tuple[str, str]]:
     par = job.parallel
-    for key, path in (
-        ("param_strategy.save", par.param_strategy.save),
-        ("operator_strategy.save", par.operator_strategy.save),
-        ("group_file", par.group_file),
-    ):
+    paths = {
+        "param_strategy.save": par.param_strategy.save,
+        "operator_strategy.save": par.operator_strategy.save,
+        "group_file": par.group_file,
+    }
+    for key, path in paths.items():
         if path is not None:
             yield f"parallel.{key}", path
 
@@ -74,20 +76,14 @@ def write(job: Job, plan: Plan, run: Path) -> None:
     if (path := par.param_strategy.save) is not None:
         strategy = of_plan(plan, par.param_strategy.only_trainable)
         for name, rank in _each(path, plan):
-            _write(
-                name,
-                run,
-                _layouts(strategy, None if rank is None else plan.sizes.grid.coords(rank)["pp"], path),
-            )
+            stage = None if rank is None else plan.sizes.grid.coords(rank)["pp"]
+            _write(name, run, _layouts(strategy, stage, path))
     if par.operator_strategy.save is not None:
-        _write(par.operator_strategy.save, run, operator_file.as_json(plan).encode())
+        operators = operator_file.as_json(plan.operators, plan.sizes.grid["tp"])
+        _write(par.operator_strategy.save, run, operators.encode())
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
-            _write(
-                name,
-                run,
-                group_text(_groups(plan, rank)) if _mindspores(path) else rank_groups.as_json(plan).encode(),
-            )
+            _write(name, run, _group_file(plan, rank, path))
 
 
 RANK = "{rank}"
@@ -109,21 +105,28 @@ def _mindspores(path: str) -> bool:
 def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
     """Of one stage, or of all of them."""
     if _mindspores(path):
-        return strategy_text(
-            merged_file(strategy) if stage is None else stage_files(strategy)[stage], "protobuf"
-        )
+        file = merged_file(strategy) if stage is None else stage_files(strategy)[stage]
+        return strategy_text(file, "protobuf")
     if stage is None:
         return text(strategy, tuple(range(strategy.stages))).encode()
     held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
     return text(Strategy(strategy.grid, held), (stage,)).encode()
 
 
+def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:
+    if _mindspores(path):
+        return group_text(_groups(plan, rank))
+    return rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params).encode()
+
+
 def _groups(plan: Plan, rank: int | None) -> GroupFile:
     """Those that ``rank`` is in; of all ranks, with what rank 0 may restore from, where there is one file."""
-    found = (ranks for group in rank_groups.groups(plan) for ranks in group.ranks if len(ranks) > 1)
+    groups = rank_groups.groups(plan.sizes.grid, plan.ties)
+    found = (ranks for group in groups for ranks in group.ranks if len(ranks) > 1)
     named = {f"{len(ranks)}-{xxhash.xxh3_64_intdigest(repr(ranks).encode())}": ranks for ranks in found}
     mine = {name: ranks for name, ranks in named.items() if rank is None or rank in ranks}
-    return GroupFile(mine, next(same for same in rank_groups.alike(plan) if (rank or 0) in same))
+    alike = rank_groups.alike(plan.sizes.grid, plan.params)
+    return GroupFile(mine, next(same for same in alike if (rank or 0) in same))
 
 
 def _write(path: str, run: Path, content: bytes) -> None:

@@ -38,7 +38,7 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
 
 
 def shortage(job: Job, plan: Plan) -> str | None:
-    """What a plan that is only shown has to say when it would be refused here; another machine may be meant."""
+    """What a plan that is only shown says when it would be refused here; another machine may be meant."""
     ranks = local_ranks(job, plan) if job.launch.check_memory and job.launch.device != "cuda" else ()
     free = free_memory.ram() if ranks else None
     found = None if free is None else _fit(job, plan, ranks, free)
@@ -58,19 +58,22 @@ def local_ranks(job: Job, plan: Plan) -> tuple[int, ...]:
 
 
 def _fit(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> Fit | None:
-    copied = job.checkpoint.asynchronous and job.checkpoint.every is not None
-    return fit(job, plan, ranks, free, {rank: _copied(job, plan, rank) for rank in ranks if copied})
+    copied: dict[int, int] = {}
+    if job.checkpoint.asynchronous and job.checkpoint.every is not None:
+        copied = {rank: _copied(job, plan, rank) for rank in ranks}
+    return fit(job, plan, ranks, free, besides=copied)
 
 
 def _copied(job: Job, plan: Plan, rank: int) -> int:
-    """Bytes of the copy that ``checkpoint.async`` writes from: its share of the weights, with what is kept of each."""
+    """Bytes of the copy that ``checkpoint.async`` writes from: a rank's weights, and what is kept of each."""
     layout, each = of_plan(plan), copies(job.optim, plan.observed.optimizer)
     trained = {p.name for p in plan.params if p.trainable}
-    boxes = [(name, box) for boxes in saved_boxes(layout, rank).values() for name, box in boxes.items()]
-    return sum(
-        prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * (1 + each * (name in trained))
-        for name, box in boxes
-    )
+    total = 0
+    for boxes in saved_boxes(layout, rank).values():
+        for name, box in boxes.items():
+            times = 1 + each if name in trained else 1
+            total += prod(box.shape) * ITEMSIZE[layout.entries[name].dtype] * times
+    return total
 
 
 def _cure(job: Job, plan: Plan, ranks: tuple[int, ...], free: Free) -> str:

@@ -80,35 +80,40 @@ class Others:
     def gather(self, timeout_s: float) -> None:
         """Until every rank is here. Raises ``RunError`` when one has not come in time."""
         what = "must be started with the same MASTER_ADDR and MASTER_PORT"
-        self._absent = await_ranks(self._own, "here", range(1, self._at.size), timeout_s, tell, what)
+        others = range(1, self._at.size)
+        self._absent = await_ranks(self._own, "here", others, timeout_s, say=tell, what=what)
         if self._absent:
             have = "has" if len(self._absent) == 1 else "have"
             text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
             raise RunError(f"{text} (launch.timeout_s); each {what}")
-        for rank in range(1, self._at.size):
-            if (size := int(self._own.get(f"size{rank}"))) != self._at.size:
-                text = (
-                    f"rank {rank} was told that there are {size} ranks, rank 0 that there are {self._at.size}"
-                )
+        for rank in others:
+            size = int(self._own.get(f"size{rank}"))
+            if size != self._at.size:
+                other = f"rank 0 that there are {self._at.size}"
+                text = f"rank {rank} was told that there are {size} ranks, {other}"
                 raise RequestError((Problem("", f"{text}: {DAMAGED}"),))
 
     def share(self, root: Path, key: str) -> None:
-        """Raises ``RequestError`` unless every rank sees at ``root`` what rank 0 writes there; leaves nothing."""
+        """Raises ``RequestError`` unless all ranks see what rank 0 writes at ``root``; leaves nothing."""
         if self._at.size == 1:
             return
         with _token(root) as token:
             self._tell(Look(token))
             asked, seen = range(1, self._at.size), f"seen{self._turn - 1}."
-            late = await_ranks(self._own, seen, asked, SHARED_S + LAST_WORD_S, tell, f"must look for {token}")
+            what = f"must look for {token}"
+            late = await_ranks(self._own, seen, asked, SHARED_S + LAST_WORD_S, say=tell, what=what)
             answers = {rank: self._own.get(f"{seen}{rank}").decode() for rank in asked if rank not in late}
+
+        # a rank that does not see it says where it is
         blind = {rank: host for rank, host in answers.items() if host}
         if blind:
             hosts = ", ".join(dict.fromkeys(blind.values()))
+            here = socket.gethostname()
             text = (
-                f"{root}: {ranks_text(sorted(blind))} (on {hosts}) cannot see what rank 0 (on {socket.gethostname()}) "
-                "has written there; all ranks need one folder on a shared file system, by the same path"
+                f"{ranks_text(sorted(blind))} (on {hosts}) cannot see what rank 0 (on {here}) has written "
+                "there; all ranks need one folder on a shared file system, by the same path"
             )
-            raise RequestError((Problem(key, text),))
+            raise RequestError((Problem(key, f"{root}: {text}"),))
 
     def work(self, order: Order, send: Callable[[object], None]) -> dict[str, Any]:
         """All ranks do ``order``; returns when the others have left.
@@ -147,10 +152,10 @@ class Others:
     def _wait(self, what: str) -> None:
         """Until every other rank has; a store that rank 0 hosts must not end before."""
         ranks = [rank for rank in range(1, self._at.size) if rank not in self._absent]
-        if late := await_ranks(self._own, what, ranks, LAST_WORD_S, tell, "have not answered rank 0"):
-            _log.warning(
-                "%s: not heard of within %.0f s", ranks_text(late), LAST_WORD_S
-            )  # their launcher sees to them
+        asked = "have not answered rank 0"
+        late = await_ranks(self._own, what, ranks, LAST_WORD_S, say=tell, what=asked)
+        if late:  # their launcher sees to them
+            _log.warning("%s: not heard of within %.0f s", ranks_text(late), LAST_WORD_S)
 
 
 @contextmanager
@@ -174,10 +179,10 @@ def leading(at: Place | None = None) -> Iterator[Others]:
 
 
 def follow(timeout_s: Seconds) -> int:
-    """Any rank but 0: do what rank 0 says; returns the exit code. A failure is told by rank 0, and in
-    ``errors/``.
+    """Any rank but 0: do what rank 0 says; returns the exit code.
 
-    ``timeout_s``: how long rank 0 may take to come; it is asked when that takes long.
+    A failure is told by rank 0, and in ``errors/``. ``timeout_s``: how long rank 0 may take to come; it is
+    asked when that takes long.
     """
     at = here()
     try:
@@ -220,11 +225,13 @@ def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
             if time.monotonic() > end:
                 raise RunError(f"rank {at.rank}: rank 0 has said nothing for {PATIENCE_S:.0f} s")
             time.sleep(0.05)
+
         word: Look | Order | int = pickle.loads(own.get(f"word{turn}"))
         own.set(f"heard{turn}.{at.rank}", "")
         if not isinstance(word, Look):
             return word
-        own.set(f"seen{turn}.{at.rank}", "" if _seen(word.token) else socket.gethostname())
+        blind = "" if _seen(word.token) else socket.gethostname()
+        own.set(f"seen{turn}.{at.rank}", blind)
     raise AssertionError("counting ended")
 
 
@@ -287,9 +294,11 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
     """One rank's part. A failure is in ``errors/rank<N>.json`` before it is raised."""
     mine = replace(among(at, order.device, order.backend), send=world.send)
     own = _corner(whole, at)
-    # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start, and the
-    # others ask it for rank 0, which may take it along.
-    known = {rank: own.get(f"here{rank}").decode() for rank in range(at.size if at.rank == 0 else 1)}
+
+    # A store may be too busy, or gone, when it is needed: rank 0, which tells of all, asks it at the start,
+    # and the others ask it for rank 0, which may take it along.
+    early = at.size if at.rank == 0 else 1
+    known = {rank: own.get(f"here{rank}").decode() for rank in range(early)}
 
     def where(rank: int) -> str:
         if rank in known:
@@ -298,6 +307,9 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
             return own.get(f"here{rank}").decode() if own.check([f"here{rank}"]) else ""
         except RuntimeError:
             return ""
+
+    def fault(error: BaseException) -> BaseException:
+        return failed(error, mine, folder=order.folder, where=where, timeout_s=order.timeout_s, skip=__file__)
 
     log.configure(mine.rank, order.folder)
     faulthandler.enable(file=2)
@@ -309,9 +321,9 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
             raise
         except BaseException as error:
             try:
-                raise failed(error, mine, order.folder, where, order.timeout_s, skip=__file__) from error
+                raise fault(error) from error
             except Interrupted:  # a signal from before we were deaf; it comes once
-                raise failed(error, mine, order.folder, where, order.timeout_s, skip=__file__) from error
+                raise fault(error) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What can be refused before anything is started or written: without a plan and without torch, then with the plan."""
+"""What is refused before anything is started or written: without plan and torch, then with the plan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def before_plan(run: Settled) -> list[Problem]:
 
 
 def after_plan(run: Settled, plan: Plan) -> tuple[list[Problem], list[Note]]:
-    """What does not fit the model of ``plan``, and what the plan has to say of the checkpoints that it goes on from."""
+    """What does not fit the model of ``plan``, and notes on the checkpoints that the run goes on from."""
     found, notes = resume.looked(run.job, plan, run.overrides, run.done)
     for at in _looks(run.job):
         if at.name not in run.done:
@@ -60,10 +60,10 @@ def previews(job: Job) -> list[str]:
 
 
 def _step_problems(run: Settled) -> list[Problem]:
-    """Of the files that steps name; what a step before may write is left to the step, as are those that are
-    done.
+    """Of the files that steps name, except those of steps that are done.
 
-    What files say together is looked at when each of them can be read.
+    What a step before may write is left to the step. What files say together is looked at when each of them
+    can be read.
     """
     found: list[Problem] = []
     for at in _looks(run.job):
@@ -78,7 +78,8 @@ def _looks(job: Job) -> Iterator[FileChecks]:
     for name, step in job.steps.items():
         yield FileChecks(name, job, tuple(written))
         if writes(step):
-            written.append(Path(job.run_dir) if job.run_dir is not None else Path(job.runs) / job.name)
+            own = Path(job.runs) / job.name if job.run_dir is None else Path(job.run_dir)
+            written.append(own)
         if (path := output(step)) is not None:
             written.append(Path(path))
 

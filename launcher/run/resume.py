@@ -1,4 +1,4 @@
-"""From which checkpoint a run goes on, and whether it can: what has changed since is refused, accepted or noted."""
+"""From which checkpoint a run goes on, and whether it can: changes since are refused, accepted or noted."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ def named(job: Job, overrides: Sequence[str] = (), done: Collection[str] = ()) -
             found.append(Problem(RESUME, text))
     for name, path in _loads(job).items():
         found += _closed(f"steps.{name}.path", Path(path), job)
+
+    # the newest of the run's own
     try:
         own = _own(job)
     except RequestError as error:
@@ -109,29 +111,29 @@ def _in_plain(job: Job, overrides: Sequence[str], done: Collection[str]) -> Iter
     writes = any(verb(s).checkpoints for name, s in job.steps.items() if name not in done)
     if job.checkpoint.encrypt is not None or not writes or ENCRYPT in job.checkpoint.accept_changes:
         return
+
+    # every checkpoint that weights may come from
     paths = [Path(path) for path in _loads(job).values()]
-    paths += [] if job.checkpoint.resume in ("auto", "never") else [Path(job.checkpoint.resume)]
-    paths += (
-        []
-        if job.run_dir is None
-        else sorted((Path(job.run_dir) / "checkpoints").glob("step-*"), reverse=True)
-    )
+    if job.checkpoint.resume not in ("auto", "never"):
+        paths.append(Path(job.checkpoint.resume))
+    if job.run_dir is not None:
+        paths += sorted((Path(job.run_dir) / "checkpoints").glob("step-*"), reverse=True)
     found = next(((path, place) for path in paths if (place := encrypted(path)) is not None), None)
     if found is None:
         return
-    path, place = found
-    from launcher.job.overrides.grammar import (
-        paste,
-        shell,
-    )  # imports Hydra, which a rank that joins has no use for
 
+    # imports Hydra, which a rank that joins has no use for
+    from launcher.job.overrides.grammar import paste, shell
+
+    path, place = found
     accepted = paste(ACCEPT, [*job.checkpoint.accept_changes, ENCRYPT])
     text = f"null: {path} is encrypted, and what this run writes would not be; {accepted} lets it be so"
-    yield Problem(ENCRYPT, text, accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}"))
+    cure = accepted if sets(overrides, ENCRYPT) else shell(f"{ENCRYPT}={place}")
+    yield Problem(ENCRYPT, text, cure)
 
 
 def sources(job: Job, left: Collection[str] | None = None) -> list[ResumeSource]:
-    """The checkpoints that the request names, and that of its run folder; ``left``: the steps to do, if not all."""
+    """Checkpoints that the request names, and its run folder's; ``left``: the steps to do, if not all."""
     steps = {name: s for name, s in job.steps.items() if left is None or name in left}
     trains = any(map(goes_on, steps.values()))
     if job.checkpoint.resume not in ("auto", "never"):
@@ -149,7 +151,7 @@ Found = tuple[list[Problem], list[Note]]
 
 
 def looked(job: Job, plan: Plan, overrides: Sequence[str] = (), done: Collection[str] = ()) -> Found:
-    """What has changed since the checkpoints that the request goes on from: what is refused, and what the plan says."""
+    """Refusals and notes for what has changed since the checkpoints that the request goes on from."""
     return _compared(job, plan, sources(job, job.steps.keys() - {*done}), overrides)
 
 
@@ -160,14 +162,16 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
         checkpoint = open_checkpoint(source.path, trust(job))
         more = _unfit(source.key, checkpoint, job, plan)
         found += more
+
+        # newer ones that are damaged
         if source.key == "run_dir":
-            name = checkpoint.folder.name
-            notes += [
-                Note(source.key, f"goes on from {name}: {why}") for why in passed_over(checkpoint.folder)
-            ]
+            start = f"goes on from {checkpoint.folder.name}"
+            notes += [Note(source.key, f"{start}: {why}") for why in passed_over(checkpoint.folder)]
+
+        # settings that are not those it was trained with
         if source.trains:
             misfit = any(p.key == source.key for p in more)
-            wrong, told = changes(checkpoint, job, plan, overrides, misfit)
+            wrong, told = changes(checkpoint, job, plan, overrides, misfit=misfit)
             found += [p for p in wrong if p.key not in {q.key for q in more}]
             notes += told
     return found, notes
@@ -175,18 +179,15 @@ def _compared(job: Job, plan: Plan, listed: Sequence[ResumeSource], overrides: S
 
 def shown(job: Job, plan: Plan, overrides: Sequence[str] = ()) -> list[Note]:
     """As ``looked``, for a plan that may be made elsewhere: what is not here is seen when the run starts."""
-    keys = {f"steps.{name}.path": path for name, path in _loads(job).items()}
-    keys |= {} if job.checkpoint.resume in ("auto", "never") else {RESUME: job.checkpoint.resume}
-    absent = [Note(key, f"{path} is not here: whether it fits is seen when the run starts")
-              for key, path in keys.items() if not os.path.lexists(path)]  # fmt: skip
+    paths = {f"steps.{name}.path": path for name, path in _loads(job).items()}
+    if job.checkpoint.resume not in ("auto", "never"):
+        paths[RESUME] = job.checkpoint.resume
+    late = "is not here: whether it fits is seen when the run starts"
+    absent = [Note(key, f"{path} {late}") for key, path in paths.items() if not os.path.lexists(path)]
+
     here = [s for s in sources(job) if os.path.lexists(s.path)]
-    refuse(
-        [
-            *unknown(job),
-            *(p for s in here for p in _closed(s.key, s.path, job)),
-            *_in_plain(job, overrides, ()),
-        ]
-    )
+    closed = [problem for s in here for problem in _closed(s.key, s.path, job)]
+    refuse([*unknown(job), *closed, *_in_plain(job, overrides, ())])
     found, notes = _compared(job, plan, here, overrides)
     refuse(found)
     return [*absent, *notes]
@@ -235,6 +236,8 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
     """
     keys = (name.split(".")[1] for name in checkpoint.strategy.only("optim").entries)
     has = {key.split("/")[0] for key in keys if not key.startswith("param_group/")}
+
+    # what ours keep is known, what a class of the user's own keeps was tried out
     match optim:
         case AdamW():
             needs = may = {"step", "exp_avg", "exp_avg_sq"}
@@ -244,6 +247,7 @@ def _other_optimizer(optim: Optim, own: OptimizerTraits | None, checkpoint: Chec
             if own is None:
                 return None
             needs, may = set(own.first), set(own.keys)
+
     if not has or needs <= has <= may:
         return None
     keeps = ", ".join(sorted(may)) or "nothing"

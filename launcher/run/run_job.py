@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A job to carry out, and how it was asked for: ``command`` is what was typed, ``config`` all of it as YAML."""
+    """A job to carry out, and how it was asked for: ``command`` as typed, ``config`` all of it as YAML."""
 
     job: Job
     command: Sequence[str]
@@ -129,7 +129,8 @@ def _carry_out(request: RunRequest, others: Others | None) -> dict[str, Any]:
 
             if left:
                 goes_on_from = _source(asked, plan, at, left)
-                _run(execute.Run(asked.job, plan, at, start, others, goes_on_from), left, record, request)
+                run = execute.Run(asked.job, plan, at, start, others=others, resume=goes_on_from)
+                _run(run, left, record, request)
             else:
                 _already_done(record)
             return record.results
@@ -170,7 +171,7 @@ def _opened(asked: Settled, others: Others | None) -> Iterator[Path]:
 def _source(asked: Settled, plan: Plan, at: Path, left: Sequence[Phase]) -> Path | None:
     """The checkpoint that the phases ``left`` go on from."""
     trains = any(goes_on(asked.job.steps[n]) for p in left for n in p.steps)
-    return resume.source(asked.job, plan, at, trains, asked.overrides)
+    return resume.source(asked.job, plan, at, trains, overrides=asked.overrides)
 
 
 def _already_done(record: status.RunStatus) -> None:
@@ -204,19 +205,19 @@ def _phases(run: execute.Run, left: Sequence[Phase], record: status.RunStatus) -
     from launcher.runtime.training.metrics import Metrics
     from launcher.runtime.training.progress import progress
 
-    trains = any(p.where == "ranks" for p in left)
-    first = 0 if run.resume is None else resume.step(run.resume, run.job) + 1
+    # rows of the steps that will be trained again go
+    first = sys.maxsize
+    if any(p.where == "ranks" for p in left):
+        first = 0 if run.resume is None else resume.step(run.resume, run.job) + 1
+    path = run.folder / "metrics.jsonl"
     table = run.folder / "metrics.csv" if run.job.logger.csv else None
     patient = run.job.checkpoint.on_error == "continue"
-    with (
-        Metrics(run.folder / "metrics.jsonl", first if trains else sys.maxsize, table, patient) as metrics,
-        progress(run.job.logger.progress) as bar,
-    ):
+
+    with Metrics(path, first, table, patient) as metrics, progress(run.job.logger.progress) as bar:
+        hear = partial(_hear, run.folder, bar, metrics)
         for phase in left:
             check()
-            record.add(
-                phase.steps, execute.do(run, phase, record.results, partial(_hear, run.folder, bar, metrics))
-            )
+            record.add(phase.steps, execute.do(run, phase, record.results, hear))
 
 
 def _hear(run: Path, bar: SilentProgress, metrics: Metrics, rank: int, news: object) -> None:
@@ -232,7 +233,7 @@ def _hear(run: Path, bar: SilentProgress, metrics: Metrics, rank: int, news: obj
 
 @contextmanager
 def _saved(job: Job) -> Iterator[None]:
-    """Where a phase is ended at once nothing is lost either: it begins anew, from what those before it have left."""
+    """A phase that is ended at once loses nothing either: it begins anew, from what those before it left."""
     try:
         yield
     except Interrupted as stop:

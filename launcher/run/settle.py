@@ -41,7 +41,7 @@ def settle(job: Job, config: str, overrides: Sequence[str], others: Others | Non
     """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
     outer = launch.outer_size()
     job = launch.at_home(_again(settled(job), config, others), outer)
-    return Settled(job, config, overrides, outer, _done(job, config, overrides))
+    return Settled(job, config, overrides, outer, done=_done(job, config, overrides))
 
 
 def home(job: Job) -> tuple[str, Path]:
@@ -50,7 +50,7 @@ def home(job: Job) -> tuple[str, Path]:
 
 
 def _again(job: Job, config: str, others: Others | None) -> Job:
-    """A job that its outer launcher starts again goes on in the folder of its first start, whatever that resumed."""
+    """A job that its outer launcher starts again stays in its first folder, whatever that resumed."""
     run = others.folder() if others is not None else None
     if run is None and job.run_dir is None:
         run = status.begun(Path(job.runs) / job.name, config)

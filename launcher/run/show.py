@@ -24,15 +24,19 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
             since = resume.shown(job, plan, overrides)
             notes = preflight.pending(job, plan)
         plan = replace(plan, notes=(*plan.notes, *since))
-        yield drawn(plan.estimate.timeline) if job.show == "timeline" else text(plan)
-        yield from notes if job.show == "plan" else ()
-        if job.show == "plan" and (short := memory_check.shortage(job, plan)):
-            yield short
+        if job.show == "timeline":
+            yield drawn(plan.estimate.timeline)
+        else:
+            yield text(plan)
+        if job.show == "plan":
+            yield from notes
+            if short := memory_check.shortage(job, plan):
+                yield short
     if job.show == "plan":
         yield from transforms
 
 
 def check(job: Job) -> None:
-    """Raises ``RequestError`` for what would keep it from being shown, as far as that is known without torch."""
+    """Raises ``RequestError`` for what would keep it from being shown, as far as is known without torch."""
     if not (preflight.previews(job) and alone(job.steps)):
         refuse(impossible(before_torch(settled(job)).asked))

@@ -42,9 +42,11 @@ class RunStatus:
 
     def say(self, status: str, **more: Any) -> None:
         """On disk; while it runs, with room for the next one."""
+        job = launch_env.job()
+        outer = {"job": job} if job else {}
         folder.write_status(
             self.run, status=status, **more, metrics=self.results, seconds=self.seconds, steps=self.steps,
-            overrides=self.overrides, plan="plan.json", **({"job": job} if (job := launch_env.job()) else {}),
+            overrides=self.overrides, plan="plan.json", **outer,
         )  # fmt: skip
         if status == "running":
             folder.reserve_status(self.run)
@@ -73,7 +75,7 @@ class RunStatus:
 
 
 def reopen(run: Path, overrides: Sequence[str], config: str, anew: bool) -> RunStatus:
-    """The record of ``run``: a second start of the same configuration goes on behind the steps that are done."""
+    """The record of ``run``: a second start of the same configuration goes on after the done steps."""
     record = RunStatus(run, tuple(map(redact.text, overrides)))
     said = folder.read_status(run)
     record.before = None if said is None else said.get("status")
@@ -89,9 +91,8 @@ def begun(home: Path, config: str) -> Path | None:
     job = launch_env.job()
     if job is None or not launch_env.again() or not home.is_dir():
         return None
-    for run in sorted(
-        (p for p in home.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name), reverse=True
-    ):
+    numbered = (p for p in home.iterdir() if p.name.isdecimal())
+    for run in sorted(numbered, key=lambda p: int(p.name), reverse=True):
         if _reads(run / "config.yaml") == config and (folder.read_status(run) or {}).get("job") == job:
             return run
     return None
@@ -114,8 +115,12 @@ def write(run: Path, plan: Plan, command: Sequence[str], config: str, anew: bool
 
     Errors of an earlier start go; ``anew``: its strategy files too.
     """
-    for stale in (*run.glob("errors/rank*.json"), *(run.glob("strategy/*.json") if anew else ())):
-        stale.unlink()
+    stale = [*run.glob("errors/rank*.json")]
+    if anew:
+        stale += run.glob("strategy/*.json")
+    for file in stale:
+        file.unlink()
+
     folder.write_command(run, [redact.text(word) for word in command])
     files = {
         "config.yaml": config,

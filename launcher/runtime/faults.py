@@ -79,12 +79,12 @@ class Fault:
 
     @property
     def late(self) -> bool:
-        """Whether it has waited for a peer until its patience was at an end; who lost one says no such thing."""
+        """Whether it has waited for a peer until its timeout; a rank that lost one says no such thing."""
         return self.echo and re.search("timeout|timed out", self.message, re.IGNORECASE) is not None
 
     @property
     def told(self) -> bool:
-        """Its message says all: it is our own, for the user, and where in our code it was raised helps nobody."""
+        """Its message says all: it is ours, for the user; where in our code it was raised helps nobody."""
         return self.type == RunError.__name__
 
 
@@ -262,8 +262,7 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def write(fault: Fault, folder: Path) -> None:
-    """The end of the rank's log, then ``errors/rank<N>.json`` of a run folder, where a later attempt replaces
-    it.
+    """The end of the rank's log, then ``errors/rank<N>.json`` of a run folder; a later attempt replaces it.
 
     Under an outer launcher rank 0 looks for that file while it is written: it sees a whole one or none, and
     the log that it then points to is there.

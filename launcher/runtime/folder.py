@@ -37,11 +37,12 @@ def check_writable(root: Path, key: str = "runs", what: str = "a run folder") ->
 STATUS, NEXT_STATUS = "status.json", ".status.json"
 STATUS_ROOM = 16 << 10  # bytes; one with many figures has a few thousand
 FOLDERS = (
-    "certify", "checkpoints", "errors", "exports", "local_norm", "logs", "profile", "strategy", "transformed",
+    "certify", "checkpoints", "errors", "exports", "local_norm", "logs",
+    "profile", "strategy", "transformed",
 )  # fmt: skip
 FILES = (
-    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "metrics.csv", "metrics.jsonl",
-    "plan.json", "plan.txt", STATUS, "timeline.json", "timeline.svg",
+    ".lock", "certificate.json", "checkpoints/latest", "command.txt", "config.yaml", "metrics.csv",
+    "metrics.jsonl", "plan.json", "plan.txt", STATUS, "timeline.json", "timeline.svg",
 )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def reopen(run_dir: Path) -> Path:
 
 
 def write_command(run: Path, argv: Sequence[str]) -> None:
-    """``command.txt``: a line for each start, to paste into a shell; later ones resumed what the first began."""
+    """``command.txt``: a line for each start, to paste into a shell; later ones resumed the first."""
     path = run / "command.txt"
     line = shlex.join(argv) + "\n"
     with _refused("run_dir", run), told(path, len(line)), path.open("a", encoding="utf-8") as file:
@@ -106,7 +107,7 @@ def write_status(run: Path, **fields: Any) -> None:
 
 
 def reserve_status(run: Path) -> None:
-    """Take the room for the next status, or what there is: on a full disk it must still say how the run has ended."""
+    """Reserve room for the next status, or what there is: a full disk too must tell how the run ended."""
     with suppress(OSError), (run / NEXT_STATUS).open("wb") as file:
         file.write(bytes(STATUS_ROOM))
 

@@ -25,7 +25,7 @@ def free(ranks: int, device: str, proc: Path = Path("/proc")) -> Free | None:
 
 
 def ram(proc: Path = Path("/proc")) -> Free | None:
-    """What the kernel can give without swapping, or what a control group of this process leaves, if that is less."""
+    """Bytes that the kernel can give without swapping, or that a control group of ours leaves, if less."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -62,6 +62,11 @@ class _Group:
         return max(0, int(limit) - used + int(stat.get(self.reclaimable, 0)))
 
 
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+"""Files of the limit and of the use, and the name of what of it can be reclaimed."""
+
+
 def _groups(proc: Path) -> Iterator[_Group]:
     """Those that this process is in, with all above them that can be seen: each bounds those below it."""
     try:
@@ -69,20 +74,18 @@ def _groups(proc: Path) -> Iterator[_Group]:
         mounts = (proc / "self/mountinfo").read_text().splitlines()
     except OSError:
         return
+
     for line in member:
         _, kinds, path = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue
-        for root, point in _mounted(mounts, "memory" if kinds else None):
-            here = point / os.path.relpath(path, root)
-            above = [p for p in (here, *here.parents) if p.is_relative_to(point)]
-            for folder in above if path.startswith(root) else [point]:
-                if kinds:
-                    yield _Group(
-                        folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-                    )
-                else:
-                    yield _Group(folder, "memory.max", "memory.current", "inactive_file")
+        kind, names = ("memory", _VERSION_1) if kinds else (None, _VERSION_2)
+        for root, point in _mounted(mounts, kind):
+            folders = [point]
+            if path.startswith(root):
+                here = point / os.path.relpath(path, root)
+                folders = [p for p in (here, *here.parents) if p.is_relative_to(point)]
+            yield from (_Group(folder, *names) for folder in folders)
 
 
 def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
@@ -97,7 +100,7 @@ def _mounted(mounts: list[str], kind: str | None) -> Iterator[tuple[str, Path]]:
 
 
 def _devices(count: int) -> tuple[int, ...]:
-    """Asked by a child: to ask makes a context of hundreds of megabytes on each, and CUDA unfit for a fork."""
+    """Asked by a child: it makes a context of hundreds of megabytes on each, and CUDA unfit for a fork."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -35,10 +35,10 @@ def stoppable() -> Iterator[None]:
 
 
 def deafen() -> None:
-    """From now on no signal that asks to stop does anything. One from before may still raise ``Interrupted``,
-    once.
+    """From now on no signal that asks to stop does anything; one from before may still raise ``Interrupted``.
 
-    A mask would not do: it is the main thread's, and the system hands the signal to one of torch's.
+    It does so once. A mask would not do: it is the main thread's, and the system hands the signal to one of
+    torch's.
     """
     if threading.current_thread() is threading.main_thread():
         for signum in STOPS:

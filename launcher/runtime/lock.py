@@ -24,11 +24,10 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Holds ``run`` for this process and the ranks forked from it; ``RequestError`` while
-    another launcher has it.
+    """Holds ``run`` for this process and the ranks forked from it.
 
-    The kernel lets go when the last of them has ended, however that came. A file system
-    without locks costs a warning.
+    Raises ``RequestError`` while another launcher has it. The kernel lets go when the last of them has
+    ended, however that came. A file system without locks costs a warning.
     """
     path = run / NAME
     mine = f"{os.getpid()} {socket.gethostname()}\n".encode()
@@ -89,7 +88,7 @@ def _wait_for_the_dead(file: TextIO, run: Path) -> None:
 
 
 def _alive(pid: str, host: str) -> bool:
-    """``False`` only for a process of this machine that has ended; an empty file is one that is about to be written."""
+    """``False`` only for a process of this machine that has ended; an empty file is about to be written."""
     if not pid:
         return False
     return host != socket.gethostname() or Path("/proc", pid).exists()

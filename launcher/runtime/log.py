@@ -27,7 +27,7 @@ class Relay(QueueHandler):
 
 
 class Console(logging.StreamHandler[TextIO]):
-    """Standard error as it is at the time: a progress bar on the terminal takes its place while it is drawn."""
+    """Standard error as it is at the time: a progress bar takes its place while it is drawn."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -47,7 +47,7 @@ class LogFile(logging.FileHandler):
 
 
 def console() -> None:
-    """Show what this process and its rank 0 log, unless the program that we are part of has handlers of its own."""
+    """Show what this process and its rank 0 log, unless the program around us has handlers of its own."""
     if not logging.getLogger().handlers:
         _install([_handler(Console(), "%(message)s")])
 
@@ -71,7 +71,7 @@ def configure(rank: int, folder: Path | None, console: logging.Handler | None = 
 
 
 def _redirect(path: Path) -> None:
-    """Standard output and error, native code's too, to the end of ``path``; nothing to read from the terminal."""
+    """Standard output and error, native code's too, go to the end of ``path``; standard input is empty."""
     sys.stdout.flush()
     sys.stderr.flush()
     with path.open("ab") as file, open(os.devnull, "rb") as nothing:

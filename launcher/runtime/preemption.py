@@ -13,9 +13,8 @@ from types import FrameType
 from launcher.runtime.faults import Interrupted
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
-ONCE_S = (
-    0.5  # a signal that comes again so soon was sent once: to the whole process group, and on by its leader
-)
+ONCE_S = 0.5
+"""A signal that comes again so soon was sent once: to the whole process group, and on by its leader."""
 LEAVE_S = 1.5  # from the second signal until a process that waits in native code is ended
 
 

@@ -32,7 +32,7 @@ def scratch() -> Iterator[Path]:
 
 
 def sweep(home: Path) -> tuple[Path, ...]:
-    """Deletes the folders below ``home`` that nobody owns any more; those of other users and unlike ours stay."""
+    """Deletes folders below ``home`` that no process owns; other users' and those unlike ours stay."""
     gone = []
     for owner in home.glob(f"{PREFIX}*/{OWNER}"):
         try:
@@ -41,6 +41,8 @@ def sweep(home: Path) -> tuple[Path, ...]:
             fd = os.open(owner, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # its owner was faster
             continue
+
+        # the kernel gives the lock of a process that has ended
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(owner.parent, ignore_errors=True)

@@ -25,6 +25,7 @@ from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training import loop, save, state
+from launcher.runtime.training.batches import Feed, Indices
 from launcher.runtime.training.session import Session
 from launcher.steps import train
 from launcher.steps.certification.certificate import Certificate, as_json, verdict
@@ -50,21 +51,24 @@ def copies(step: steps.Certify, job: Job, plan: Plan) -> tuple[tuple[Copy, Plan]
 
 
 def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, drawn: Drawings) -> str:
-    """Write ``certificate.json``; returns the verdict. Raises ``RunError`` on every rank when it does not
-    hold.
+    """Write ``certificate.json``; returns the verdict.
 
-    What does not hold in one precision is not looked at in the next.
+    Raises ``RunError`` on every rank when it does not hold. What does not hold in one precision is not
+    looked at in the next.
     """
     job = copies[0][0].job
-    data = open_data(
-        job.data, seed=job.seed, allow=job.security.allow
-    )  # once: a tokenizer takes its time to train
+    # opened once: a tokenizer takes its time to train
+    data = open_data(job.data, seed=job.seed, allow=job.security.allow)
+
+    # only rank 0 has certificates; all hear whether to go on
     done: list[tuple[Certificate, Copy, Plan]] = []
     for copy, plan in copies:
-        certificate = examine(world, copy, plan, folder, data, drawn)
-        done += [(certificate, copy, plan)] if certificate is not None else []
+        certificate = examine(world, copy, plan, folder, data=data, drawn=drawn)
+        if certificate is not None:
+            done.append((certificate, copy, plan))
         if not _told(bool(done) and done[-1][0].holds):
             break
+
     told = ""
     if done:
         write_text(folder / FILE, as_json(done, world.device))
@@ -78,21 +82,30 @@ def run_copies(world: World, copies: Sequence[tuple[Copy, Plan]], folder: Path, 
 def examine(
     world: World, copy: Copy, plan: Plan, folder: Path, data: Dataset, drawn: Drawings | None = None
 ) -> Certificate | None:
-    """Train all steps of ``copy`` twice; rank 0 compares and has the result. Leaves random streams as they
-    were.
+    """Train all steps of ``copy`` twice; rank 0 compares and has the result.
 
-    The last but one is on samples that leave experts idle; the last follows a save and a load.
+    Leaves random streams as they were. The last but one is on samples that leave experts idle; the last
+    follows a save and a load.
     """
-    device, steps, job = torch.device(world.device), plan.sizes.steps, copy.job
-    place = folder / FOLDER / job.train.precision
-    judge = Judge(copy, plan, data, device, _undropped) if world.rank == 0 else None
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        _compare(Setup(world, job, plan, place, data, judge, drawn), steps - MORE)
+    device, job = torch.device(world.device), copy.job
+    setup = Setup(
+        world=world,
+        job=job,
+        plan=plan,
+        folder=folder / FOLDER / job.train.precision,
+        data=data,
+        judge=Judge(copy, plan, data, device, prepare=_undropped) if world.rank == 0 else None,
+        drawn=drawn,
+    )
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        _compare(setup, plan.sizes.steps - MORE)
+    judge = setup.judge
     if judge is None:
         return None
-    shutil.rmtree(
-        folder / FOLDER, ignore_errors=True
-    )  # all ranks have trained on: they have read what they need
+
+    # all ranks have trained on: they have read what they need
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
     return Certificate(tuple(judge.findings), copy.tolerance, job.train.precision)
 
 
@@ -110,13 +123,16 @@ class Setup:
 
 
 def _compare(s: Setup, steps: int) -> None:
-    """Ends where there is nothing to go on with: weights that are wrong at step 0, or a step without numbers."""
+    """Ends where there is nothing to go on with: weights wrong at step 0, or a step without numbers."""
     live, judge = _live(s), s.judge
     start, others = gathered(s.plan, pieces(live.model, weights=True)), _others(live)
     if judge and start:
         judge.start(start, others)
     if not _told(judge is None or judge.agrees):
         return
+
+    # plain steps, one whose experts idle, one after a save and a load; at last, for a forward may change
+    # buffers, by padding too, a validation
     live.scaling.factor = _told(judge.scale(live.scaling.factor) if judge else 0.0)
     clip = None
     try:
@@ -128,7 +144,7 @@ def _compare(s: Setup, steps: int) -> None:
         _next_batch(live, judge)
         _step(live, s, clip)
         _next_batch(live, judge)
-        _validate(live, judge)  # last: a forward may change buffers, by padding too
+        _validate(live, judge)
     except _NoNumbers:
         return
 
@@ -146,7 +162,7 @@ def _told(said: T) -> T:
 
 def _live(s: Setup) -> Session:
     """What it reports stays here."""
-    live = build_session.build(s.world, s.job, s.plan, s.folder, s.data, s.drawn)
+    live = build_session.build(s.world, s.job, s.plan, s.folder, data=s.data, drawn=s.drawn)
     live.emit = lambda row: None
     undropped(part.module for part in live.model.parts)
     return live
@@ -187,16 +203,14 @@ def _clip(job: Job, norm: float) -> float | None:
 
 def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = None) -> float:
     """One optimizer step of the real loop; rank 0 returns the norm that it reports."""
+    # its gradients are seen when the optimizer is about to use them, its figures when they are emitted
     seen: list[Piece] = []
     hook = live.optimizer.register_step_pre_hook(lambda *_: seen.extend(pieces(live.model)))
     rows: list[Mapping[str, Any]] = []
     live.emit = rows.append
     scale, feed, judge = live.scaling.factor, live.feed, s.judge
     if narrow is not None:
-        local, order = s.plan.sizes.local_batch, feed.order
-        live.feed = replace(
-            feed, train=narrow.view(feed.train), order=lambda *at: narrow.order(order(*at), local)
-        )
+        live.feed = _narrowed(feed, narrow, s.plan.sizes.local_batch)
     try:
         loop.train(live, replace(train.asked(live, s.job), until=live.step + 1, clip=clip, log_every=1))
     except RunError as error:  # on every rank
@@ -205,13 +219,24 @@ def _step(live: Session, s: Setup, clip: float | None, narrow: Narrow | None = N
         raise
     live.feed = feed
     hook.remove()
+
+    # what it did, against one process
     grads, weights = gathered(s.plan, seen), gathered(s.plan, pieces(live.model, weights=True))
     if judge is None or grads is None or weights is None:
         return 0.0
     row = next((r for r in rows if "loss" in r), {})
-    judge.step(row, grads, clip, scale, narrow)
+    judge.step(row, grads, clip, scale=scale, narrow=narrow)
     judge.update(grads, weights)
     return float(row.get("grad_norm", 0.0))
+
+
+def _narrowed(feed: Feed, narrow: Narrow, local: int) -> Feed:
+    """``feed`` with the samples of ``narrow`` for each ``local`` batch."""
+
+    def order(step: int, batch: int, n: int) -> Indices:
+        return narrow.order(feed.order(step, batch, n), local)
+
+    return replace(feed, train=narrow.view(feed.train), order=order)
 
 
 def _validate(live: Session, judge: Judge | None) -> None:

@@ -1,4 +1,4 @@
-"""``export``: a checkpoint with every tensor whole, as a file or a Hugging Face folder, tried out in one process."""
+"""``export``: a checkpoint's whole tensors, as a file or a Hugging Face folder, tried in one process."""
 
 from __future__ import annotations
 
@@ -92,9 +92,8 @@ def _compared(step: Export, run: RunFiles) -> dict[str, float]:
     job, before, terms = run.job, run.figures, run.plan.loss_terms
     loss = single_process.held_out_loss(single_process.of(job, read(run)), job, _batches(job), terms)
     if "val_loss" not in before or before.get("val_step") != before.get("saved_step"):
-        run.say(
-            f"export: validation loss {loss:.6f} in one process (no 'evaluate' of these weights to compare with)"
-        )
+        alone = "no 'evaluate' of these weights to compare with"
+        run.say(f"export: validation loss {loss:.6f} in one process ({alone})")
         return {"exported_loss": loss}
 
     gap = abs(loss - before["val_loss"])
@@ -116,7 +115,7 @@ def written(run: RunFiles) -> Path:
 
 
 def source(step: Export, run: RunFiles) -> Path:
-    """What it names, else the transformed checkpoint if a transform comes before, else the run's own last one."""
+    """What it names, else that of a transform before it, else the run's own last checkpoint."""
     if step.src is not None:
         return Path(step.src)
     return transform.transformed(run) or run.last()

@@ -51,18 +51,18 @@ def pending(step: Import, at: FileChecks) -> list[str]:
 
 
 def misfits(name: str, step: Import, plan: Plan) -> list[Problem]:
-    """What keeps the source of the step ``name`` from becoming the model of ``plan``, found in heads alone."""
+    """What keeps the source of the step ``name`` from becoming the model of ``plan``, found in file heads."""
     strategy = Path(step.strategy) if step.strategy else None
     try:
         found = outline(Path(step.src), strategy)
     except (ValueError, OSError) as error:
         return [Problem(f"steps.{name}.src", said(error))]
-    return strange(f"steps.{name}", step.src, found, step.names, of_plan(plan), strict=step.strict)
+    key, target = f"steps.{name}", of_plan(plan)
+    return strange(key, step.src, found, step.names, target=target, strict=step.strict)
 
 
 def run_on_files(step: Import, run: RunFiles) -> dict[str, float]:
-    """Everything is checked before the checkpoint appears, encrypted with the key of the run; it becomes the
-    newest.
+    """Checks all before the checkpoint appears, encrypted with the run's key; it becomes the newest.
 
     What the run has saved since an earlier start is kept, unless it resumes never: the ranks go on from that.
     """

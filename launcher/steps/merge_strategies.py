@@ -24,7 +24,8 @@ def check(step: MergeStrategies, at: FileChecks) -> list[Problem]:
         found = at.problems("src", lambda: _check_folder(src))
         if not found:
             dst = target(step, Path(at.job.run_dir or at.job.runs), src)
-            found = at.problems("src" if step.dst is None else "dst", lambda: prepared(step, src, dst))
+            key = "src" if step.dst is None else "dst"
+            found = at.problems(key, lambda: prepared(step, src, dst))
     return [*found, *at.unwritable("dst", step.dst)]
 
 
@@ -44,8 +45,10 @@ def target(step: MergeStrategies, folder: Path, source: Path) -> Path:
     """What ``step`` names, else a file in ``folder`` with the suffix of the form that comes out."""
     if step.dst is not None:
         return Path(step.dst)
-    same = "protobuf" if any(source.glob("*.ckpt")) else "json"
-    return folder / f"merged{SUFFIX.get(same if step.form == 'same' else step.form, '.json')}"
+    form: str = step.form
+    if form == "same":
+        form = "protobuf" if any(source.glob("*.ckpt")) else "json"
+    return folder / f"merged{SUFFIX.get(form, '.json')}"
 
 
 def merge(step: MergeStrategies, source: Path, merged: Path) -> int:
@@ -61,17 +64,21 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
     Raises as ``merge``; writes nothing itself.
     """
     if merged.is_dir():
-        raise ValueError(
-            f"{merged}: the merged strategy is one file, this is a folder; give a file name in it"
-        )
+        text = "the merged strategy is one file, this is a folder; give a file name in it"
+        raise ValueError(f"{merged}: {text}")
     check_outside(merged)
-    files = sorted(p for p in source.glob("*") if p.suffix in SUFFIX.values()) if source.is_dir() else []
+
+    # in their own form
+    files: list[Path] = []
+    if source.is_dir():
+        files = sorted(p for p in source.glob("*") if p.suffix in SUFFIX.values())
     if step.form == "same" or not files or (step.form == "ours" and all(map(is_ours, files))):
         return len(files), merging(source, merged)
+
+    # in another
     if step.form == "ours":
-        raise ValueError(
-            f"{files[0]}: MindSpore's files leave out dtypes, which ours need; give form: protobuf or json"
-        )
+        text = "MindSpore's files leave out dtypes, which ours need; give form: protobuf or json"
+        raise ValueError(f"{files[0]}: {text}")
     form = step.form
     if merged.suffix != SUFFIX[form]:
         raise ValueError(f"{merged}: form {form} has names that end in {SUFFIX[form]}")

@@ -1,4 +1,4 @@
-"""Carries out the steps that run in one process with a whole model, and those on files, in the order of the request."""
+"""Runs the steps of one process with a whole model, and those on files, in the order of the request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(
     out: dict[str, Any] = {}
     for name in names:
         step = job.steps[name]
-        files = RunFiles(name, job, plan, folder, {**results, **out}, say)
+        files = RunFiles(name, job, plan, folder, figures={**results, **out}, say=say)
         try:
             out |= module(step).run_on_files(step, files)
         except (ValueError, OSError) as error:

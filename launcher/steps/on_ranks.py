@@ -67,7 +67,9 @@ def work(world: World, todo: RankSteps) -> dict[str, Any]:
         if said and world.rank == 0:
             live.emit({"text": f"{name}: {said}"})
     save.finish(live)
-    return {**live.results, **({"unsaved": live.unsaved} if live.unsaved else {})}
+    if live.unsaved:
+        return {**live.results, "unsaved": live.unsaved}
+    return {**live.results}
 
 
 def _session(world: World, todo: RankSteps) -> Session:
@@ -87,5 +89,5 @@ def _session(world: World, todo: RankSteps) -> Session:
 
 
 def _rescued(live: Session, job: Job, since: int) -> str | None:
-    """The checkpoint to go on from; none is written of weights that nothing has trained ``since`` they came."""
+    """The checkpoint to go on from; weights that nothing has trained ``since`` they came are not written."""
     return save.save(live, job.checkpoint.keep).name if live.step > since else None

@@ -26,6 +26,8 @@ def sampled(job: Job, step: Sample, model: torch.nn.Module) -> str:
     data = open_data(job.data, seed=job.seed, allow=job.security.allow)
     assert data.encode is not None
     assert data.decode is not None
+
+    # token by token, each from the window before it
     model.eval()
     tokens = data.encode(step.prompt) or data.encode("\n")
     stream = torch.Generator().manual_seed(job.seed)

@@ -25,8 +25,9 @@ def run_on_ranks(step: Train, session: Session, job: Job) -> str:
 def asked(s: Session, job: Job) -> loop.Loop:
     """The whole training of ``job``."""
     total = s.plan.sizes.steps
-    tokens = isinstance(job.data, Text | RandomTokens)
-    per_sample = job.data.seq_len if isinstance(job.data, Text | RandomTokens) else 1
+    per_sample, unit = 1, "samples"
+    if isinstance(job.data, Text | RandomTokens):
+        per_sample, unit = job.data.seq_len, "tokens"
     return loop.Loop(
         until=total,
         lr=lambda step: scale_lr(s.optimizer, factor(job.schedule, step, total)),
@@ -37,7 +38,7 @@ def asked(s: Session, job: Job) -> loop.Loop:
         save_every=job.checkpoint.every,
         save=lambda now: save.attempt(now, job.checkpoint.keep),
         units=job.train.batch_size * per_sample,
-        unit="tokens" if tokens else "samples",
+        unit=unit,
     )
 
 

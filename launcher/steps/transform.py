@@ -42,9 +42,8 @@ def check(step: Transform, at: FileChecks) -> list[Problem]:
     named = (step.src, step.strategy, step.src_strategy)
     if not found and step.src is not None and not any(map(at.later, named)):
         src = Path(step.src)
-        found = at.problems(
-            "src" if step.strategy is None else "strategy", lambda: check_heads(step, src, at.trust)
-        )
+        key = "src" if step.strategy is None else "strategy"
+        found = at.problems(key, lambda: check_heads(step, src, at.trust))
     return [*found, *at.unwritable("dst", step.dst)]
 
 
@@ -95,14 +94,15 @@ def run_on_files(step: Transform, run: RunFiles) -> dict[str, float]:
     src, job = run.source(step.src), run.job
     own = step.dst is None  # a folder of this run, which a second start may write again
     step = step.model_copy(update={"overwrite": step.overwrite or own})
-    done = rewrite(step, src, written(run), job.checkpoint.encrypt, run.trust)
+    done = rewrite(step, src, written(run), key=job.checkpoint.encrypt, trust=run.trust)
+
+    # what came of it, in words
     ranks = step.strategy if step.strategy is not None else many(step.nproc, "rank")
     doubt = unvouched(src, run.trust) if is_checkpoint(src) else ""
     files = "" if step.format == "launcher" else f" in .{step.format} files"
     clear = ", not encrypted" if files and job.checkpoint.encrypt is not None else ""
-    run.say(
-        f"transform: {src.name} -> {ranks}, {bytes_text(done.bytes_written)}{files}{clear}, {done.path}{doubt}"
-    )
+    size = bytes_text(done.bytes_written)
+    run.say(f"transform: {src.name} -> {ranks}, {size}{files}{clear}, {done.path}{doubt}")
     if done.left:
         run.say(f"transform: left out, for it is no tensor: {', '.join(done.left)}")
     return {}
@@ -122,7 +122,7 @@ def transformed(run: RunFiles) -> Path | None:
 
 
 def target(step: Transform, src: Strategy) -> Strategy:
-    """The layout asked for, by a strategy file, which must be of the tensors of ``src``, or in the job's words."""
+    """The layout asked for: a strategy file's, which must have the tensors of ``src``, or the job's own."""
     if step.strategy is None:
         return _in_words(step, src)
     found = open_strategy("steps.transform.strategy", step.strategy)
@@ -140,26 +140,18 @@ def rewrite(step: Transform, src: Path, dst: Path, key: str | None = None, trust
 
     ``key`` is that of a checkpoint that is written; rank files are not encrypted.
     """
+    foreign, overwrite, workers = step.src_strategy, step.overwrite, step.workers
     if step.format != "launcher":
         form = RankFormat(step.format, step.prefix or PREFIX)
         how = _to(step, src)
         return to_rank_files(
-            src,
-            dst,
-            how,
-            form,
-            step.src_strategy,
-            overwrite=step.overwrite,
-            workers=step.workers,
-            trust=trust,
+            src, dst, how, form, strategy=foreign, overwrite=overwrite, workers=workers, trust=trust
         )
-    if is_foreign(src, step.src_strategy):
+    if is_foreign(src, foreign):
         how = _to(step, src)
-        return to_checkpoint(
-            src, dst, how, step.src_strategy, overwrite=step.overwrite, key=key, workers=step.workers
-        )
+        return to_checkpoint(src, dst, how, foreign, overwrite=overwrite, key=key, workers=workers)
     to = target(step, _ours(step, src, trust))
-    return transform(src, dst, to, overwrite=step.overwrite, key=key, workers=step.workers, trust=trust)
+    return transform(src, dst, to, overwrite=overwrite, key=key, workers=workers, trust=trust)
 
 
 def check_place(step: Transform, dst: Path) -> None:

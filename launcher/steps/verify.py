@@ -1,4 +1,4 @@
-"""``verify``: every digest of a checkpoint worked out again, and that the pieces of every tensor are all there."""
+"""``verify``: every digest of a checkpoint computed again, and that all pieces of every tensor are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that somebody else may have made: regular ones alone, of bounded size and depth, opened so that none blocks."""
+"""Files that somebody else may have made: regular, of bounded size and depth, opened so that none blocks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 import os
 import reprlib
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, NoReturn
 
 TEXT = 32 << 20
-"""Bytes of a file that lists tensors or settings: twice what the largest published model needs for its 140
-000 tensors (Kimi K2; 100 to 140 bytes each in the index and in headers, of which it has 61).
+"""Bytes of a file that lists tensors or settings: twice what the largest published model needs.
+
+That is Kimi K2 with its 140 000 tensors: 100 to 140 bytes each in the index and in the 61 headers.
 """
 DIMS = 64  # of a tensor, as torch and numpy have it
 DEPTH = 64
@@ -103,27 +104,28 @@ def read_json(path: str | os.PathLike[str], most: int = TEXT, *, unique: bool = 
 
 
 def parsed(text: str | bytes, *, unique: bool = False, finite: bool = False) -> Any:
-    """What JSON says. Raises ``ValueError``: ``JSONDecodeError`` or ``UnicodeDecodeError`` for what is
-    none, and for what is nested too deeply; another with ``unique`` for a key that is listed twice,
-    with ``finite`` for NaN.
+    """What JSON says.
+
+    Raises ``ValueError``: ``JSONDecodeError`` or ``UnicodeDecodeError`` for what is none, and for what is
+    nested too deeply; another with ``unique`` for a key that is listed twice, with ``finite`` for NaN.
     """
+    pairs = _once if unique else None
+    constant = _none if finite else None
     try:
-        value = json.loads(
-            text, object_pairs_hook=_once if unique else None, parse_constant=_none if finite else None
-        )
+        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
         if "integer string conversion" not in str(error):
             raise
         raise json.JSONDecodeError("a number of more digits than Python reads", "", 0) from None
+
+    # level by level: what Python can parse, a later reader may not be able to walk
     level = [value] if _nests(value) else []
     for _ in range(DEPTH):
         if not level:
             return value
-        level = [
-            v for over in level for v in (over.values() if isinstance(over, dict) else over) if _nests(v)
-        ]
+        level = [inner for outer in level for inner in _inside(outer) if _nests(inner)]
     raise _too_deep()
 
 
@@ -134,6 +136,10 @@ def brief(value: Any) -> str:
 
 def _nests(value: Any) -> bool:
     return isinstance(value, dict | list)
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def _too_deep() -> json.JSONDecodeError:

@@ -8,22 +8,28 @@ from io import BytesIO
 from typing import Any, ClassVar
 
 TUPLE = 1000
-"""Values in a tuple and in the tuples in it, each counted as often as it is reached: so Python hashes and compares."""
+"""Values in a tuple and in the tuples in it, each as often as reached: so Python hashes and compares."""
 MADE = 5
-"""Bytes of a stream for each thing that it makes or marks for later, at least: real ones have six and more."""
+"""Bytes of a stream for each thing that it makes or marks for later, at least: real ones have six or more."""
 SMALL = 1 << 60  # whole numbers below it cannot be made to collide in a dictionary
 
 _OPCODES = [
-    pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.DUP, pickle.MEMOIZE,
-    pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT, pickle.GET, pickle.BINGET, pickle.LONG_BINGET,
+    # the stream, the stack and the memo
+    pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.DUP,
+    pickle.MEMOIZE, pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT,
+    pickle.GET, pickle.BINGET, pickle.LONG_BINGET,
+    # plain values
     pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.INT,
     pickle.LONG1, pickle.BINFLOAT, pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE8,
-    pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2,
-    pickle.TUPLE3, pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.DICT,
-    pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.GLOBAL, pickle.STACK_GLOBAL,
-    pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD, pickle.BINPERSID,
+    pickle.SHORT_BINBYTES, pickle.BINBYTES,
+    # containers
+    pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3,
+    pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS,
+    pickle.EMPTY_DICT, pickle.DICT, pickle.SETITEM, pickle.SETITEMS, pickle.EMPTY_SET, pickle.ADDITEMS,
+    # names, and what is made of them
+    pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.NEWOBJ, pickle.BUILD, pickle.BINPERSID,
 ]  # fmt: skip
-"""What data needs; not among them: those that ask for memory in advance, and those that look things up elsewhere."""
+"""What data needs, without those that ask for memory in advance or look things up elsewhere."""
 
 
 _DISPATCH: dict[int, Any] = pickle._Unpickler.dispatch
@@ -34,10 +40,11 @@ class RefusedPickle(ValueError):
 
 
 class Bounded(pickle._Unpickler):
-    """Time and memory are those of the stream's length. A subclass says in ``find_class`` which names there
-    are, in ``keys`` of which types a key may be besides small numbers.
+    """Time and memory are those of the stream's length.
 
-    The reader in Python: its memo is a mapping, which no number in the stream makes large.
+    A subclass says in ``find_class`` which names there are, in ``keys`` of which types a key may be besides
+    small numbers. The reader is that in Python: its memo is a mapping, which no number in the stream makes
+    large.
     """
 
     dispatch: ClassVar[dict[int, Any]] = {code[0]: _DISPATCH[code[0]] for code in _OPCODES}
@@ -117,12 +124,13 @@ class Bounded(pickle._Unpickler):
         self.memo[len(self.memo)] = self.stack[-1]
 
     for _code, _load in (
-        (pickle.TUPLE, load_tuple), (pickle.TUPLE1, load_tuple1), (pickle.TUPLE2, load_tuple2),
-        (pickle.TUPLE3, load_tuple3), (pickle.EMPTY_TUPLE, load_empty_tuple), (pickle.EMPTY_LIST, load_empty_list),
-        (pickle.LIST, load_list), (pickle.EMPTY_DICT, load_empty_dictionary), (pickle.DICT, load_dict),
-        (pickle.SETITEM, load_setitem), (pickle.SETITEMS, load_setitems), (pickle.EMPTY_SET, load_empty_set),
-        (pickle.ADDITEMS, load_additems), (pickle.REDUCE, load_reduce), (pickle.NEWOBJ, load_newobj),
-        (pickle.MEMOIZE, load_memoize),
+        (pickle.EMPTY_TUPLE, load_empty_tuple), (pickle.TUPLE, load_tuple), (pickle.TUPLE1, load_tuple1),
+        (pickle.TUPLE2, load_tuple2), (pickle.TUPLE3, load_tuple3),
+        (pickle.EMPTY_LIST, load_empty_list), (pickle.LIST, load_list),
+        (pickle.EMPTY_DICT, load_empty_dictionary), (pickle.DICT, load_dict),
+        (pickle.SETITEM, load_setitem), (pickle.SETITEMS, load_setitems),
+        (pickle.EMPTY_SET, load_empty_set), (pickle.ADDITEMS, load_additems),
+        (pickle.REDUCE, load_reduce), (pickle.NEWOBJ, load_newobj), (pickle.MEMOIZE, load_memoize),
     ):  # fmt: skip
         dispatch[_code[0]] = _load
 
@@ -150,11 +158,13 @@ class Bounded(pickle._Unpickler):
 
 def _small(value: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raises ``RefusedPickle`` for one that is long when all tuples in it are written out, or deep."""
-    left, found = TUPLE, list(value[: TUPLE + 1])
+    left = TUPLE
+    found = list(value[: TUPLE + 1])
     while found:
         left -= 1
         if left < 0:
             raise RefusedPickle(f"a tuple of more than {TUPLE} values")
-        if type(inner := found.pop()) is tuple:
+        inner = found.pop()
+        if type(inner) is tuple:
             found += inner[: TUPLE + 1]
     return value

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.checkpoint import Blob, Entry, RankRecord, Strategy, commit, partial, write_rank
 from launcher.checkpoint.tensorfile.blob import words
+from launcher.checkpoint.tensorfile.safetensors import sliced, write_stream
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box, Layout
@@ -25,6 +26,12 @@ def filled(strategy: Strategy, seed: int = 0) -> dict[str, bytes]:
     """Random bytes for each tensor, whole."""
     rng = random.Random(seed)
     return {name: rng.randbytes(entry.spec.nbytes) for name, entry in strategy.entries.items()}
+
+
+def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:
+    """A safetensors file of tensors in memory; returns the digest of each."""
+    specs = {name: blob.spec for name, blob in tensors.items()}
+    return dict(write_stream(path, specs, lambda name: sliced(tensors[name].data), metadata).tensors)
 
 
 def cut(data: bytes, spec: TensorSpec, box: Box) -> Blob:

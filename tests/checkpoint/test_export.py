@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 
 from launcher.checkpoint import export, read_full
 from launcher.checkpoint.tensorfile.blob import Blob
-from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, save, small
+from tests.checkpoint.saving import files, filled, save, small, strategies, tensors, write_file
 
 
 @pytest.fixture
@@ -95,3 +97,16 @@ def test_bad_aliases_are_refused(tmp_path: Path, aliases: str, text: str) -> Non
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         read_full(path)
     assert str(caught.value) == f"{path}: {text}"
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_an_export_holds_every_parameter_and_buffer_whole_under_every_name(data: st.DataObject) -> None:
+    a = data.draw(strategies(data.draw(tensors())))
+    full = filled(a)
+    with TemporaryDirectory() as made:
+        save(Path(made) / "a", a, full)
+        export(Path(made) / "a", Path(made) / "model.safetensors")
+        got = {name: bytes(blob.data) for name, blob in read_full(Path(made) / "model.safetensors").items()}
+    model = a.only("param", "buffer")
+    assert got == {name: full[first] for name, first in model.named.items()}

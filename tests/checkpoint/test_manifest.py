@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from launcher.checkpoint.manifest import parse_manifest
 from launcher.checkpoint.tensorfile.json_file import LONGEST
 from launcher.untrusted.files import RefusedFile
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import edit, filled, held, save, small
+from tests.checkpoint.saving import edit, filled, held, small
 
 MASKS = (1, 2, 4, 8, 16, 32, 64, 128, 3, 0x55)
 
@@ -167,45 +167,44 @@ def test_a_pipe_in_the_place_of_a_file_blocks_nobody(tmp_path: Path, name: str) 
     assert latest(tmp_path) == (folder if name == "strategy/stage7.json" else None)
 
 
-def test_a_pipe_called_latest_blocks_nobody(tmp_path: Path) -> None:
-    saved(tmp_path)
-    (tmp_path / "latest").unlink()
-    os.mkfifo(tmp_path / "latest")
-    text = f"{tmp_path}/latest: a named pipe, not a regular file"
-    assert refusal(lambda: latest(tmp_path), RefusedFile) == text
+def test_an_incomplete_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 1)
+    file = folder / "rank_0" / "model.safetensors"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:-2])
+    text = f"rank_0/model.safetensors has {size - 2} bytes, manifest.json says {size}"
+    assert refusal(lambda: open_checkpoint(folder)) == f"{folder}: incomplete checkpoint: {text}"
+    file.unlink()
+    text = "rank_0/model.safetensors is missing"
+    assert refusal(lambda: open_checkpoint(folder)) == f"{folder}: incomplete checkpoint: {text}"
+    shutil.rmtree(folder)
+    assert refusal(lambda: open_checkpoint(folder)) == f"{folder}: no checkpoint: no such folder"
 
 
-CURE = "without this file the checkpoint of the highest step is the newest"
+MANIFESTS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "format": (lambda d: d.pop("format"), 'not a checkpoint manifest: "format" is not "launcher.checkpoint"'),
+    "version": (lambda d: d.update(version=3), "version 3; this launcher reads versions 1 and 2"),
+    "field": (lambda d: d.pop("world"), "a field is missing or of the wrong type: world is missing"),
+    "another field": (lambda d: d.update(wrld=4), "a field is missing or of the wrong type: wrld is not known"),
+    "type": (lambda d: d.update(world=True), "a field is missing or of the wrong type: bool is no whole number"),
+    "value": (lambda d: d.update(world=5), "damaged: its digest is not that of what it says"),
+    "escape": (
+        lambda d: d["files"].update({"../x": d["files"]["state.json"]}), "../x is not the name of a checkpoint file"
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "\n", "step-000004", "elsewhere\n", "step-000004\nsha256 0\n", "\xff"])
-def test_a_latest_that_cannot_have_been_written_is_refused(tmp_path: Path, text: str) -> None:
-    saved(tmp_path)
-    (tmp_path / "latest").write_bytes(text.encode("latin-1"))
-    told = f"{tmp_path}/latest: damaged: it does not say which checkpoint is the newest; {CURE}"
-    assert refusal(lambda: latest(tmp_path)) == told
-    (tmp_path / "latest").unlink()
-    assert latest(tmp_path) == step_folder(tmp_path, 4)
+@pytest.mark.parametrize(("change", "text"), MANIFESTS.values(), ids=MANIFESTS.keys())
+def test_a_bad_manifest_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], text: str) -> None:
+    folder = saved(tmp_path, 1)
+    path = folder / "manifest.json"
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    assert refusal(lambda: open_checkpoint(folder)) == f"{path}: {text}"
 
 
-def test_a_latest_of_the_version_before_names_what_it_named(tmp_path: Path) -> None:
-    for step in (2, 4):
-        save(step_folder(tmp_path, step), small(), filled(small()), {"step": step})
-    (tmp_path / "latest").write_text("step-000002\n")
-    assert latest(tmp_path) == step_folder(tmp_path, 2)
-
-
-def test_what_was_committed_while_latest_could_not_be_written_is_the_newest(tmp_path: Path) -> None:
-    for step in (9, 2):  # the run began anew
-        saved(tmp_path, step)
-    before = (tmp_path / "latest").read_text()
-    digest = hashlib.sha256(before.rpartition("sha256")[0].encode()).hexdigest()
-    assert before.startswith("step-000002\nolder step-000009 ")
-    assert before.endswith(f"sha256 {digest}\n")
-    assert latest(tmp_path) == step_folder(tmp_path, 2)
-    saved(tmp_path, 4)
-    (tmp_path / "latest").write_text(before)
-    assert latest(tmp_path) == step_folder(tmp_path, 4)
-    saved(tmp_path, 9)  # as before, at another time
-    (tmp_path / "latest").write_text(before)
-    assert latest(tmp_path) == step_folder(tmp_path, 4)
+def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    folder = saved(tmp_path, 1)
+    (folder / "manifest.json").write_text("{")
+    assert refusal(lambda: open_checkpoint(folder)) == f"{folder / 'manifest.json'}: no JSON"

@@ -1,25 +1,19 @@
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint import (
-    export,
-    open_checkpoint,
-    read_box,
-    read_full,
-    read_rank,
-    single,
-    target_strategy,
-    transform,
-    verify,
-)
-from launcher.plan.values.layout import Box
-from tests.checkpoint.saving import cut, files, filled, save, small, strategies, tensors
+from launcher.checkpoint import Strategy, open_checkpoint, read_rank, single, target_strategy, transform, verify
+from launcher.checkpoint.tensorfile.disk_space import Unwritten
+from tests.checkpoint.refusal import refusal
+from tests.checkpoint.saving import files, filled, save, small, strategies, tensors
 
 
 @given(st.data())
@@ -36,59 +30,6 @@ def test_there_and_back_is_the_same_bytes(data: st.DataObject) -> None:
         assert files(home / "a2") == files(home / "a")
 
 
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_any_rank_of_any_layout_reads_its_piece_of_the_full_tensor(data: st.DataObject) -> None:
-    of = data.draw(tensors())
-    a, b = data.draw(strategies(of)), data.draw(strategies(of))
-    full = filled(a)
-    with TemporaryDirectory() as made:
-        save(Path(made) / "a", a, full)
-        checkpoint = open_checkpoint(Path(made) / "a")
-        for rank in range(b.grid.size):
-            got = read_rank(checkpoint, b, rank)
-            assert got.keys() == b.held(rank).keys()
-            for name, blob in got.items():
-                box = b.entries[name].layout.box(rank)
-                assert box is not None
-                assert blob == cut(full[name], b.entries[name].spec, box)
-
-
-@given(st.data())
-@settings(max_examples=25, deadline=None)
-def test_an_export_holds_every_parameter_and_buffer_whole_under_every_name(data: st.DataObject) -> None:
-    a = data.draw(strategies(data.draw(tensors())))
-    full = filled(a)
-    with TemporaryDirectory() as made:
-        save(Path(made) / "a", a, full)
-        export(Path(made) / "a", Path(made) / "model.safetensors")
-        got = {name: bytes(blob.data) for name, blob in read_full(Path(made) / "model.safetensors").items()}
-    model = a.only("param", "buffer")
-    assert got == {name: full[first] for name, first in model.named.items()}
-
-
-def test_a_box_is_read_across_pieces_and_by_alias(tmp_path: Path) -> None:
-    strategy = small()
-    full = filled(strategy)
-    save(tmp_path / "a", strategy, full)
-    checkpoint = open_checkpoint(tmp_path / "a")
-    box = Box((2, 1), (5, 3))
-    assert read_box(checkpoint, "head.weight", box) == cut(
-        full["embed.weight"], strategy.entries["embed.weight"].spec, box
-    )
-
-
-def test_each_piece_is_saved_once_by_the_lowest_rank_that_holds_it(tmp_path: Path) -> None:
-    strategy = small()
-    records = save(tmp_path / "a", strategy, filled(strategy))
-    saved = {(r.rank, name) for r in records for record in r.files.values() for name in record.tensors}
-    assert saved == {
-        (0, "embed.weight"), (1, "embed.weight"),
-        (0, "optim.embed.weight.exp_avg"), (1, "optim.embed.weight.exp_avg"), (0, "optim.step"),
-        (2, "layer.weight"), (3, "layer.weight"), (2, "layer.mean"),
-    }  # fmt: skip
-
-
 def test_four_ranks_become_one_and_the_state_goes_along(tmp_path: Path) -> None:
     strategy = small()
     full = filled(strategy)
@@ -102,12 +43,97 @@ def test_four_ranks_become_one_and_the_state_goes_along(tmp_path: Path) -> None:
     assert report.bytes_read == sum(map(len, full.values()))
 
 
-def test_a_tie_may_be_named_the_other_way_round_in_the_destination(tmp_path: Path) -> None:
+@pytest.fixture
+def src(tmp_path: Path) -> Path:
+    save(tmp_path / "a", small(), filled(small()))
+    return tmp_path / "a"
 
-    strategy = small()
-    full = filled(strategy)
-    save(tmp_path / "a", strategy, full)
-    entries = dict(strategy.entries)
-    entries["head.weight"] = replace(entries.pop("embed.weight"), aliases=("embed.weight",))
-    got = read_rank(open_checkpoint(tmp_path / "a"), single(replace(strategy, entries=entries)), 0)
-    assert bytes(got["head.weight"].data) == full["embed.weight"]
+
+def test_a_destination_that_is_not_empty_is_refused(src: Path, tmp_path: Path) -> None:
+    transform(src, tmp_path / "b", single(small()))
+    before = files(tmp_path / "b")
+    text = f"{tmp_path / 'b'}: the destination is not empty; give another, or overwrite: true"
+    assert refusal(lambda: transform(src, tmp_path / "b", small()), FileExistsError) == text
+    assert files(tmp_path / "b") == before
+
+
+def test_overwriting_replaces_a_whole_checkpoint(src: Path, tmp_path: Path) -> None:
+    transform(src, tmp_path / "b", small())
+    transform(src, tmp_path / "b", single(small()), overwrite=True)
+    assert verify(tmp_path / "b") == []
+    assert open_checkpoint(tmp_path / "b").manifest.world == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "latest"]
+
+
+def test_a_folder_that_is_no_checkpoint_is_never_overwritten(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").touch()
+    text = f"{tmp_path / 'b'}: the destination is not empty and no checkpoint, so it is not overwritten either"
+    assert refusal(lambda: transform(src, tmp_path / "b", small(), overwrite=True), FileExistsError) == text
+
+
+def test_a_destination_that_is_a_file_is_refused(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").touch()
+    text = f"{tmp_path / 'b'}: the destination is a file, not a folder"
+    assert refusal(lambda: transform(src, tmp_path / "b", small()), FileExistsError) == text
+
+
+@pytest.mark.parametrize("below", [".", "out", ".."])
+def test_a_destination_within_the_source_is_refused(src: Path, below: str) -> None:
+    dst = src / below
+    text = f"{dst}: the destination and the source {src} are the same folder, or one is in the other"
+    assert refusal(lambda: transform(src, dst, small(), overwrite=True)) == text
+
+
+def test_an_empty_folder_is_a_fine_destination(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    transform(src, tmp_path / "b", small())
+    assert verify(tmp_path / "b") == []
+
+
+def test_what_a_killed_transform_left_is_no_obstacle(src: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.partial" / "rank_9").mkdir(parents=True)
+    transform(src, tmp_path / "b", small())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "latest"]
+
+
+def test_a_target_of_other_tensors_is_refused_before_anything_is_written(src: Path, tmp_path: Path) -> None:
+    target = small()
+    entries = {n: replace(e, dtype="float16" if e.dtype == "bfloat16" else e.dtype) for n, e in target.entries.items()}
+    assert refusal(lambda: transform(src, tmp_path / "b", Strategy(target.grid, entries))) == (
+        "the strategies do not fit:\n"
+        "  layer.weight: bfloat16 in the source, float16 in the destination; a dtype is never changed here"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
+
+
+def test_a_file_that_contradicts_the_strategy_is_refused_before_anything_is_written(src: Path, tmp_path: Path) -> None:
+    path = src / "rank_3" / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"BF16", b"F16 "))
+    text = f"{path}: tensor layer.weight has dtype F16 ; known are "
+    assert refusal(lambda: transform(src, tmp_path / "b", small())).startswith(text)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]
+
+
+def test_an_incomplete_source_is_refused(src: Path, tmp_path: Path) -> None:
+    (src / "manifest.json").unlink()
+    text = f"{src}: incomplete checkpoint: it has no manifest.json, which is written last"
+    assert refusal(lambda: transform(src, tmp_path / "b", small())) == text
+
+
+def test_a_full_disk_leaves_nothing_behind(src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+
+    write = os.pwrite
+
+    def full(fd: int, data: memoryview, at: int) -> int:
+        if at > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr("launcher.checkpoint.tensorfile.disk_space.free", lambda path: 100)
+    path = tmp_path / "b.partial" / "rank_0" / "model.safetensors"
+    size = (src / "rank_0" / "model.safetensors").stat().st_size
+    text = f"{path}: No space left on device: the file needs {size} bytes, 100 are free"
+    assert refusal(lambda: transform(src, tmp_path / "b", small()), Unwritten) == text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "latest"]

@@ -13,10 +13,10 @@ from launcher.job.schema.job import Job
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import ParallelModel, parallelize
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.norms import grad_norm
+from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.stage_config import flatten
 from launcher.plan.plan import Plan

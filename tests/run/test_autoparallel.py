@@ -17,7 +17,8 @@ from launcher.checkpoint.mindspore.formats import group_file, read_strategy, to_
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.job.schema.job import Job
-from launcher.plan import operator_file, rank_groups
+from launcher.plan.operators import operator_file
+from launcher.plan.partition import rank_groups
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.run import layout_files
@@ -51,8 +52,8 @@ def test_its_files_are_in_the_run_folder_and_hold_the_next_run(first: Path, tmp_
     assert {p.name for p in first.iterdir()} >= ASKED
     plan = plan_job(compose(WORDS).job)
     assert load(first / "params.json") == of_plan(plan)
-    assert (first / "operators.json").read_text() == operator_file.as_json(plan)
-    assert (first / "groups.json").read_text() == rank_groups.as_json(plan)
+    assert (first / "operators.json").read_text() == operator_file.as_json(plan.operators, plan.sizes.grid["tp"])
+    assert (first / "groups.json").read_text() == rank_groups.as_json(plan.sizes.grid, plan.ties, plan.params)
     assert [[(row["step"], row.keys()) for row in rank] for rank in norms(first)] == [
         [(n, {"step", "norm"}) for n in (1, 2)]
     ] * 4
@@ -113,7 +114,8 @@ def test_its_files_may_be_mindspores_one_a_rank(tmp_path: Path) -> None:
     assert {n: meaning(e.layout) for n, e in back.entries.items()} == {p.name: meaning(p.layout) for p in plan.params}
     for rank in range(4):
         found = group_file.read(tmp_path / f"comm_group_{rank}.ckpt")
-        want = {ranks for group in rank_groups.groups(plan) for ranks in group.ranks if rank in ranks}
+        groups = rank_groups.groups(plan.sizes.grid, plan.ties)
+        want = {ranks for group in groups for ranks in group.ranks if rank in ranks}
         assert set(found.groups.values()) == want
         assert found.restore == (rank,)  # hsdp() has cut something on each rank
 
@@ -122,7 +124,7 @@ def test_one_file_for_all_ranks_holds_the_next_run_too(tmp_path: Path) -> None:
     save = [f"parallel.param_strategy.save={tmp_path}/p.ckpt", f"parallel.group_file={tmp_path}/g.ckpt"]
     _, plan = written(tmp_path, *save)
     assert set(group_file.read(tmp_path / "g.ckpt").groups.values()) == {
-        r for g in rank_groups.groups(plan) for r in g.ranks
+        r for g in rank_groups.groups(plan.sizes.grid, plan.ties) for r in g.ranks
     }
     load_it = f"parallel.param_strategy.load={tmp_path}/p.ckpt"
     held = plan_job(compose([*WORDS, load_it]).job)

@@ -12,7 +12,6 @@ import pytest
 
 from launcher import run_job
 from launcher.__main__ import main
-from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.run.launch import start
 from launcher.runtime.lock import locked
@@ -133,29 +132,6 @@ def test_two_launchers_do_not_share_a_run_folder(tmp_path, capsys):
     assert f"  run_dir: {folder}: another launcher is at work there (process {os.getpid()} on " in told
     assert sorted(p.name for p in folder.iterdir()) == [".lock"]
     assert main([*TINY, f"run_dir={folder}", "train.steps=1"]) == 0
-
-
-def test_a_lock_waits_for_ranks_whose_launcher_is_dead(tmp_path):
-    holder, ready = os.pipe(), os.pipe()
-    if (parent := os.fork()) == 0:
-        with locked(tmp_path):
-            if os.fork() == 0:  # a rank: it has the lock too
-                os.write(ready[1], b"x")
-                os.read(holder[0], 1)
-            os._exit(0)
-    os.waitpid(parent, 0)
-    os.read(ready[0], 1)
-    os.write(holder[1], b"x")
-    with locked(tmp_path):
-        assert (tmp_path / ".lock").read_text().startswith(f"{os.getpid()} ")
-    for fd in (*holder, *ready):
-        os.close(fd)
-
-
-def test_the_second_of_two_locks_is_refused(tmp_path):
-    told = rf"^run_dir: {tmp_path}: another launcher is at work there "
-    with locked(tmp_path), pytest.raises(RequestError, match=told), locked(tmp_path):
-        raise AssertionError("two of them")
 
 
 def test_metrics_have_every_figure(tmp_path):

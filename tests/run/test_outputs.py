@@ -11,8 +11,8 @@ from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.errors import RequestError
 from launcher.job.compose import compose
+from launcher.plan.partition.rank_groups import as_json
 from launcher.plan.plan import Plan
-from launcher.plan.rank_groups import as_json
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.training.metrics import read
 from tests.run.launching import TINY, run, status
@@ -30,7 +30,8 @@ def test_a_run_leaves_what_it_was_asked_for(tmp_path: Path, capsys: pytest.Captu
         f"parallel.local_norm.dump={norms}", "parallel.dataset_strategy=full_batch", steps=2)  # fmt: skip
     said = capsys.readouterr().out
     assert load(layouts) == of_plan(planned(), only_trainable=True)
-    assert groups.read_text() == as_json(planned())
+    plan = planned()
+    assert groups.read_text() == as_json(plan.sizes.grid, plan.ties, plan.params)
     rows = [read(norms / f"rank{rank}.jsonl") for rank in range(4)]
     assert [[row["step"] for row in of] for of in rows] == [[1, 2]] * 4
     assert f"local_norm is on: norms of each rank's own gradients are printed and written to {norms}\n" in said

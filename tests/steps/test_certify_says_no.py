@@ -15,7 +15,7 @@ from torch import Tensor
 
 from launcher.job.schema.steps import Certify
 from launcher.optim import build as optimizers
-from launcher.parallel import apply_plan
+from launcher.parallel import parallel_model
 from launcher.parallel.deferred_init import fill
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.replicas import fuse, tie
@@ -57,7 +57,7 @@ def initialised_differently(patch: Patch) -> None:
         at = plan.sizes.grid.coords(rank)["dp_replicate"]
         real(parts, plan, rank, device, lambda name: whole(name) * (1 + at))
 
-    patch.setattr(apply_plan, "fill", wrong)
+    patch.setattr(parallel_model, "fill", wrong)
 
 
 def added_twice(patch: Patch) -> None:
@@ -74,7 +74,7 @@ def last_skipped(patch: Patch) -> None:
     def wrong(part: Any, plan: Any, meshes: Any) -> list[fuse.Bucketed]:
         return [fuse.Bucketed(b.tensors[:-1], b.group) for b in fuse.fuse(part, plan, meshes)]
 
-    patch.setattr(apply_plan, "fuse", wrong)
+    patch.setattr(parallel_model, "fuse", wrong)
 
 
 def clipped_by_its_own_norm(patch: Patch) -> None:
@@ -171,25 +171,25 @@ def made(name: str, change: Any) -> Any:
         def wrong(parts: Any, plan: Any, rank: int, device: Any, whole: Any) -> None:
             real(parts, plan, rank, device, lambda n: change(whole(n)) if n == name else whole(n))
 
-        patch.setattr(apply_plan, "fill", wrong)
+        patch.setattr(parallel_model, "fill", wrong)
 
     return patched
 
 
 def autocast_lost(patch: Patch) -> None:
-    real = apply_plan.fill
+    real = parallel_model.fill
 
-    def wrong(parts: Any, *more: Any) -> None:
-        real(parts, *more)
+    def wrong(parts: Any, *more: Any, **named: Any) -> None:
+        real(parts, *more, **named)
         for m in (m for part in parts for m in part.module.modules() if hasattr(m, "low")):
             m.low = False
 
-    patch.setattr(apply_plan, "fill", wrong)
+    patch.setattr(parallel_model, "fill", wrong)
 
 
 def gradients_of_idle_experts_mixed(patch: Patch) -> None:
     """What a rank lacks is not filled in: what it has goes to those that come first."""
-    real = apply_plan.ParallelModel.reduce
+    real = parallel_model.ParallelModel.reduce
 
     def wrong(self: Any) -> None:
         mine = [t for p, t in self.named() if p.trainable]
@@ -201,7 +201,7 @@ def gradients_of_idle_experts_mixed(patch: Patch) -> None:
                     t.grad = g
         real(self)
 
-    patch.setattr(apply_plan.ParallelModel, "reduce", wrong)
+    patch.setattr(parallel_model.ParallelModel, "reduce", wrong)
 
 
 def scale_not_taken_back(patch: Patch) -> None:
@@ -218,7 +218,7 @@ def everything_decays(patch: Patch) -> None:
 
 def of_another_rank(patch: Patch) -> None:
     """The last data-parallel rank's statistics are kept, after what it has seen itself."""
-    patch.setattr(apply_plan.Statistics, "share", lambda self: None)
+    patch.setattr(parallel_model.Statistics, "share", lambda self: None)
 
 
 MUTATIONS: dict[str, tuple[Any, dict[str, Any], str]] = {

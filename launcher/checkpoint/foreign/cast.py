@@ -29,7 +29,7 @@ def exact(src: str, dst: str) -> bool:
 
 
 def differing(specs: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """The new dtype of each tensor that has another one than ``wanted`` and can be cast; the rest is left alone."""
+    """The new dtype of each tensor that has another than ``wanted`` and can be cast; no other is named."""
     return {
         name: wanted[name].dtype
         for name, spec in specs.items()
@@ -60,10 +60,15 @@ class Cast:
         if name not in self.into:
             self.source.fill(name, part, out)
             return
-        spec, new = self.source.specs[name], self.into[name]
+
+        # the old numbers
+        spec = self.source.specs[name]
         raw = np.empty(part.shape, f"u{ITEMSIZE[spec.dtype]}")
         self.source.fill(name, part, raw)
         old = _numbers(raw, spec.dtype)
+
+        # the new ones, none of which may become infinite
+        new = self.into[name]
         with np.errstate(over="ignore", invalid="ignore"):  # what is too large is looked for; NaN stays NaN
             found = old.astype(new)
         if not exact(spec.dtype, new) and (np.isinf(found) & ~np.isinf(old)).any():

@@ -59,13 +59,17 @@ def read_hf(path: Path, names: Table | None = None, *, strict: bool = True) -> H
         return HfFolder({path: read_header(path)}, names, strict=strict)
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder")
-    one, index = path / ONE, path / INDEX
+
+    # one file, or several and their index
+    one = path / ONE
+    index = path / INDEX
     if stands(one) and stands(index):
         raise ValueError(f"{path}: both {ONE} and {INDEX} are there, which may differ; remove one of them")
     if stands(one):
         return HfFolder({one: read_header(one)}, names, strict=strict)
     if stands(index):
         return HfFolder(_shards(index), names, strict=strict)
+
     if pickles := sorted(p.name for p in path.glob("*.bin")):
         raise ValueError(
             f"{path}: only {', '.join(pickles)}, pickled, which is never loaded; save it as safetensors first"
@@ -80,8 +84,10 @@ def _shards(index: Path) -> dict[Path, Header]:
             raise ValueError(f"{index}: {file} is not the name of a .safetensors file in this folder")
         if not stands(index.parent / file):
             raise ValueError(f"{index}: shard {file} is missing")
+
     headers = {file: read_header(index.parent / file) for file in sorted({*weights.values()})}
-    if found := [*_differences(weights, headers)]:
+    found = [*_differences(weights, headers)]
+    if found:
         raise ValueError("\n".join(f"{index}: {f}" for f in found))
     return {index.parent / file: header for file, header in headers.items()}
 
@@ -91,6 +97,7 @@ def _differences(weights: Mapping[str, str], headers: Mapping[str, Header]) -> I
     for file, header in headers.items():
         for name in header.entries:
             homes.setdefault(name, []).append(file)
+
     for name, files in homes.items():
         if len(files) > 1:
             yield f"tensor {name} is in {' and in '.join(files)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.checkpoint.atomic_folder import check_apart, check_destination, fresh
@@ -22,6 +23,7 @@ from launcher.plan.values.trust import ANYONE, Trust
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30,
          "TIB": 1 << 40}  # fmt: skip
 METADATA = {"format": "pt"}  # what transformers asks for
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", re.IGNORECASE)
 _MODEL = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
 
 
@@ -55,24 +57,26 @@ def write_hf(
     reader.check_headers()
 
     # which tensor goes into which file
-    parts = shards({name: entries[ours[name]].spec for name in ours}, limit)
-    n = len(parts)
-    files = [ONE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+    files = named(shards({name: entries[ours[name]].spec for name in ours}, limit))
 
     def chunks(name: str) -> Iterator[memoryview]:
         return reader.chunks(ours[name], whole(entries[ours[name]].layout.shape))
 
     with fresh(folder) as new, WriteBehind() as behind:
         written = 0
-        for file, part in zip(files, parts, strict=True):
-            written += write_stream(new / file, part, chunks, METADATA, digested=False, behind=behind).size
-        if n > 1:
-            write_text(new / INDEX, index(dict(zip(files, parts, strict=True))))
+        for file, specs in files.items():
+            written += write_stream(new / file, specs, chunks, METADATA, digested=False, behind=behind).size
+        if len(files) > 1:
+            write_text(new / INDEX, index(files))
         for path in beside:
             copy(path, new / path.name)
         behind.wait()
         sync(new)
-    return Report(folder, len(files), reader.bytes_read, written, PEAK, table.unmatched)
+
+    left = table.unmatched
+    return Report(
+        folder, len(files), bytes_read=reader.bytes_read, bytes_written=written, peak=PEAK, left=left
+    )
 
 
 def check_folder(folder: Path, beside: Sequence[Path], overwrite: bool) -> None:
@@ -126,14 +130,19 @@ def shards(specs: Mapping[str, TensorSpec], limit: int) -> list[dict[str, Tensor
     return out
 
 
+def named(parts: Sequence[dict[str, TensorSpec]]) -> dict[str, dict[str, TensorSpec]]:
+    """By file name, as transformers calls them."""
+    if len(parts) == 1:
+        return {ONE: parts[0]}
+    return {f"model-{i:05d}-of-{len(parts):05d}.safetensors": part for i, part in enumerate(parts, 1)}
+
+
 def index(parts: Mapping[str, Mapping[str, TensorSpec]]) -> str:
     """``model.safetensors.index.json``, as transformers writes it."""
     total = sum(spec.nbytes for part in parts.values() for spec in part.values())
     weights = {name: file for file, part in parts.items() for name in part}
-    return (
-        json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2, sort_keys=True)
-        + "\n"
-    )
+    data = {"metadata": {"total_size": total}, "weight_map": weights}
+    return json.dumps(data, indent=2, sort_keys=True) + "\n"
 
 
 def size_in_bytes(size: int | str) -> int:
@@ -142,15 +151,13 @@ def size_in_bytes(size: int | str) -> int:
     >>> size_in_bytes("1.5KB"), size_in_bytes("1KiB"), size_in_bytes(7)
     (1500, 1024, 7)
     """
-    number, unit = (str(size), "") if isinstance(size, int) else (size, "")
-    if isinstance(size, str) and (
-        match := re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)", size, re.IGNORECASE)
-    ):
-        number, unit = match[1], match[2].upper()
-    try:
-        found = int(float(number) * UNITS[unit]) if unit else int(number)
-    except ValueError:
-        found = 0
+    match = _SIZE.fullmatch(str(size))
+    found = 0
+    if match is not None:
+        found = int(float(match[1]) * UNITS[match[2].upper()])
+    elif not isinstance(size, bool):
+        with suppress(ValueError):
+            found = int(size)
     if found < 1:
         raise ValueError(f"max_shard_size: {size!r} is no size; give bytes, or text as 500MB or 2GiB")
     return found

@@ -59,10 +59,12 @@ def import_whole(
     check_destination(dst, overwrite, is_checkpoint, "checkpoint")
     specs = src.specs
     names = _names(src, specs, target)
+    workers = 1 + len(beside)
 
     def cut(source: FullTensors, name: str, box: Box) -> Iterator[memoryview]:
         return gathered(box, specs[names[name]].dtype, partial(source.fill, names[name]))
 
+    # each thread has a source of its own
     free = SimpleQueue[FullTensors]()
     for source in (src, *beside):
         free.put(source)
@@ -71,17 +73,19 @@ def import_whole(
         def write(rank: int) -> RankRecord:
             source = free.get()
             try:
-                return RankWriter(new, rank, target, key, behind).write(partial(cut, source))
+                return RankWriter(new, rank, target, key=key, behind=behind).write(partial(cut, source))
             finally:
                 free.put(source)
 
-        with ThreadPoolExecutor(1 + len(beside)) as pool:
+        with ThreadPoolExecutor(workers) as pool:
             records = list(pool.map(write, range(target.grid.size)))
         behind.wait()
         seal(new, records, state)
+
     files = {path: record for r in records for path, record in r.files.items()}
     read = sum(specs[theirs].nbytes for theirs in names.values())
-    return Report(dst, len(files), read, sum(f.size for f in files.values()), PEAK * (1 + len(beside)))
+    written = sum(f.size for f in files.values())
+    return Report(dst, len(files), bytes_read=read, bytes_written=written, peak=workers * PEAK)
 
 
 def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) -> dict[str, str]:
@@ -89,6 +93,7 @@ def _names(src: FullTensors, specs: Mapping[str, TensorSpec], target: Strategy) 
     given = {n: [a for a in (n, *e.aliases) if a in specs] for n, e in target.entries.items()}
     _check_ties(src, specs, given)
     twins = {n for names in given.values() for n in names[1:]}
+
     grid = Grid(())
     entries = {
         n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype)

@@ -52,6 +52,8 @@ def form_of(path: Path) -> ForeignForm:
         if path.suffix not in (".safetensors", ".ckpt"):
             raise ValueError(f"{path}: neither a .safetensors nor a .ckpt file")
         return "hf" if path.suffix == ".safetensors" else "mindspore"
+
+    # a folder, by the files that each form must have
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
     if is_checkpoint(path):
@@ -62,9 +64,9 @@ def form_of(path: Path) -> ForeignForm:
         return "dcp"
     if any(path.glob("rank_*")):
         return "mindspore"
-    raise ValueError(
-        f"{path}: none of a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}), rank_<k> folders"
-    )
+
+    forms = f"a Hugging Face folder ({ONE} or {INDEX}), a torch DCP folder ({METADATA}), rank_<k> folders"
+    raise ValueError(f"{path}: none of {forms}")
 
 
 def outline(path: Path, strategy: Path | None = None) -> dict[str, TensorSpec]:
@@ -82,15 +84,13 @@ def read_incoming(
     found = foreign(path, strategy)
     source = found.whole()
     new = renamed(source.specs, names, strict=strict)
-    return Incoming(
-        RenamedTensors(source, {name: old for old, name in new.names.items()}), new.unmatched, found.others
-    )
+    tensors = RenamedTensors(source, {name: old for old, name in new.names.items()})
+    return Incoming(tensors, new.unmatched, found.others)
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the source's
-    files.
+    """``whole`` gives all tensors, each time for one thread; ``strategy`` is how they lie in the files.
 
     ``loose`` are those that it does not list, of one element each; ``others`` entries that are no tensors.
     """
@@ -112,6 +112,8 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
     if form == "dcp":
         folder = read_dcp(path)
         return _of_whole(folder.apart, folder.others)
+
+    # MindSpore's: pieces that a strategy brings together, or one file of whole tensors
     if strategy is not None:
         files, whole = whole_tensors(path, strategy, verify=verify)
         return Foreign(whole, files.strategy, tuple(files.loose), tuple(files.texts))
@@ -120,7 +122,8 @@ def foreign(path: Path, strategy: Path | None = None, *, verify: bool = True) ->
 
 
 def _of_whole(whole: Callable[[], FullTensors], others: tuple[str, ...] = ()) -> Foreign:
-    grid, specs = Grid(()), whole().specs
+    grid = Grid(())
+    specs = whole().specs
     entries = {
         n: Entry(Layout(grid, s.shape, ((),) * len(s.shape)), s.dtype, kind_of(n, specs))
         for n, s in specs.items()

@@ -41,9 +41,11 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
     takes the key away. A value of ``None`` leaves the tensor out.
 
     >>> table = {"rotary": None, r"^model\\.layers\\.(\\d+)\\.(.+)": r"layers.\\1.\\2", "model": ""}
-    >>> renamed(["model.layers.3.w", "model.norm.w", "rotary.freq", "lm_head.w"], table, strict=False)
-    Renamed(names={'model.layers.3.w': 'layers.3.w', 'model.norm.w': 'norm.w'}, \
-    dropped=('rotary.freq',), unmatched=('lm_head.w',))
+    >>> new = renamed(["model.layers.3.w", "model.norm.w", "rotary.freq", "lm_head.w"], table, strict=False)
+    >>> new.names
+    {'model.layers.3.w': 'layers.3.w', 'model.norm.w': 'norm.w'}
+    >>> new.dropped, new.unmatched
+    (('rotary.freq',), ('lm_head.w',))
     """
     new = attempted(names, table)
     found = [f"names: {told}" for told in map(both, new.doubled.values(), new.doubled)]
@@ -58,16 +60,20 @@ def renamed(names: Iterable[str], table: Table | None, *, strict: bool = True) -
 def attempted(names: Iterable[str], table: Table | None) -> Renamed:
     """As ``renamed``, which raises for two names that become one: here that is for the caller to see."""
     rows = {"": ""} if table is None else table
-    out: dict[str, str] = {}
-    dropped, unmatched, decided = [], [], {}
     patterns = {key: _pattern(key) for key in rows}
+
+    out: dict[str, str] = {}
+    dropped: list[str] = []
+    unmatched: list[str] = []
+    decided: dict[str, str] = {}
     for name in names:
         key = next((key for key, pattern in patterns.items() if pattern.fullmatch(name)), None)
         if key is None:
             unmatched.append(name)
             continue
         decided[name] = key
-        if (value := rows[key]) is None:
+        value = rows[key]
+        if value is None:
             dropped.append(name)
         else:
             out[name] = _replaced(name, key, patterns[key], value)
@@ -81,8 +87,10 @@ def both(olds: Sequence[str], new: str) -> str:
 
 
 def _pattern(key: str) -> re.Pattern[str]:
+    if not key:
+        return re.compile("(?P<rest>.+)", re.DOTALL)
     if not key.startswith("^"):
-        return re.compile(rf"{re.escape(key)}(\.(?P<rest>.+))?" if key else "(?P<rest>.+)", re.DOTALL)
+        return re.compile(rf"{re.escape(key)}(\.(?P<rest>.+))?", re.DOTALL)
     try:
         return re.compile(key)
     except re.error as error:

@@ -18,7 +18,10 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class DimBounds:
-    """The parts of one dim that are not empty, in order: elements ``lo`` to ``hi``, and what they add to the rank."""
+    """The parts of one dim that are not empty, in order.
+
+    Each has elements ``lo`` to ``hi``; ``rank`` is what it adds to the rank that saves it.
+    """
 
     lo: Ints
     hi: Ints
@@ -70,15 +73,20 @@ def _strides(grid: Grid) -> dict[str, int]:
 @lru_cache(maxsize=8192)
 def _cuts(n: int, axes: tuple[tuple[int, int], ...]) -> DimBounds:
     """``axes`` are (size, stride in ranks), outermost first; cut as ``Layout.box`` cuts."""
-    lo, hi, rank = np.array([0]), np.array([n]), np.array([0])
+    lo = np.array([0])
+    hi = np.array([n])
+    rank = np.array([0])
     for size, stride in axes:
         at = np.arange(size)
-        chunk = (hi - lo + size - 1) // size
-        edges = lo[:, None] + chunk[:, None] * at
-        lo, hi = (
-            np.minimum(edges, hi[:, None]).ravel(),
-            np.minimum(edges + chunk[:, None], hi[:, None]).ravel(),
-        )
+        chunk = ((hi - lo + size - 1) // size)[:, None]  # ceil, as torch.chunk
+        starts = lo[:, None] + chunk * at
+        stops = starts + chunk
+
+        # those behind the end are empty
+        ends = hi[:, None]
+        lo = np.minimum(starts, ends).ravel()
+        hi = np.minimum(stops, ends).ravel()
         rank = (rank[:, None] + stride * at).ravel()
+
     some = lo < hi
     return DimBounds(lo[some], hi[some], rank[some])

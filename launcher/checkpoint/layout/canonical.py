@@ -24,10 +24,12 @@ def meaning(layout: Layout) -> list[object]:
     >>> meaning(a)
     [[[(1, 4)]], [(4, 2, (1,))]]
     """
-    spans, stride = {}, 1
+    spans = {}
+    stride = 1
     for axis, size in reversed(layout.grid.axes):
         spans[axis] = (stride, size)
         stride *= size
+
     dims = [
         _joined([spans[axis] for axis in axes if spans[axis][1] > 1], n)
         for n, axes in zip(layout.shape, layout.split, strict=True)

@@ -1,4 +1,4 @@
-"""Strategies that follow from something else: from the plan, from the parameters, from a target in a job's words."""
+"""Strategies that follow from something else: a plan, another strategy, a target in a job's words."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def followed(target: Strategy, src: Strategy) -> Strategy:
         param = name.split(".", 2)[2] if name.startswith("optim.") and name.count(".") > 1 else ""
         if entry.kind != "optim" or name in target.named or param not in target.named:
             continue
+
         layout = target.entries[target.named[param]].layout
         if layout.shape != entry.layout.shape:
             shape = entry.layout.shape
@@ -60,6 +61,7 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
         found.append(Problem("steps.transform.tp", text))
     if found:
         raise RequestError(tuple(found))
+
     replicas = nproc // (stages * shard_size * tp)
     grid = Grid.of(pp=stages, dp_replicate=replicas, dp_shard=shard_size, tp=tp)
     cut = any(e.layout.axes for e in src.entries.values())
@@ -67,10 +69,15 @@ def target_strategy(src: Strategy, *, nproc: int, stages: int, shard_size: int, 
 
 
 def _entry(entry: Entry, grid: Grid, before: int, cut: bool) -> Entry:
-    large = entry.kind != "buffer" and entry.spec.nbytes >= LARGE
-    shards = grid["dp_shard"] > 1 and (bool(entry.layout.axes) if cut else large)
+    """``before`` are the stages of the source; ``cut`` says whether it cut any tensor."""
+    wanted = entry.kind != "buffer" and entry.spec.nbytes >= LARGE
+    if cut:
+        wanted = bool(entry.layout.axes)
+    axes = ("dp_shard",) if wanted and grid["dp_shard"] > 1 else ()
     at = tuple(sorted({s * grid[STAGE] // before for s in stages(entry.layout)}))
-    moved = relaid(entry, grid, ("dp_shard",) if shards else (), ((STAGE, at),))
+    moved = relaid(entry, grid, axes, ((STAGE, at),))
+
+    # the dim of an operator, over tp
     dim = _operator_dim(entry) if grid["tp"] > 1 else None
     if dim is None:
         return moved

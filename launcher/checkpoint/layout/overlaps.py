@@ -24,10 +24,12 @@ class Overlaps:
 def overlaps(src: Layout, dst: Layout) -> Overlaps:
     """The dims are cut independently of each other: pairs are found per dim, then multiplied out."""
     assert src.shape == dst.shape, (src, dst)
-    a, b = geometry(src), geometry(dst)
     if 0 in src.shape:  # saved once, as itself
         ranks = [np.array([layout.grid.rank(**first(layout))]) for layout in (src, dst)]
         return Overlaps(ranks[0], ranks[1], np.array([0]))
+
+    a = geometry(src)
+    b = geometry(dst)
     out = Overlaps(np.array([a.base]), np.array([b.base]), np.array([1]))
     for one, other in zip(a.dims, b.dims, strict=True):
         out = _times(out, _along(one, other))

@@ -33,9 +33,11 @@ def home(layout: Layout) -> tuple[tuple[str, int], ...]:
 
 
 def saved(layout: Layout, rank: int) -> Box | None:
-    """What ``rank`` must save: ``None`` when it holds nothing, an empty shard, or a copy of a lower rank's."""
+    """What ``rank`` must save; ``None`` when it holds nothing, an empty shard or a copy of a lower rank's."""
     where = layout.grid.coords(rank)
-    return saved_at_home(layout, rank) if all(where[axis] == at for axis, at in home(layout)) else None
+    if any(where[axis] != at for axis, at in home(layout)):
+        return None
+    return saved_at_home(layout, rank)
 
 
 def saved_at_home(layout: Layout, rank: int) -> Box | None:
@@ -79,9 +81,12 @@ def slabs(box: Box, itemsize: int, limit: int) -> Iterator[Box]:
     if not shape:
         yield box
         return
+
+    # the dim along which a slab has several rows, each with all of the dims after it
     assert itemsize <= limit, (itemsize, limit)
     dim = next(d for d in range(len(shape)) if prod(shape[d + 1 :]) * itemsize <= limit)
     step = limit // (prod(shape[dim + 1 :]) * itemsize)
+
     for outer in product(*(range(a, b) for a, b in zip(box.lo[:dim], box.hi[:dim], strict=True))):
         for at in range(box.lo[dim], box.hi[dim], step):
             lo = (*outer, at, *box.lo[dim + 1 :])

@@ -55,7 +55,7 @@ class Strategy:
 
     @cached_property
     def homes(self) -> Mapping[tuple[tuple[str, int], ...], list[str]]:
-        """First names by what ``home`` says of their layouts: far fewer than tensors, to look through for each rank."""
+        """First names by the ``home`` of their layouts: of these, each rank has few to look through."""
         out: dict[tuple[tuple[str, int], ...], list[str]] = {}
         for name, entry in self.entries.items():
             at = home(entry.layout)
@@ -70,8 +70,7 @@ class Strategy:
 
     @cached_property
     def meaning(self) -> str:
-        """A digest that is the same for strategies that put the same parts of the same tensors on the same
-        ranks.
+        """A digest, equal for strategies that put the same parts of the same tensors on the same ranks.
 
         It does not tell names of axes, further names of a tied tensor, or what a tensor is for: other forms
         of a strategy do not say these.
@@ -132,8 +131,7 @@ def relaid(
 
 
 def match(src: Strategy, dst: Strategy) -> dict[str, str]:
-    """For each entry of ``dst`` the name of the entry of ``src`` that it is made from, through aliases where
-    needed.
+    """For each entry of ``dst`` the name of that of ``src`` it is made from, through aliases where needed.
 
     Raises ``ValueError`` with every name that only one side has, and every dtype or shape that differs.
     """
@@ -142,9 +140,8 @@ def match(src: Strategy, dst: Strategy) -> dict[str, str]:
     for name, entry in dst.entries.items():
         firsts = sorted({src.named[n] for n in (name, *entry.aliases) if n in src.named})
         if len(firsts) > 1:
-            found.append(
-                f"{name}: one tied tensor in the destination, {len(firsts)} in the source: {', '.join(firsts)}"
-            )
+            told = f"{len(firsts)} in the source: {', '.join(firsts)}"
+            found.append(f"{name}: one tied tensor in the destination, {told}")
         elif firsts:
             out[name] = firsts[0]
             found += _differences(name, src.entries[firsts[0]].spec, entry.spec)
@@ -167,9 +164,8 @@ def _differences(name: str, src: TensorSpec, dst: TensorSpec) -> list[str]:
     if src.shape != dst.shape:
         out.append(f"{name}: shape {list(src.shape)} in the source, {list(dst.shape)} in the destination")
     if src.dtype != dst.dtype:
-        out.append(
-            f"{name}: {src.dtype} in the source, {dst.dtype} in the destination; a dtype is never changed here"
-        )
+        told = f"{src.dtype} in the source, {dst.dtype} in the destination"
+        out.append(f"{name}: {told}; a dtype is never changed here")
     return out
 
 
@@ -213,5 +209,6 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
     for axis in sorted({a for a in layout.axes if layout.axes.count(a) > 1 or a in pinned}):
         yield f"axis {axis} cuts it and is used a second time"
     for axis, coords in pinned.items():
-        if axis in sizes and (not coords or list(coords) != sorted({n for n in coords if n < sizes[axis]})):
-            yield f"at {axis} {list(coords)}: coordinates are ascending, below {sizes[axis]}, and at least one"
+        size = sizes.get(axis)
+        if size is not None and (not coords or list(coords) != sorted({n for n in coords if n < size})):
+            yield f"at {axis} {list(coords)}: coordinates are ascending, below {size}, and at least one"

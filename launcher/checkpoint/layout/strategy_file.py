@@ -71,6 +71,7 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
             raise ValueError(
                 f"{first.origin} and {part.origin} disagree on the grid: {axes[0]} and {axes[1]}"
             )
+
         for name, entry in part.strategy.entries.items():
             if entries.setdefault(name, entry) != entry:
                 rows = [json.dumps(row(e)) for e in (entries[name], entry)]
@@ -94,7 +95,8 @@ def text(strategy: Strategy, of: tuple[int, ...]) -> str:
     head = {"format": FORMAT, "version": VERSION, "stages": of, "grid": dict(strategy.grid.axes)}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
     rows = ",\n".join(f"    {json.dumps(n)}: {json.dumps(row(e))}" for n, e in strategy.entries.items())
-    return "{\n" + "".join(lines) + '  "tensors": {' + (f"\n{rows}\n  " if rows else "") + "}\n}\n"
+    tensors = f"{{\n{rows}\n  }}" if rows else "{}"
+    return "{\n" + "".join(lines) + f'  "tensors": {tensors}\n' + "}\n"
 
 
 def read(path: Path) -> StageStrategy:
@@ -106,9 +108,9 @@ def _parse(origin: str, data: Any) -> StageStrategy:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
     if data.get("version") != VERSION:
-        raise ValueError(
-            f"{origin}: version {brief(data.get('version'))}; this launcher reads version {VERSION}"
-        )
+        version = brief(data.get("version"))
+        raise ValueError(f"{origin}: version {version}; this launcher reads version {VERSION}")
+
     try:
         grid = Grid(tuple((str(a), _whole(n)) for a, n in data["grid"].items()))
         entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
@@ -155,14 +157,13 @@ def _check_stages(parts: Sequence[StageStrategy], count: int) -> None:
 
 def _check_home(part: StageStrategy) -> None:
     for name, entry in part.strategy.entries.items():
-        if not {*part.stages} & {*stages(entry.layout)}:
-            raise ValueError(
-                f"{part.origin}: {name} belongs to stages {list(stages(entry.layout))}, not to this file's"
-            )
+        home = list(stages(entry.layout))
+        if not {*part.stages} & {*home}:
+            raise ValueError(f"{part.origin}: {name} belongs to stages {home}, not to this file's")
 
 
 def _check_listed(part: StageStrategy, strategy: Strategy, origin: dict[str, str]) -> None:
-    """A tensor at several stages must be in the file of each: otherwise one of them would come out without it."""
+    """A tensor at several stages must be in the file of each: else one of them would come out without it."""
     for name, entry in strategy.entries.items():
         here = sorted({*part.stages} & {*stages(entry.layout)})
         if here and name not in part.strategy.entries:

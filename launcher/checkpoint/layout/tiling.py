@@ -27,22 +27,25 @@ def untiled(shape: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
     for box in full:
         if (box & whole) != box:
             return f"its piece from {list(box.lo)} to {list(box.hi)} lies outside of {list(shape)}"
+
     try:
         both = _overlap(full, 0, [STEPS * len(full)])
     except _Uneven:
         return f"its {len(full)} pieces are cut too unevenly: no grid looks like this"
     if both:
         return f"its pieces at {list(both[0].lo)} and {list(both[1].lo)} overlap"
+
+    # without overlap they are the whole if they are as many elements
     if sum(prod(box.shape) for box in full) != prod(shape):
         return f"its pieces do not add up to {list(shape)}"
     return None
 
 
 def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box] | None:
-    """Two that share an element: slabs between the edges along ``dim``, each looked at along the dims that
-    are left.
+    """Two boxes that share an element.
 
-    ``left`` is how many looks there still may be, more raise ``_Uneven``.
+    The edges along ``dim`` make slabs; in each, the boxes are compared along the dims after it. ``left`` is
+    how many looks there still may be, more raise ``_Uneven``.
     """
     left[0] -= len(boxes)
     if len(boxes) < 2:
@@ -51,14 +54,19 @@ def _overlap(boxes: Sequence[Box], dim: int, left: list[int]) -> tuple[Box, Box]
         raise _Uneven
     if dim == len(boxes[0].lo):
         return boxes[0], boxes[1]
+
+    # which boxes start at each edge
     edges = sorted({edge for box in boxes for edge in (box.lo[dim], box.hi[dim])})
     starts: dict[int, list[Box]] = {edge: [] for edge in edges}
     for box in boxes:
         starts[box.lo[dim]].append(box)
+
+    # the boxes of each slab; where none begins, those of the slab before have been compared
     open_boxes: list[Box] = []
     for a, _ in pairwise(edges):
         open_boxes = [box for box in open_boxes if box.hi[dim] > a] + starts[a]
         left[0] -= len(open_boxes) // 8  # these looks are short
-        if starts[a] and (found := _overlap(open_boxes, dim + 1, left)):
+        found = _overlap(open_boxes, dim + 1, left) if starts[a] else None
+        if found:
             return found
     return None

@@ -1,4 +1,4 @@
-"""Functions with the names and arguments of MindSpore's, for files with one strategy and one folder a rank."""
+"""Functions with MindSpore's names and arguments, for files with one strategy and one folder a rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from launcher.checkpoint.mindspore.rank_conversion import (
 )
 from launcher.checkpoint.mindspore.rank_source import SUFFIXES
 from launcher.checkpoint.mindspore.source_ranks import takes
-from launcher.checkpoint.mindspore.strategy_input import (
-    on_paper,
-    open_strategy,
-)
+from launcher.checkpoint.mindspore.strategy_input import on_paper, open_strategy
 from launcher.checkpoint.tensorfile.durable import sync
 from launcher.checkpoint.transform import is_checkpoint
 from launcher.plan.values.layout import Layout
@@ -45,8 +42,7 @@ def build_searched_strategy(strategy_filename: str) -> dict[str, Layout]:
 def rank_list_for_transform(
     rank_id: int, src_strategy_file: PathLike = None, dst_strategy_file: PathLike = None
 ) -> list[int]:
-    """The source ranks whose files ``rank_id`` of the destination is made from, descending; only those
-    needed.
+    """The source ranks whose files ``rank_id`` of the destination needs, descending.
 
     A strategy of ``None`` is one full checkpoint, on rank 0. Raises ``TypeError`` for arguments of other
     types, ``ValueError`` for a strategy that cannot be read, a rank outside the destination, or
@@ -58,7 +54,8 @@ def rank_list_for_transform(
 
     # one full checkpoint is one file
     if before is None:
-        check_rank(rank_id, None if after is None else on_paper(after, None)[0])
+        dst = None if after is None else on_paper(after, None)[0]
+        check_rank(rank_id, dst)
         return [0]
 
     src, dst = on_paper(before, after)
@@ -75,11 +72,10 @@ def transform_checkpoint_by_rank(
     src_strategy_file: PathLike = None,
     dst_strategy_file: PathLike = None,
 ) -> None:
-    """Write the file of ``rank_id`` of the destination, from source files by rank: at least those of the rank
-    list.
+    """Write the file of ``rank_id`` of the destination, from source files by rank.
 
-    Raises as ``rank_list_for_transform``; ``ValueError`` also for a source file that is
-    missing or does not fit.
+    Those of ``rank_list_for_transform`` are needed, more may be there. Raises as it does; ``ValueError`` also
+    for a source file that is missing or does not fit.
     """
     # the arguments, as MindSpore looks at them
     _check_type("rank_id", rank_id, int)
@@ -114,10 +110,10 @@ def transform_checkpoints(
     process_num: int = 1,
     output_format: str | None = None,
 ) -> None:
-    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank; the destination appears when
-    complete.
+    """Write ``rank_<k>/<ckpt_prefix><k>.<output_format>`` for every rank.
 
-    ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of the source.
+    The destination appears when complete. ``output_format`` is ``ckpt`` or ``safetensors``; ``None``: that of
+    the source.
 
     The source has ``rank_<k>`` folders; of several files in one, that of the highest step counts. It may be
     a checkpoint of ours, which brings its strategy along. ``process_num`` ranks are written at a time, by
@@ -128,20 +124,15 @@ def transform_checkpoints(
     # the arguments, as MindSpore looks at them
     source = _folder("src_checkpoints_dir", src_checkpoints_dir)
     target = _folder("dst_checkpoints_dir", dst_checkpoints_dir)
-    _check_type("ckpt_prefix", ckpt_prefix, str)
-    if Path(f"{ckpt_prefix}0").name != f"{ckpt_prefix}0" or "\0" in ckpt_prefix:
-        raise ValueError(
-            f"ckpt_prefix: {ckpt_prefix!r} leaves the rank's folder; give the start of a file name"
-        )
-    _check_type("process_num", process_num, int)
-    if process_num < 1:
-        raise ValueError(f"process_num: {process_num} is not at least 1")
+    _check_prefix(ckpt_prefix)
+    _check_count("process_num", process_num)
     _check_format(output_format)
     src = open_strategy("src_strategy_file", src_strategy_file)
     dst = open_strategy("dst_strategy_file", dst_strategy_file)
 
     # the source, then where it goes
-    made = of_checkpoint(source, src, dst) if is_checkpoint(source) else of_rank_folders(source, src, dst)
+    read = of_checkpoint if is_checkpoint(source) else of_rank_folders
+    made = read(source, src, dst)
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"dst_checkpoints_dir: {target} is not a folder")
     check_apart(source, target)
@@ -173,6 +164,18 @@ def _folder(key: str, value: PathLike) -> Path:
 def _check_type(key: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{key}: expected {kind.__name__}, got {type(value).__name__}")
+
+
+def _check_prefix(prefix: Any) -> None:
+    _check_type("ckpt_prefix", prefix, str)
+    if Path(f"{prefix}0").name != f"{prefix}0" or "\0" in prefix:
+        raise ValueError(f"ckpt_prefix: {prefix!r} leaves the rank's folder; give the start of a file name")
+
+
+def _check_count(key: str, value: Any) -> None:
+    _check_type(key, value, int)
+    if value < 1:
+        raise ValueError(f"{key}: {value} is not at least 1")
 
 
 def _check_suffix(key: str, path: Path) -> None:

@@ -18,11 +18,11 @@ def parameter(spec: TensorSpec, chunks: Iterable[bytes | memoryview]) -> Any:
     data = bytearray()
     for chunk in chunks:
         data += chunk
+
     dtype = getattr(torch, spec.dtype)
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return torch.nn.Parameter(
-        flat.reshape(spec.shape), requires_grad=dtype.is_floating_point or dtype.is_complex
-    )
+    trained = dtype.is_floating_point or dtype.is_complex
+    return torch.nn.Parameter(flat.reshape(spec.shape), requires_grad=trained)
 
 
 def load_into(net: Any, found: Mapping[str, Any], *, strict: bool) -> None:
@@ -72,16 +72,19 @@ def _by_suffix(missing: list[str], others: list[str]) -> tuple[dict[str, str], l
 
 
 def _misfit(name: str, new: Any, old: Any, strict: bool) -> str:
-    spec, have = _spec(new), _spec(old)
+    spec = _spec(new)
+    have = _spec(old)
     if hasattr(old, "placements"):
         return f"{name}: the net has been cut, and holds a part of it; load before that"
     if spec == have:
         return ""
-    if spec.shape == have.shape and not strict and _kind(new) == _kind(old) != "":
-        return (
-            "" if _fits(new.detach(), old.dtype) else f"{name}: it has numbers that {have.dtype} cannot hold"
-        )
-    return f"{name}: the files have {described(spec)}, the net {described(have)}"
+
+    castable = not strict and spec.shape == have.shape and _kind(new) == _kind(old) != ""
+    if not castable:
+        return f"{name}: the files have {described(spec)}, the net {described(have)}"
+    if not _fits(new.detach(), old.dtype):
+        return f"{name}: it has numbers that {have.dtype} cannot hold"
+    return ""
 
 
 def _fits(new: Any, dtype: Any) -> bool:
@@ -98,7 +101,5 @@ def _spec(tensor: Any) -> TensorSpec:
 
 def _kind(tensor: Any) -> str:
     """What may be cast into each other; bool and complex numbers may not."""
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return next(
-        (kind for kind in ("float", "int") if dtype.removeprefix("u").removeprefix("b").startswith(kind)), ""
-    )
+    dtype = str(tensor.dtype).removeprefix("torch.").removeprefix("u").removeprefix("b")
+    return next((kind for kind in ("float", "int") if dtype.startswith(kind)), "")

@@ -62,9 +62,8 @@ def load_segmented_checkpoints(
     chosen = {name: source for name, source in where.items() if wanted(name)}
     texts = {name: text for name, text in texts.items() if wanted(name)}
     if not chosen:
-        raise ValueError(
-            f"{ckpt_file_dir}: no tensor of {len(where)} is left by filter_prefix, specify_prefix and choice_func"
-        )
+        filters = "filter_prefix, specify_prefix and choice_func"
+        raise ValueError(f"{ckpt_file_dir}: no tensor of {len(where)} is left by {filters}")
 
     found = {name: parameter(source.specs[name], source.chunks(name)) for name, source in chosen.items()}
     if net is not None:

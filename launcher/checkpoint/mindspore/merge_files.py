@@ -33,9 +33,12 @@ def merging(
     for key, value in (("src_strategy_dirs", src_strategy_dirs), ("dst_strategy_file", dst_strategy_file)):
         if not isinstance(value, str | os.PathLike):
             raise TypeError(f"{key}: expected a path, got {type(value).__name__}")
-    folder, path = Path(src_strategy_dirs), Path(dst_strategy_file)
+    folder = Path(src_strategy_dirs)
+    path = Path(dst_strategy_file)
     if not folder.is_dir():
         raise NotADirectoryError(f"src_strategy_dirs: {folder} is not a folder")
+
+    # the files, all of them ours or all MindSpore's
     files = sorted(p for p in folder.iterdir() if p.suffix in SUFFIX.values() and p.is_file())
     if not files:
         raise ValueError(f"src_strategy_dirs: {folder} has no strategy files (.json or .ckpt)")

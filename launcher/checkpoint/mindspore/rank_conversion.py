@@ -45,8 +45,7 @@ Layouts = Callable[[Strategy], Strategy]
 
 @dataclass(frozen=True)
 class RankFileTransform:
-    """What becomes of the source's files: the layout ``after``, with the source's ``names`` by the
-    destination's.
+    """What the source's ``files`` become: the layout ``after``; ``names`` are the source's by its names.
 
     ``stage`` is the pipeline stage that the source is of, where it is one of several.
     """
@@ -62,7 +61,7 @@ class RankFileTransform:
 
     def write(self, rank: int, path: Path, behind: WriteBehind | None = None) -> None:
         """The file of ``rank``."""
-        self.files.write(self.after, self.names, rank, path, behind)
+        self.files.write(self.after, self.names, rank, path, behind=behind)
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def write_ranks(
     workers: int,
     texts: Mapping[str, str] | None = None,
 ) -> int:
-    """The folder ``target``, there when complete, with ``texts`` by file name; returns the bytes of the rank files."""
+    """Write ``target``, there when complete, and ``texts`` by file name; returns the rank files' bytes."""
     end = suffix if made.stage is None else f"_part{made.stage}{suffix}"
     with fresh(target) as new, WriteBehind() as behind, ThreadPoolExecutor(workers) as pool:
         ranks = range(made.after.grid.size)
@@ -133,15 +132,13 @@ def of_checkpoint(
 ) -> RankConversion:
     """Of a checkpoint of ours, which brings its strategy along."""
     checkpoint = open_checkpoint(folder, trust)
-    if (
-        src is not None
-        and of_whole(src, whole_specs(checkpoint.strategy)).meaning != checkpoint.strategy.meaning
-    ):
+    before = checkpoint.strategy
+    if src is not None and of_whole(src, whole_specs(before)).meaning != before.meaning:
         raise ValueError(
             f"src_strategy_file: not the strategy that {folder} was saved with; give None to take that one"
         )
-    after = _after(dst, checkpoint.strategy)
-    names = match(checkpoint.strategy, after)
+    after = _after(dst, before)
+    names = match(before, after)
     Reader(checkpoint).check_headers()
 
     def write(rank: int, path: Path, behind: WriteBehind) -> None:
@@ -169,7 +166,7 @@ def file_transform(
     *,
     verify: bool = True,
 ) -> RankFileTransform:
-    """Everything checked, without ``verify`` no checksums; for one ``rank`` the files that it needs are enough."""
+    """Everything checked, checksums if ``verify``; for one ``rank`` the files that it needs are enough."""
     if src is None and to is None:
         raise ValueError(
             "src_strategy_file and dst_strategy_file are both None: there is no other layout to write"
@@ -200,14 +197,14 @@ def file_transform(
 
 
 def _check_ranks(paths: Mapping[int, Path], before: Strategy, *, all_needed: bool) -> None:
-    """Raises ``ValueError`` for a folder of a rank that the source does not have, or, if ``all_needed``, for none."""
+    """Raises ``ValueError`` for a folder of no rank of the source or, if ``all_needed``, a missing one."""
     world = before.grid.size
     outside = [at for at in paths if not 0 <= at < world]
     if outside:
         raise ValueError(
             f"{paths[outside[0]]}: rank {outside[0]} is not in the source strategy's world of {world}"
         )
-    lost = [at for at in range(world) if at not in paths and before.held(at)] if all_needed else []
+    lost = [at for at in range(world) if all_needed and at not in paths and before.held(at)]
     if lost:
         raise ValueError(f"the source strategy has {world} ranks; no folder for {_ranks_text(lost)}")
 
@@ -217,12 +214,14 @@ def _check_enough(
 ) -> None:
     """Whether the ``files`` have all that ``rank`` of the destination is made from."""
     if src is None:
-        check_rank(rank, None if dst is None else on_paper(dst, None)[0])
+        full = None if dst is None else on_paper(dst, None)[0]
+        check_rank(rank, full)
         return
+
     before, after = on_paper(src, dst)
     check_rank(rank, after)
     target = single(before) if after is None else after
-    takes(before, target, match(before, target), rank, files)
+    takes(before, target, match(before, target), rank, among=files)
 
 
 def _full(files: Mapping[int, RankSource], dst: StrategyInput | None) -> Strategy:
@@ -249,7 +248,7 @@ def _stages(src: StrategyInput, dst: StrategyInput | None, paths: Collection[int
 
 
 def check_rank(rank: int, dst: Strategy | None) -> None:
-    """Raises ``ValueError`` unless the destination has ``rank``; without a strategy it is one full checkpoint."""
+    """Raises ``ValueError`` unless ``dst`` has ``rank``; without a strategy it is one full checkpoint."""
     world = 1 if dst is None else dst.grid.size
     if not 0 <= rank < world:
         raise ValueError(f"rank_id: {rank} is not in the destination's world of {world}")

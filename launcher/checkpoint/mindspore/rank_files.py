@@ -56,7 +56,9 @@ class RankFiles:
 
         Raises ``ValueError`` with every flaw of every file.
         """
-        self.files, self.strategy, self._own = files, strategy, own
+        self.files = files
+        self.strategy = strategy
+        self._own = own
         self.loose = loose({rank: file.specs for rank, file in files.items()}, {*strategy.named, *known})
         self.texts = {name: text for file in files.values() for name, text in file.texts.items()}
         found = [f"{files[rank].path}: {flaw}" for rank in files for flaw in self._flaws(rank)]
@@ -68,7 +70,7 @@ class RankFiles:
         """What ``write`` writes, a region at a time."""
         # from which file each region comes
         chosen: dict[str, list[Take]] = {name: [] for name in dst.held(rank)}
-        for take in takes(self.strategy, dst, names, rank, self.files):
+        for take in takes(self.strategy, dst, names, rank, among=self.files):
             chosen[take.name].append(take)
 
         specs = {
@@ -119,12 +121,12 @@ class RankFiles:
 
         # whose file it is, if it says so; a strategy that was made of the files has no digest of before
         mark = stamp(rank, self.strategy.grid.size, self.strategy.meaning)
-        for key in ("rank", "world", "strategy") if self._own else ("rank", "world"):
+        good = {key: [None, mark[f"launcher.{key}"]] for key in ("rank", "world")}
+        if self._own:
+            good["strategy"] = [None, self.strategy.meaning, self.strategy.digest]
+        for key, values in good.items():
             found = file.metadata.get(f"launcher.{key}")
-            good = [None, mark[f"launcher.{key}"]]
-            if key == "strategy":
-                good.append(self.strategy.digest)
-            if found not in good:
+            if found not in values:
                 yield f"a file from another place: it says {key} {found}, not {mark[f'launcher.{key}']}"
 
         # what is in it
@@ -162,8 +164,9 @@ def write_held(
     texts: Mapping[str, str] | None = None,
     behind: WriteBehind | None = None,
 ) -> None:
-    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``; its
-    suffix says which format.
+    """A file of all that ``rank`` of ``dst`` holds, copies included, and of ``more``.
+
+    Its suffix says which format.
 
     Strings are entries of a ``.ckpt`` file, and metadata of a safetensors file. It is on the disk on return,
     a safetensors file when ``behind`` is done.
@@ -175,7 +178,11 @@ def write_held(
     specs |= more or {}
     if path.suffix == ".ckpt":
         specs |= {name: TensorSpec((len(text),), TEXT) for name, text in strings.items()}
-        write_ckpt(path, specs, lambda name: [text_bytes(strings[name])] if name in strings else chunks(name))
+
+        def contents(name: str) -> Iterable[bytes | memoryview]:
+            return [text_bytes(strings[name])] if name in strings else chunks(name)
+
+        write_ckpt(path, specs, contents)
         return
 
     # the strategy in whatever form it is given next time
@@ -188,7 +195,7 @@ def _views(chunks: Callable[[str], Iterable[bytes | memoryview]]) -> Callable[[s
 
 
 def whole_strategy(file: RankSource, listed: Collection[str]) -> Strategy:
-    """Of one full checkpoint: every tensor whole, those that are loose beside a strategy with ``listed`` left out."""
+    """Of one full checkpoint: every tensor whole, those left out that are loose beside ``listed`` names."""
     grid = Grid(())
     apart = loose({0: file.specs}, listed)
     entries = {

@@ -19,11 +19,12 @@ def rank_paths(folder: Path) -> dict[int, Path]:
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder}: not a folder")
-    homes = {
-        int(m[1]): path for path in folder.iterdir() if (m := _RANK.fullmatch(path.name)) and path.is_dir()
-    }
+    matches = ((_RANK.fullmatch(path.name), path) for path in folder.iterdir())
+    homes = {int(match[1]): path for match, path in matches if match is not None and path.is_dir()}
     if not homes:
         raise ValueError(f"{folder}: no rank_<k> folders in it")
+
+    # one file of each, all of one format
     found = {rank: newest(homes[rank]) for rank in sorted(homes)}
     first = next(iter(found.values()))
     other = [path for path in found.values() if path.suffix != first.suffix]
@@ -33,10 +34,9 @@ def rank_paths(folder: Path) -> dict[int, Path]:
 
 
 def newest(home: Path) -> Path:
-    """``net-10_5`` before ``net-9_7``: the numbers that the name ends in are epoch and step, or the step alone."""
-    files = sorted(
-        path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file()
-    )  # a pipe would block
+    """``net-10_5`` before ``net-9_7``: a name ends in the numbers of epoch and step, or of the step alone."""
+    # files alone: to open a pipe would block
+    files = sorted(path for path in home.iterdir() if path.suffix in SUFFIXES and path.is_file())
     if not files:
         raise ValueError(f"{home}: no .safetensors or .ckpt file in it")
     other = [path for path in files if path.suffix != files[0].suffix]

@@ -14,7 +14,7 @@ from launcher.checkpoint.mindspore.formats.ckpt_read import Ckpt, open_ckpt
 from launcher.checkpoint.mindspore.formats.dtypes import TEXT
 from launcher.checkpoint.mindspore.formats.encryption import CipherMode
 from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.mmap_window import Window
+from launcher.checkpoint.tensorfile.mmap_window import Window, strides
 from launcher.checkpoint.tensorfile.safetensors import CHUNK, blob_at, mapped, sliced
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 from launcher.plan.values.layout import Box
@@ -48,7 +48,9 @@ def open_source(
 
     Raises ``ValueError``.
     """
-    return _Ckpt(open_ckpt(path, key, mode, verify=verify)) if path.suffix == ".ckpt" else _Safetensors(path)
+    if path.suffix == ".ckpt":
+        return _Ckpt(open_ckpt(path, key, mode, verify=verify))
+    return _Safetensors(path)
 
 
 class _Safetensors:
@@ -71,14 +73,16 @@ class _Ckpt:
     metadata: Mapping[str, str] = {}
 
     def __init__(self, file: Ckpt) -> None:
-        self.path, self._file = file.path, file
+        self.path = file.path
+        self._file = file
         self.specs = {name: stored.spec for name, stored in file.entries.items() if stored.spec.dtype != TEXT}
         self.texts = {
             name: file.text(name) for name, stored in file.entries.items() if stored.spec.dtype == TEXT
         }
-        if strange := {s.dtype for s in self.specs.values()} - ITEMSIZE.keys():
+        unknown = sorted({s.dtype for s in self.specs.values()} - ITEMSIZE.keys())
+        if unknown:
             raise ValueError(
-                f"{self.path}: tensors of dtype {', '.join(sorted(strange))}, which has no place elsewhere"
+                f"{self.path}: tensors of dtype {', '.join(unknown)}, which has no place elsewhere"
             )
 
     def fill(self, window: Window, name: str, part: Box, out: npt.NDArray[Any]) -> None:
@@ -92,20 +96,24 @@ class _Ckpt:
         return self._file.chunks(name)
 
     def _gather(self, name: str, part: Box, out: npt.NDArray[Any]) -> None:
-        """Of a tensor that is encrypted or in pieces: read the stretch around ``part``, in halves while it is long."""
-        spec = self.specs[name]
-        size = ITEMSIZE[spec.dtype]
-        strides = tuple(int(n) for n in np.cumprod([size, *spec.shape[:0:-1]])[::-1]) if spec.shape else ()
-        start = sum(lo * stride for lo, stride in zip(part.lo, strides, strict=True))
-        span = sum((n - 1) * stride for n, stride in zip(part.shape, strides, strict=True)) + size
+        """Of a tensor that is encrypted or in pieces: read the stretch around ``part``, in halves if long."""
         if part.empty:
             return
+
+        # from its first element to its last
+        spec = self.specs[name]
+        size = ITEMSIZE[spec.dtype]
+        steps = strides(spec.shape, size)
+        start = sum(lo * step for lo, step in zip(part.lo, steps, strict=True))
+        span = sum((n - 1) * step for n, step in zip(part.shape, steps, strict=True)) + size
         dim = next((d for d, n in enumerate(part.shape) if n > 1), None)
         if span <= CHUNK or dim is None:
             data = self._file.read(name, start, start + span)
-            out[...] = np.ndarray(part.shape, f"u{size}", data, 0, strides)
+            out[...] = np.ndarray(part.shape, f"u{size}", data, strides=steps)
             return
+
         half = part.lo[dim] + part.shape[dim] // 2
-        cut = (*part.hi[:dim], half, *part.hi[dim + 1 :]), (*part.lo[:dim], half, *part.lo[dim + 1 :])
-        for piece in (Box(part.lo, cut[0]), Box(cut[1], part.hi)):
+        below = Box(part.lo, (*part.hi[:dim], half, *part.hi[dim + 1 :]))
+        above = Box((*part.lo[:dim], half, *part.lo[dim + 1 :]), part.hi)
+        for piece in (below, above):
             self._gather(name, piece, out[slices(piece.within(part))])

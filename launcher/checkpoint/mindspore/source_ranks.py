@@ -1,4 +1,4 @@
-"""Which ranks of one layout a rank of another reads from, where every rank has a file of all that it holds."""
+"""Which ranks of one layout a rank of another reads from, where each rank's file has all that it holds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class Take:
 def takes(
     src: Strategy, dst: Strategy, names: Mapping[str, str], rank: int, among: Collection[int] | None = None
 ) -> tuple[Take, ...]:
-    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as ``match`` has
-    them.
+    """All that ``rank`` of ``dst`` reads; ``names`` are the source's by the destination's, as of ``match``.
 
     From few ranks: a copy is taken from a rank that is read anyway, else from the lowest. Only ranks
     ``among`` are there, if given; raises ``ValueError`` when a piece is on none of them.
@@ -35,6 +34,8 @@ def takes(
     lost = sorted({piece.rank for (_, piece, _), ranks in zip(wanted, holders, strict=True) if not ranks})
     if lost:
         raise ValueError(f"rank {', '.join(map(str, lost))} is missing: rank {rank} is made from it")
+
+    # pieces with few holders first: they leave least choice
     chosen: set[int] = set()
     out: dict[int, Take] = {}
     for i in sorted(range(len(wanted)), key=lambda i: len(holders[i])):
@@ -52,15 +53,15 @@ def _wanted(
     for name, entry in dst.held(rank).items():
         box = entry.layout.box(rank)
         assert box is not None
-        out += [
-            (name, piece, both) for piece, both in overlapping_shards(src.entries[names[name]].layout, box)
-        ]
+        layout = src.entries[names[name]].layout
+        out += [(name, piece, both) for piece, both in overlapping_shards(layout, box)]
     return out
 
 
 def _holders(layout: Layout, lowest: int, among: Collection[int] | None) -> tuple[int, ...]:
     """The ranks that hold the piece that the rank ``lowest`` of them saves, ascending."""
-    where, pinned = layout.grid.coords(lowest), dict(layout.at)
+    where = layout.grid.coords(lowest)
+    pinned = dict(layout.at)
     free = {axis: pinned.get(axis, range(n)) for axis, n in layout.grid.axes if axis not in layout.axes}
     places = (dict(zip(free, at, strict=True)) for at in product(*free.values()))
     ranks = sorted(layout.grid.rank(**where | place) for place in places)

@@ -1,4 +1,4 @@
-"""A strategy as it is given to a function: ours, or a file of MindSpore's, which leaves shapes to the checkpoint."""
+"""A strategy as a function gets it: ours, or a file of MindSpore's, which leaves shapes to the checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def by_stage(src: StrategyInput | None, dst: StrategyInput | None) -> int | None
 def of_slices(
     strategy: StrategyInput, slices: Mapping[str, TensorSpec], stages: int | None = None
 ) -> Strategy:
-    """With the shapes that the ranks' ``slices`` make; ``stages`` is that of the whole pipeline, where known."""
+    """With the shapes that the ranks' ``slices`` make; ``stages``: of the whole pipeline, where known."""
     if isinstance(strategy, Strategy):
         return strategy
     return to_strategy(strategy, full_specs(strategy, slices), stages)
@@ -102,7 +102,7 @@ def whole_specs(strategy: Strategy) -> dict[str, TensorSpec]:
 
 
 def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, Strategy | None]:
-    """Both, without a checkpoint: where no file says it, the shapes are the smallest that both sides can cut."""
+    """Both, without a checkpoint: a shape that no file says is the smallest that both sides can cut."""
     specs: dict[str, TensorSpec] = {}
     for side in (src, dst):
         if isinstance(side, Strategy):
@@ -110,24 +110,31 @@ def on_paper(src: StrategyInput, dst: StrategyInput | None) -> tuple[Strategy, S
     for side in (src, dst):
         if isinstance(side, StrategyFile):
             specs = {**_paper(side, specs), **specs}
-    sized = specs | {n: _both(src, dst, n) for n in specs if _unsized(src, dst, n)}
-    return of_whole(src, sized), None if dst is None else of_whole(dst, sized)
+
+    # what neither side has a shape for
+    specs |= {n: _both(src, dst, n) for n in specs if _unsized(src, dst, n)}
+    before = of_whole(src, specs)
+    after = None if dst is None else of_whole(dst, specs)
+    return before, after
 
 
 def _paper(file: StrategyFile, known: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
-    rows = ((n, s) for layouts in file.stages().values() for n, s in layouts.items() if n not in known)
-    return {
-        n: TensorSpec(s.shape or tuple(s.count(d) for d in range(len(s.dims))), "float32") for n, s in rows
-    }
+    out = {}
+    for layouts in file.stages().values():
+        for name, s in layouts.items():
+            if name not in known:
+                shape = s.shape or tuple(s.count(dim) for dim in range(len(s.dims)))
+                out[name] = TensorSpec(shape, "float32")
+    return out
 
 
 def _unsized(src: StrategyInput, dst: StrategyInput | None, name: str) -> bool:
     """No side has a shape for it."""
-    return all(
-        side is None
-        or (isinstance(side, StrategyFile) and all(s.shape is None for s in _slicings(side, name)))
-        for side in (src, dst)
-    )
+    sides = [side for side in (src, dst) if side is not None]
+    files = [side for side in sides if isinstance(side, StrategyFile)]
+    if len(files) < len(sides):
+        return False
+    return all(s.shape is None for file in files for s in _slicings(file, name))
 
 
 def _slicings(file: StrategyFile, name: str) -> list[Slicing]:
@@ -139,5 +146,9 @@ def _both(src: StrategyInput, dst: StrategyInput | None, name: str) -> TensorSpe
     dims = len(found[0].dims)
     if any(len(s.dims) != dims for s in found):
         raise ValueError(f"{name}: {dims} dims in one strategy, {len(found[-1].dims)} in the other")
-    parts = (lcm(*(s.count(d) * (s.shards if d == 0 else 1) for s in found)) for d in range(dims))
-    return TensorSpec(tuple(parts), "float32")
+    return TensorSpec(tuple(lcm(*(_parts(s, dim) for s in found)) for dim in range(dims)), "float32")
+
+
+def _parts(s: Slicing, dim: int) -> int:
+    """Into how many parts it cuts ``dim``, optimizer sharding included."""
+    return s.count(dim) * s.shards if dim == 0 else s.count(dim)

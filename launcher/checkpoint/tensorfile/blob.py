@@ -59,6 +59,6 @@ def described(spec: TensorSpec) -> str:
 
 
 def words(data: Bytes | Any, spec: TensorSpec, offset: int = 0) -> npt.NDArray[Any]:
-    """The tensor at byte ``offset`` of ``data`` as unsigned integers of its element size: for copies, not for sums."""
+    """The tensor at byte ``offset`` of ``data``, its elements as unsigned integers: for copies, not sums."""
     flat = np.frombuffer(data, np.uint8, spec.nbytes, offset)
     return flat.view(f"u{ITEMSIZE[spec.dtype]}").reshape(spec.shape)

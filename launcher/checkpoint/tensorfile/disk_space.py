@@ -1,4 +1,4 @@
-"""Room on a disk: taken in advance, and when there is none, told as the file, what it needs and what is free."""
+"""Room on a disk, taken in advance; without it the error says the file, what it needs and what is free."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Unwritten(OSError, RunError):
 
 @contextmanager
 def told(path: Path, needed: int) -> Iterator[None]:
-    """An ``OSError`` of the block is ``Unwritten`` of ``path``; of a full disk it says that ``needed`` bytes are."""
+    """An ``OSError`` of the block is ``Unwritten`` of ``path``; of a full disk, with the bytes ``needed``."""
     try:
         yield
     except Unwritten:
@@ -43,11 +43,9 @@ def unwritten(error: BaseException) -> Unwritten | None:
     """``error`` itself, or what says so when it is of a disk and comes from code of ours or of torch."""
     if isinstance(error, Unwritten):
         return error
-    if (
-        not isinstance(error, OSError)
-        or error.errno not in (*FULL, *BROKEN)
-        or users_frame(error) is not None
-    ):
+    if not isinstance(error, OSError) or error.errno not in (*FULL, *BROKEN):
+        return None
+    if users_frame(error) is not None:
         return None
     if error.filename is None:
         return Unwritten(error.errno, os.strerror(error.errno), "a file")
@@ -56,9 +54,8 @@ def unwritten(error: BaseException) -> Unwritten | None:
 
 def _of(error: OSError, path: Path, needed: int) -> Unwritten:
     code = error.errno or errno.EIO
-    return Unwritten(
-        code, _reason(code, path, needed) if code in FULL else os.strerror(code), os.fspath(path)
-    )
+    why = _reason(code, path, needed) if code in FULL else os.strerror(code)
+    return Unwritten(code, why, os.fspath(path))
 
 
 def _reason(code: int, path: Path, needed: int) -> str:
@@ -69,20 +66,20 @@ def _reason(code: int, path: Path, needed: int) -> str:
 
 
 def reserve(fd: int, size: int) -> None:
-    """Make an empty file ``size`` bytes long, with room for all of them where the file system can promise
-    that.
+    """Make an empty file ``size`` bytes long, with room for them where the file system can promise it.
 
     A full disk is known before the first byte, and ext4 takes half the time to write where there is room
     already.
     """
-    take = getattr(
-        ctypes.CDLL(None, use_errno=True), "fallocate", None
-    )  # posix_fallocate may write every block itself
+    libc = ctypes.CDLL(None, use_errno=True)
+    take = getattr(libc, "fallocate", None)  # posix_fallocate may write every block itself
     code = errno.ENOSYS
     while take is not None:
-        code = 0 if take(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) == 0 else ctypes.get_errno()
+        failed = take(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0
+        code = ctypes.get_errno() if failed else 0
         if code != errno.EINTR:
             break
+
     if code in _CANNOT:
         os.ftruncate(fd, size)
     elif code:

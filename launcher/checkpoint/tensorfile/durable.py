@@ -55,10 +55,10 @@ def sync(folder: Path) -> None:
 
 
 def publish(new: Path, final: Path) -> None:
-    """Give the folder ``new`` its final name, in the place of what is there: one step where the kernel can
-    swap.
+    """Give the folder ``new`` its final name, in the place of what is there.
 
-    Elsewhere a kill between two renames leaves the old folder, whole, as ``.trash``.
+    That is one step where the kernel can swap. Elsewhere a kill between two renames leaves the old folder,
+    whole, as ``.trash``.
     """
     trash = _trash(final)
     swapped = os.path.lexists(final) and _swapped(new, final)

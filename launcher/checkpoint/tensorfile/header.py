@@ -32,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Header:
-    """``entries`` are in file order, ``size`` is that of the whole file, ``digest`` that of the header's bytes."""
+    """``entries`` are in file order; ``size`` is that of the file, ``digest`` that of the header's bytes."""
 
     entries: Mapping[str, Slot]
     metadata: Mapping[str, str]
@@ -41,7 +41,7 @@ class Header:
 
 
 def arrange(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, Header]:
-    """The first bytes of a file with these tensors: widest dtype first, then by name, so that each is aligned."""
+    """The head of a file with these tensors: widest dtype first, then by name, so that each is aligned."""
     if METADATA in specs:
         raise ValueError(f"{METADATA} cannot be the name of a tensor in a safetensors file")
     rows: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
@@ -88,6 +88,8 @@ def _read(path: Path, file: BinaryIO, size: int, sealed: EncryptedFile | None) -
         )
     if len(head) < 8:
         raise ValueError(f"{path}: truncated: a safetensors file has at least 8 bytes, this one {size}")
+
+    # the header, which must fit into the file and into memory
     length = int.from_bytes(head, "little")
     if length > LONGEST:
         raise ValueError(

@@ -20,10 +20,9 @@ def read_bytes(path: Path, longest: int = LONGEST) -> bytes:
 
 
 def parsed(path: Path, data: bytes, what: str = "") -> Any:
-    """What ``data``, read from ``path``, says. Raises ``ValueError`` for no JSON, and for a
-    key that is listed twice.
+    """What ``data``, read from ``path``, says.
 
-    ``what`` says what it is then.
+    Raises ``ValueError`` for no JSON, and for a key that is listed twice; ``what`` says what it is then.
     """
     try:
         return files.parsed(data, unique=True)

@@ -13,7 +13,7 @@ from launcher.plan.values.trust import PLACE, told
 from launcher.untrusted.files import opened
 
 ANOTHER = "LAUNCHER_CHECKPOINT_KEY"
-"""An environment variable: where the key is now, when it is not where it was when the checkpoint was written."""
+"""An environment variable: where the key is now, if not where it was when the checkpoint was written."""
 SIZE = 32  # bytes of an AES-256 key
 FORMS = "env:NAME (an environment variable) or file:PATH"
 
@@ -42,8 +42,8 @@ def load_key(place: str) -> bytes:
     key = raw if as_it_is else _decoded(raw.strip())
     if key is None or len(key) != SIZE:
         raise ValueError(
-            f"{told(place)}: no key of AES-256: it has {len(raw)} bytes; wanted are {SIZE} random bytes, as 64 "
-            "hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
+            f"{told(place)}: no key of AES-256: it has {len(raw)} bytes; wanted are {SIZE} random bytes, "
+            "as 64 hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
         )
     return key
 
@@ -66,10 +66,8 @@ def _of_file(place: str, path: Path) -> bytes:
 
 def _decoded(text: bytes) -> bytes | None:
     try:
-        return (
-            bytes.fromhex(text.decode("ascii"))
-            if len(text) == 2 * SIZE
-            else base64.b64decode(text, validate=True)
-        )
+        if len(text) == 2 * SIZE:
+            return bytes.fromhex(text.decode("ascii"))
+        return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
         return None

@@ -22,7 +22,7 @@ OPEN_SEALED = 4  # encrypted ones, of each of which a few blocks are kept
 
 
 class Window:
-    """Reads many files, however large, while about ``2 * CHUNK`` bytes of them are in this process's memory."""
+    """Reads many files, however large, with about ``2 * CHUNK`` bytes of them in this process's memory."""
 
     def __init__(self, key: bytes | None = None) -> None:
         """With a ``key`` the files are encrypted; what is read of them is in memory until it is copied."""
@@ -44,9 +44,9 @@ class Window:
     def take(self, blob: Blob, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]) -> None:
         """As ``copy``, of a tensor in memory, or in a file that is mapped for reading."""
         owner = blob.data.obj
-        file = (
-            owner if isinstance(owner, mmap.mmap) and blob.data.readonly else None
-        )  # else pages may be changed ones
+        file = owner if isinstance(owner, mmap.mmap) else None
+        if not blob.data.readonly:
+            file = None  # its pages may be changed ones, which must stay
         self._paced(file, words(blob.data, blob.spec)[where], out)
 
     def chunks(self, path: Path, slot: Slot) -> Iterator[memoryview]:
@@ -97,15 +97,17 @@ def _opened(
     file: EncryptedFile, slot: Slot, where: tuple[slice | EllipsisType, ...], out: npt.NDArray[Any]
 ) -> None:
     """As ``Window.copy``: the stretch of plain text around the part, in halves while it is long."""
-    strides = (
-        np.cumprod([out.itemsize, *reversed(slot.spec.shape[1:])])[::-1]
-        if slot.spec.shape
-        else np.array([], int)
-    )
-    steps = tuple(int(stride) for stride in strides)
+    steps = strides(slot.spec.shape, out.itemsize)
     cuts = [cut for cut in where if isinstance(cut, slice)]
     first = sum(cut.start * step for cut, step in zip(cuts, steps, strict=True))
     _stretch(file, slot.start + first, steps, out)
+
+
+def strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Bytes from one element to the next along each dim of a contiguous tensor."""
+    if not shape:
+        return ()
+    return tuple(int(n) for n in np.cumprod([itemsize, *reversed(shape[1:])])[::-1])
 
 
 def _stretch(file: EncryptedFile, at: int, steps: tuple[int, ...], out: npt.NDArray[Any]) -> None:

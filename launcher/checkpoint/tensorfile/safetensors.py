@@ -127,14 +127,14 @@ def write_stream(
     digested: bool = True,
     behind: WriteBehind | None = None,
 ) -> FileRecord:
-    """A file whose tensors come chunk by chunk, each in order, digested on the way. A chunk may be reused
-    after.
+    """A file whose tensors come chunk by chunk, each in order, digested on the way.
 
-    With a ``key`` the file is encrypted; the digests are those of the plain text. ``digested``: False where
-    nothing keeps them. The file is on the disk on return, or when ``behind`` is done.
+    A chunk may be reused after. With a ``key`` the file is encrypted; the digests are those of the plain
+    text. ``digested``: False where nothing keeps them. The file is on the disk on return, or when ``behind``
+    is done.
     """
     digests = {}
-    with FileWriter(path, specs, metadata, key, behind) as file:
+    with FileWriter(path, specs, metadata, key=key, behind=behind) as file:
         for name, slot in file.header.entries.items():
             at = slot.start
             digest = xxhash.xxh3_128()
@@ -144,16 +144,11 @@ def write_stream(
                 if digested:
                     digest.update(chunk)
                 at += chunk.nbytes
+
             assert at == slot.stop, (name, at - slot.start)
             if digested:
                 digests[name] = digest.hexdigest()
     return FileRecord(file.size, file.header.digest, digests, file.salt)
-
-
-def write_file(path: Path, tensors: Mapping[str, Blob], metadata: Mapping[str, str]) -> dict[str, str]:
-    """Write and sync; returns the digest of each tensor."""
-    specs = {name: blob.spec for name, blob in tensors.items()}
-    return dict(write_stream(path, specs, lambda name: sliced(tensors[name].data), metadata).tensors)
 
 
 def sliced(data: memoryview) -> Iterator[memoryview]:

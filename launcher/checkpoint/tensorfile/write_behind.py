@@ -44,12 +44,12 @@ class WriteBehind:
 
 
 def now(act: Callable[[], object]) -> None:
-    """In the place of ``Behind.do`` where nobody else is there to do it."""
+    """In the place of ``WriteBehind.do`` where nobody else is there to do it."""
     act()
 
 
 def start(fd: int, at: int, nbytes: int) -> None:
-    """Have the kernel begin to write this stretch to the disk, where it can be told to: a later sync waits less."""
+    """Have the kernel begin to write this stretch to the disk, where it can: a later sync waits less."""
     begin = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if begin is not None:
         begin(fd, ctypes.c_int64(at), ctypes.c_int64(nbytes), _WRITE)

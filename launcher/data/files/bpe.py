@@ -39,18 +39,11 @@ def load(path: Path) -> Tokenizer:
 def encode(tokenizer: Tokenizer, text: str) -> NDArray[np.int32]:
     """Line by line, so that memory stays bounded and no token spans two lines."""
     lines = text.splitlines(keepends=True)
-    parts = [
-        np.fromiter(
-            (
-                i
-                for row in tokenizer.encode_batch_fast(lines[at : at + LINES], add_special_tokens=False)
-                for i in row.ids
-            ),
-            np.int32,
-        )
-        for at in range(0, len(lines), LINES)
-    ]
-    return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+    parts = [np.zeros(0, np.int32)]
+    for at in range(0, len(lines), LINES):
+        rows = tokenizer.encode_batch_fast(lines[at : at + LINES], add_special_tokens=False)
+        parts.append(np.fromiter((i for row in rows for i in row.ids), np.int32))
+    return np.concatenate(parts)
 
 
 def decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

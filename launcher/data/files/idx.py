@@ -15,9 +15,8 @@ from launcher.untrusted.files import RefusedFile, opened, stands
 TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 BYTES = 0x08
-INFLATED = (
-    1 << 30
-)  # bytes of a gzipped file, which is read into memory; the largest of EMNIST has half as much
+INFLATED = 1 << 30
+"""Bytes of a gzipped file, which is read into memory; the largest of EMNIST has half as much."""
 
 
 def find(root: str, name: str) -> Path | None:
@@ -48,6 +47,8 @@ def header(file: Path) -> tuple[int, ...]:
         raise BadFile(error.strerror) from error
     except (OSError, EOFError, zlib.error) as error:
         raise BadFile(f"cannot be read: {error}") from error
+
+    # a length for each dim
     if len(words) < 4 * dims:
         raise BadFile("cut off inside its header")
     return tuple(int.from_bytes(words[i : i + 4]) for i in range(0, 4 * dims, 4))
@@ -61,15 +62,18 @@ def whole(root: str, name: str, dims: int) -> tuple[int, ...]:
     shape = header(file)
     if len(shape) != dims:
         raise BadFile(f"an array of {len(shape)} dims, not {dims}")
+
+    # as many bytes as that takes; a gzip file knows its own modulo 4 GB
     need = offset(shape) + prod(shape)
-    if need > INFLATED and file.suffix == ".gz":
-        raise BadFile(
-            f"its header promises {need} bytes; at most {INFLATED} are unpacked in memory: gunzip it"
-        )
+    packed = file.suffix == ".gz"
+    if packed and need > INFLATED:
+        text = f"at most {INFLATED} are unpacked in memory: gunzip it"
+        raise BadFile(f"its header promises {need} bytes; {text}")
     have = _size(file)
-    if have != (need % 2**32 if file.suffix == ".gz" else need):
+    wanted = need % 2**32 if packed else need
+    if have != wanted:
         size = " x ".join(map(str, shape))
-        found = "its end is missing" if file.suffix == ".gz" else f"it has {have}"
+        found = "its end is missing" if packed else f"it has {have}"
         raise BadFile(f"cut off: its header promises {size} bytes, {need} with the header; {found}")
     return shape
 

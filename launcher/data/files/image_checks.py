@@ -24,6 +24,8 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
     if not Path(settings.root).is_dir():
         yield Problem("data.root", f"{settings.root}: there is no such folder")
         return
+
+    # each pair of files by itself; the size must hold the largest image of both
     side = 0
     for images, labels in (idx.TRAIN, idx.TEST):
         shapes = []
@@ -33,8 +35,9 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
             except BadFile as error:
                 yield Problem("data.root", f"{Path(settings.root, name)}: {error}")
         if len(shapes) == 2 and shapes[0][0] != shapes[1][0]:
-            text = f"{Path(settings.root, images)}: {shapes[0][0]} images, but {labels} has {shapes[1][0]} labels"
-            yield Problem("data.root", text)
+            have, labelled = shapes[0][0], shapes[1][0]
+            text = f"{have} images, but {labels} has {labelled} labels"
+            yield Problem("data.root", f"{Path(settings.root, images)}: {text}")
         side = max((side, *(n for shape in shapes for n in shape[1:])))
     yield from _fits(side, settings.size)
 
@@ -46,8 +49,8 @@ def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
         return
     batches = cifar.find(settings.root)
     if batches is None:
-        text = f"{settings.root}: holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
-        yield Problem("data.root", text)
+        text = "holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
+        yield Problem("data.root", f"{settings.root}: {text}")
         return
     for file in (*batches.train, *batches.test):
         try:

@@ -26,6 +26,8 @@ def check_text(settings: Text) -> Iterator[Problem]:
     if empty:
         yield Problem("data.path", f"{file}: the file is empty")
         return
+
+    # what is in it
     yield from _windows(settings, file)
     if settings.tokenizer != "bytes":
         yield from _utf8(settings, file)
@@ -34,7 +36,7 @@ def check_text(settings: Text) -> Iterator[Problem]:
 
 
 def check_absent(settings: Text) -> Iterator[Problem]:
-    """A tokenizer may come after the plan, from another machine: ``data.vocab_size`` says all that a plan needs."""
+    """Only a run needs the tokenizer's file: ``data.vocab_size`` says all that a plan needs."""
     key, path = "data.tokenizer_file", settings.tokenizer_file
     if path is not None and (kind := irregular(path)):
         yield Problem(key, f"{path}: {kind}")
@@ -43,12 +45,12 @@ def check_absent(settings: Text) -> Iterator[Problem]:
 
 
 def _windows(settings: Text, file: Path) -> Iterator[Problem]:
-    """Counts bytes: with the byte tokenizer they are the tokens, with BPE there are no more tokens than bytes."""
+    """Counts bytes: the byte tokenizer's tokens; BPE makes no more tokens than there are bytes."""
     train, val = map(len, corpus.split(settings))
     window = f"a window takes data.seq_len={settings.seq_len} tokens and the next one"
     if train <= settings.seq_len:
-        text = f"{file}: {train} bytes to train on (data.val_fraction={settings.val_fraction}) are too few: {window}"
-        yield Problem("data.path", text)
+        text = f"{train} bytes to train on (data.val_fraction={settings.val_fraction}) are too few"
+        yield Problem("data.path", f"{file}: {text}: {window}")
     elif settings.val_fraction and val <= settings.seq_len:
         text = f"{settings.val_fraction} of {file} is {val} bytes, too few: {window}"
         yield Problem("data.val_fraction", text, _enough(settings, train + val))
@@ -82,8 +84,8 @@ def _tokenizer(path: Path, vocab_size: int) -> Iterator[Problem]:
 def _utf8(settings: Text, file: Path) -> Iterator[Problem]:
     way = "data.tokenizer=bytes with data.vocab_size=256 reads any bytes"
     if (size := file.stat().st_size) > LONGEST:
-        text = f"{file}: {size} bytes; data.tokenizer={settings.tokenizer} reads at most {LONGEST}, all into memory"
-        yield Problem("data.path", f"{text}; {way}")
+        text = f"data.tokenizer={settings.tokenizer} reads at most {LONGEST}, all into memory"
+        yield Problem("data.path", f"{file}: {size} bytes; {text}; {way}")
         return
     try:
         read_bytes(file, LONGEST).decode()

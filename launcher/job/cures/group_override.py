@@ -19,7 +19,7 @@ from launcher.job.yaml.origins import Origins
 def with_group_cures(
     problems: Sequence[Problem], typed: Sequence[Override], origins: Origins
 ) -> tuple[Problem, ...]:
-    """``problems``; where an override that sets a group of keys is to blame, the cure is that override, corrected."""
+    """``problems``; an override of a group of keys that is to blame is, corrected, the cure."""
     blamed = {p: _blamed(p, typed, origins) for p in problems}
     cures: dict[str, str] = {}
     for group in blamed.values():

@@ -14,8 +14,7 @@ from launcher.job.yaml.origins import Origins
 
 
 def placeholder(key: str, origins: Origins, which: int) -> str | None:
-    """The override that sets ``key`` to a valid value, the first or (``which`` 1) the second; ``None``
-    without any.
+    """The override that sets ``key`` to its first (``which`` 1: second) valid value; ``None`` without any.
 
     A problem that appears with both of them does not depend on the value, which nobody knows.
     """

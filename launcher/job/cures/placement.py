@@ -23,7 +23,10 @@ def pasted(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[st
 
 
 def _place(words: Sequence[str], problem: Problem, origins: Origins) -> tuple[int | None, int]:
-    """The first of the words to blame, and how many there are; the last such place wins, as the last override does."""
+    """The first of the words to blame, and how many there are.
+
+    The last such place wins, as the last override does.
+    """
     taken = len(problem.words)
     if taken:
         starts = [i for i in range(len(words)) if tuple(words[i : i + taken]) == problem.words]
@@ -42,7 +45,7 @@ def typed_origin(problem: Problem, origins: Origins) -> Origin | None:
 
 
 def whole_override(problem: Problem, origins: Origins) -> Problem:
-    """``problem`` with a cure that repeats the override in whose place it is pasted, if it only sets other keys."""
+    """``problem`` with a cure that repeats the override that it replaces, if it only sets other keys."""
     origin = typed_origin(problem, origins)
     if not problem.cure or origin is None or problem.words:
         return problem

@@ -21,8 +21,7 @@ def render(
     origins: Origins | Mapping[Problem, Origins] | None = None,
     secrets: Collection[str] = (),
 ) -> str:
-    """Every problem with where its key was set and what to type instead, without ``secrets``; no newline at
-    the end.
+    """Every problem, where its key was set and what to type instead; no ``secrets``, no last newline.
 
     ``origins``: those of the request, or of each problem.
     """

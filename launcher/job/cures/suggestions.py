@@ -16,8 +16,7 @@ def choice(word: object, names: Sequence[str], title: str) -> str:
 
 
 def key(parts: Sequence[str], bad: int, data: Any) -> str | None:
-    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` where none or several would
-    do.
+    """A valid key in place of ``parts``, whose part ``bad`` is unknown; ``None`` if none or several would do.
 
     Without ``data``, keys of every model, data set, optimizer and step count as valid.
     """
@@ -52,7 +51,7 @@ def _leaf(key: str) -> str:
 
 
 def _only(parts: Sequence[str], keys: Sequence[str]) -> str | None:
-    """The one of ``keys`` that ``parts`` can mean: of several the most similar, for a bare name the least deep."""
+    """The one of ``keys`` that ``parts`` can mean: the most similar, for a bare name the least deep."""
     if len(keys) == 1:
         return keys[0]
     if len(parts) > 1:

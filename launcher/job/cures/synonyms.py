@@ -9,7 +9,9 @@ OTHERS = {
         "max_steps", "num_steps", "total_steps", "iters", "iterations", "max_iters", "train_steps", "nsteps",
     ),
     "train.batch_size": ("bs", "batch", "global_batch_size", "train_batch_size", "batchsize"),
-    "train.clip_norm": ("grad_clip", "max_grad_norm", "gradient_clip_val", "clip", "clip_grad", "clip_grad_norm"),
+    "train.clip_norm": (
+        "grad_clip", "max_grad_norm", "gradient_clip_val", "clip", "clip_grad", "clip_grad_norm",
+    ),
     "train.precision": ("dtype", "amp", "mixed_precision"),
     "train.eval_every": ("eval_interval", "eval_steps", "val_every", "val_check_interval"),
     "train.log_every": ("log_interval", "logging_steps", "print_every", "log_every_n_steps"),
@@ -17,14 +19,19 @@ OTHERS = {
     "parallel.pipeline.stages": (
         "pp", "num_stages", "pipeline_stages", "pipeline_parallel_size", "pp_size", "pipeline_parallel",
     ),
-    "parallel.pipeline.micro_batch_num": ("micro_batches", "num_microbatches", "n_microbatches", "num_micro_batches"),
+    "parallel.pipeline.micro_batch_num": (
+        "micro_batches", "num_microbatches", "n_microbatches", "num_micro_batches",
+    ),
     "parallel.grid.tp": ("tp_size", "tensor_parallel", "tensor_parallel_size", "tensor_model_parallel_size"),
     "parallel.hsdp.optimizer_level": ("zero_stage", "zero", "sharding_level"),
-    "launch.nproc": ("gpus", "devices", "nproc_per_node", "num_gpus", "n_gpus", "world_size", "ngpus", "num_processes"),
+    "launch.nproc": (
+        "gpus", "devices", "nproc_per_node", "num_gpus", "n_gpus", "world_size", "ngpus", "num_processes",
+    ),
     "launch.nnodes": ("nodes", "num_nodes", "num_machines"),
     "launch.timeout_s": ("timeout",),
     "data.seq_len": (
-        "seq_length", "sequence_length", "block_size", "context_length", "max_seq_len", "max_length", "seqlen",
+        "seq_length", "sequence_length", "block_size", "context_length", "max_seq_len", "max_length",
+        "seqlen",
     ),
     "model.dim": ("hidden_size", "d_model", "n_embd", "embed_dim", "hidden_dim"),
     "model.layers": ("num_layers", "n_layer", "n_layers", "num_hidden_layers", "depth"),
@@ -40,17 +47,21 @@ OTHERS = {
 }  # fmt: skip
 """Our keys, with their names in other programs."""
 
+_LENGTH = "trainings are as long as train.steps says, in optimizer steps"
+_MICRO = "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches"
+_DATA_PARALLEL = "data-parallel ranks are those that stages and tp leave over of launch.nproc"
+
 UNLIKE = {
-    "epochs": "trainings are as long as train.steps says, in optimizer steps",
-    "num_epochs": "trainings are as long as train.steps says, in optimizer steps",
-    "max_epochs": "trainings are as long as train.steps says, in optimizer steps",
+    "epochs": _LENGTH,
+    "num_epochs": _LENGTH,
+    "max_epochs": _LENGTH,
     "micro_batch_size": "it follows from train.batch_size and parallel.pipeline.micro_batch_num",
     "per_device_train_batch_size": "train.batch_size counts the samples of all ranks",
     "per_device_batch_size": "train.batch_size counts the samples of all ranks",
-    "gradient_accumulation_steps": "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches",
-    "grad_accum": "parallel.pipeline.micro_batch_num cuts train.batch_size into micro batches",
-    "dp": "data-parallel ranks are those that stages and tp leave over of launch.nproc",
-    "data_parallel_size": "data-parallel ranks are those that stages and tp leave over of launch.nproc",
+    "gradient_accumulation_steps": _MICRO,
+    "grad_accum": _MICRO,
+    "dp": _DATA_PARALLEL,
+    "data_parallel_size": _DATA_PARALLEL,
     "warmup_ratio": "schedule.warmup_steps counts optimizer steps",
     "num_workers": "samples are read by the ranks themselves",
     "dropout": "the shipped models have none",

@@ -87,7 +87,7 @@ def _valid_here(parts: tuple[str, ...], bad: int, data: Mapping[str, Any]) -> st
 
 
 def _moved(key: str, value: Any, data: Mapping[str, Any]) -> str:
-    """The override that sets ``key`` to ``value``, converted to what the key accepts where that is possible."""
+    """The override that sets ``key`` to ``value``, converted where possible to what the key accepts."""
     parts = tuple(key.split("."))
     note = schema_keys.at(parts, data)
     if isinstance(value, Mapping) or schema_keys.accepts(note, value):
@@ -178,9 +178,8 @@ def _untagged(parts: tuple[str, ...], bad: Any, data: Mapping[str, Any], origins
     tags = [t for t in schema_keys.kinds(schema_keys.at(parts, data)) if t != "_target_"]
     title = f"{KINDS[section]}s"
     if not isinstance(bad, Mapping):
-        return Problem(
-            ".".join(parts), f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})"
-        )
+        text = f"{shown(bad, '')}: should be a group of keys ({title}: {', '.join(tags)})"
+        return Problem(".".join(parts), text)
 
     # a step without a kind has its name for one; all else is chosen by kind or name
     field = "kind" if section == "steps" else "name"

@@ -120,7 +120,7 @@ def parsable(text: str) -> bool:
 
 
 def rewritten(text: str) -> str:
-    """An override whose value is in Python's, JSON's or YAML's notation, in the grammar's; "" when it is in neither."""
+    """An override with a value in Python's, JSON's or YAML's notation, in the grammar's; "" for any other."""
     name, _, value = text.partition("=")
     inner = value.strip()
 
@@ -176,7 +176,7 @@ def _refused(key: str, text: str, parsed: Parsed) -> Problem | None:
 
 
 def _one_value(key: str, values: str) -> str:
-    """The override for ``a,b`` that was meant as one value: a list, or a number with a comma every three digits."""
+    """The override for ``a,b`` meant as one value: a list, or a number with a comma every three digits."""
     note = schema_keys.anywhere(key)
     items = [v.strip() for v in values.split(",")]
     if key == "steps":
@@ -186,7 +186,7 @@ def _one_value(key: str, values: str) -> str:
 
 
 def _unreadable(text: str, why: str) -> Problem:
-    """The problem of an override that the grammar cannot read, with its value in the grammar's form or quoted."""
+    """The problem of an override that the grammar cannot read; its value in the grammar's form, or quoted."""
     name, equals, value = text.partition("=")
     shown = redacted(text)
     key = name.strip().lstrip("+~")
@@ -203,9 +203,8 @@ def _unreadable(text: str, why: str) -> Problem:
     if re.search(r"\d{4301}", value):
         return Problem(key, f"{told}: a number of {len(value)} digits")
     if key in OPEN:
-        return Problem(
-            key, f"{told}: cannot be read; name by name any name can be written", _by_name(key, value)
-        )
+        text = f"{told}: cannot be read; name by name any name can be written"
+        return Problem(key, text, _by_name(key, value))
     better = rewritten(text)
     if better:
         how = "write key=value" if value.startswith("=") else "lists are [a,b], groups of keys {a: 1}"

@@ -30,8 +30,12 @@ NAMES = ("name", "runs", "run_dir", "parallel.local_norm.dump", "steps.sample.pr
 
 SIZES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 UNITS = {
-    "threshold": {"b": 1 / 1024, "kb": 1, "kib": 1, "mb": 1024, "mib": 1024, "gb": 1024**2, "k": 1, "m": 1024},
-    "config": {"kb": 1 / 1024, "kib": 1 / 1024, "mb": 1, "mib": 1, "gb": 1024, "gib": 1024, "m": 1, "g": 1024},
+    "threshold": {
+        "b": 1 / 1024, "kb": 1, "kib": 1, "mb": 1024, "mib": 1024, "gb": 1024**2, "k": 1, "m": 1024,
+    },
+    "config": {
+        "kb": 1 / 1024, "kib": 1 / 1024, "mb": 1, "mib": 1, "gb": 1024, "gib": 1024, "m": 1, "g": 1024,
+    },
     "timeout_s": {
         "ms": 1e-3, "s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "mins": 60,
         "minute": 60, "minutes": 60, "h": 3600, "hour": 3600, "hours": 3600,

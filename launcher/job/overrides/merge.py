@@ -30,9 +30,8 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
         if node is not None:
             _put_open(cfg, node, key.removeprefix(f"{node}."), value)
         else:
-            another = (
-                key in CHOSEN and isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
-            )
+            chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
+            another = key in CHOSEN and chooses
             OmegaConf.update(cfg, key, value, merge=not another, force_add=True)
     except OmegaConfBaseException as error:
         return Problem(key, f"{redacted(override.text)}: {_first_line(error)}")
@@ -85,10 +84,10 @@ def _flat(tree: Any, above: str = "") -> dict[str, Any]:
 
 
 def plain(cfg: DictConfig, found: list[Problem]) -> dict[str, Any]:
-    """Dicts, lists and scalars with every interpolation resolved; a key that cannot be resolved
-    is reported and left out.
+    """Dicts, lists and scalars with every interpolation resolved.
 
-    A key still at ``???`` is left out too and reported without text: the text needs all other data.
+    A key that cannot be resolved is reported and left out. A key still at ``???`` is left out too and
+    reported without text: the text needs all other data.
     """
     known = tuple(keys(OmegaConf.to_container(cfg, resolve=False)))
     out: dict[str, Any] = _plain(cfg, "", found, known)

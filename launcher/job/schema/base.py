@@ -16,7 +16,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 
 class _Loud(ModelMetaclass):
-    """Raises our error for wrong settings made in Python; pydantic validates nested settings without this call."""
+    """Raises our error for wrong settings made in Python; nested ones are validated without this call."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:

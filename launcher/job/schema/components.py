@@ -85,7 +85,7 @@ class TiedPair(Settings):
 
 
 class Text(Settings):
-    """Plain text cut into windows of ``seq_len`` tokens; the last ``val_fraction`` of the text is held out."""
+    """Plain text cut into windows of ``seq_len`` tokens; the last ``val_fraction`` of it is held out."""
 
     name: Literal["text"]
     path: str | None = Field(None, description="null: the text that ships with the launcher")
@@ -100,9 +100,8 @@ class Text(Settings):
     @model_validator(mode="after")
     def _bytes(self) -> Self:
         if self.tokenizer == "bytes" and self.vocab_size != 256:
-            raise ValueError(
-                f"data.vocab_size={self.vocab_size}: the byte tokenizer has 256 tokens; use data.tokenizer=bpe"
-            )
+            has = "the byte tokenizer has 256 tokens"
+            raise ValueError(f"data.vocab_size={self.vocab_size}: {has}; use data.tokenizer=bpe")
         if (self.tokenizer == "file") != (self.tokenizer_file is not None):
             raise ValueError("data.tokenizer=file and data.tokenizer_file go together: give both or neither")
         return self

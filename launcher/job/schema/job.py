@@ -13,7 +13,7 @@ from launcher.job.schema.steps import Step, named
 
 
 class Compile(Settings):
-    """``modules``: ``auto`` (the blocks), ``stages``, or names or globs of modules; each is compiled by itself.
+    """``modules``: ``auto`` (the blocks), ``stages``, names or globs; each module is compiled by itself.
 
     ``dynamic`` null: torch's own way, static at first. ``timeout_s``: of the first step, in place of
     ``launch.timeout_s``.

@@ -82,10 +82,10 @@ class Pipeline(Settings):
 
 
 class Hsdp(Settings):
-    """``threshold``: KB of a whole parameter; smaller ones stay whole. ``shard_size`` -1: all data-parallel
-    ranks.
+    """``threshold``: KB of a whole parameter; smaller ones stay whole.
 
-    ``uneven``: what becomes of a parameter whose dim 0 the shards do not divide.
+    ``shard_size`` -1: all data-parallel ranks. ``uneven``: what becomes of a parameter whose dim 0 the
+    shards do not divide.
     """
 
     shard_size: ShardSize = -1
@@ -110,7 +110,10 @@ class Fusion(Settings):
 
 
 class FusionIndex(Settings):
-    """``config``: MB of bytes for ``size``, 64 when null; ascending numbers of trainable parameters for ``index``."""
+    """``config``: MB of bytes for ``size``, 64 when null.
+
+    For ``index``: ascending numbers of trainable parameters.
+    """
 
     mode: Literal["auto", "size", "index"] = "auto"
     config: Annotated[float, Field(gt=0)] | tuple[Index, ...] | None = None
@@ -128,7 +131,10 @@ class FusionIndex(Settings):
 
 
 class Network(Settings):
-    """A collective of n bytes takes ``latency_us`` + n / ``gb_per_s``, as ``benchmarks/fusion.py --fit`` measures."""
+    """A collective of n bytes takes ``latency_us`` + n / ``gb_per_s``.
+
+    ``benchmarks/fusion.py --fit`` measures both.
+    """
 
     latency_us: float = Field(gt=0, description="microseconds until the first byte")
     gb_per_s: float = Field(gt=0, description="1e9 bytes a second")
@@ -151,10 +157,10 @@ KeptOperation = Literal[
 
 
 class Recompute(Settings):
-    """``modules``: names or globs, or {name or glob: policy}. ``policy`` selective keeps results of the kinds ``keep``.
+    """``modules``: names or globs, or {name or glob: policy}; ``policy`` selective keeps what ``keep`` names.
 
-    ``every`` n: every n-th of the modules that a glob matches, from its first. ``comm``: what operators over tp send in
-    the forward is sent again in the backward, or its results are kept.
+    ``every`` n: every n-th of the modules that a glob matches, from its first. ``comm``: what operators over
+    tp send in the forward is sent again in the backward, or its results are kept.
     """
 
     modules: str | tuple[str, ...] | dict[str, RecomputePolicy]

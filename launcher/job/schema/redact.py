@@ -10,7 +10,8 @@ from typing import Any
 
 HIDDEN = "***"
 _WORDS = "token|key|keys|password|passwd|passphrase|secret|secrets|credential|credentials|encrypt"
-# a whole word of the name (api_key, hf-token), or its end (apikey); not data.tokenizer, not steps.sample.tokens
+# a whole word of the name (api_key, hf-token), or its end (apikey)
+# not data.tokenizer, not steps.sample.tokens
 _SECRET = re.compile(rf"(?:(?:^|[^a-z])(?:{_WORDS})(?:$|[^a-z])|(?:token|key|password|secret)$)")
 _MISSPELT = ("encrypt", "encryption", "password", "passphrase", "credential")
 """Words that nothing else is nearly called."""
@@ -22,8 +23,10 @@ _PAIR = re.compile(r"""(['"]?)([\w.-]+)\1(\s*[:=]\s*)(?=\S)(.*)""", re.DOTALL)
 def secret(key: str) -> bool:
     """Whether any part of a dotted key names a secret, or nearly does.
 
-    >>> [secret(k) for k in ("logger.api_key", "hub.token", "data.tokenizer", "steps.sample.tokens", "encrpytt")]
-    [True, True, False, False, True]
+    >>> [secret(key) for key in ("logger.api_key", "hub.token", "encrpytt")]
+    [True, True, True]
+    >>> [secret(key) for key in ("data.tokenizer", "steps.sample.tokens")]
+    [False, False]
     """
     parts = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in key.split(".")]
     return any(_SECRET.search(part) or _nearly(part) for part in parts)
@@ -43,11 +46,14 @@ _DIGEST = re.compile(r"sha|digest|hash|revision|commit|checksum")
 
 
 def place(text: str) -> bool:
-    """Whether ``text`` says where a secret is, which is none itself. A name that may be the secret is taken
-    for it.
+    """Whether ``text`` says where a secret is, which is none itself.
 
-    >>> [place(t) for t in ("env:MY_KEY", "file:keys/run.key", "env:hunter2", f"env:{'A5' * 32}", f"file:{'5a' * 32}")]
-    [True, True, False, False, False]
+    A name that may be the secret is taken for it.
+
+    >>> [place(text) for text in ("env:MY_KEY", "file:keys/run.key")]
+    [True, True]
+    >>> [place(text) for text in ("env:hunter2", f"env:{'A5' * 32}", f"file:{'5a' * 32}")]
+    [False, False, False]
     """
     match = _PLACE.match(text)
     if match is None or _KEY.search(match[2]):
@@ -99,8 +105,7 @@ _NO_VALUE = {"env", "file", "oc.env", "null", "none", "true", "false"}
 
 
 def typed(words: Sequence[str]) -> frozenset[str]:
-    """The secrets of a command line: what follows a name of one, however it is written, and what looks like a
-    key.
+    """The secrets of a command line: what follows a name of one in any form, and what looks like a key.
 
     >>> sorted(typed(["checkpoint={encryptt: hunter2}", "hub.token", "=", "abcde", "seed=1"]))
     ['abcde', 'hunter2']

@@ -5,14 +5,14 @@ from __future__ import annotations
 RUN = "run:"
 TAKEN = (
     "certificate.json", "certify", "checkpoints", "command.txt", "config.yaml", "errors", "exports", "logs",
-    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json", "strategy", "timeline.json",
-    "timeline.svg", "transformed",
+    "metrics.csv", "metrics.jsonl", "plan.json", "plan.txt", "profile", "status.json", "strategy",
+    "timeline.json", "timeline.svg", "transformed",
 )  # fmt: skip
 """What a run and its steps themselves write there."""
 
 
 def checked(path: str) -> str:
-    """``path``; raises ``ValueError`` where ``run:`` is followed by an invalid name, or one that the run uses."""
+    """``path``; ``ValueError`` where ``run:`` is followed by an invalid name, or one that the run uses."""
     parts = path.removeprefix(RUN).split("/")
     if path.startswith(RUN):
         if any(not part or part.startswith(".") for part in parts):

@@ -33,7 +33,7 @@ def kinds(note: Any) -> dict[str, type[BaseModel]]:
 
 
 def settings(note: Any, value: Any) -> type[BaseModel] | None:
-    """The settings class that ``value`` is read as at a key of type ``note``; ``None`` where it is a plain value."""
+    """The settings class that ``value`` is read as at a key of type ``note``; ``None``: a plain value."""
     tagged = kinds(note)
     if tagged:
         chooser = next((m for m in note.__metadata__ if isinstance(m, Discriminator)), None)
@@ -44,7 +44,7 @@ def settings(note: Any, value: Any) -> type[BaseModel] | None:
 
 
 def below(note: Any, name: str, value: Any) -> Any:
-    """Annotation of the key ``name`` in a node of type ``note`` that holds ``value``; ``None`` when there is none."""
+    """Annotation of the key ``name`` in a node of type ``note`` with ``value``; ``None``: no such key."""
     cls = settings(note, value)
     if cls:
         field = fields(cls).get(name)

@@ -34,8 +34,9 @@ def _ratio(a: str, b: str) -> float:
 
 
 def _same_numbers(a: str, b: str) -> bool:
-    """Whether the digits of ``a`` and ``b`` allow for a misspelling: one has none, or both the same in any
-    order, or one has those of the other and then more.
+    """Whether the digits of ``a`` and ``b`` allow for a misspelling.
+
+    One has none, or both the same in any order, or one has those of the other and then more.
     """
     mine, theirs = ("".join(c for c in t if c.isdigit()) for t in (a, b))
     same = sorted(mine) == sorted(theirs)

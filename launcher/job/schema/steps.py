@@ -46,8 +46,7 @@ class Broadcast(Settings):
 
 
 class Certify(Settings):
-    """A small copy of the run, under its layout and in one process; then one more in the
-    request's own precision.
+    """A small copy of the run, under its layout and in one process; then one in its own precision.
 
     ``tolerance`` null: 1e-12 in fp64, 1e-6 in fp32, and in half precision 8 roundings, or 1e-6 where none can
     differ.
@@ -71,7 +70,7 @@ class MergeStrategies(Settings):
 
 
 class Transform(Settings):
-    """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or of the sizes given here."""
+    """From the run's last checkpoint (or ``src``) to the layout of a strategy file, or of the sizes here."""
 
     kind: Literal["transform"] = "transform"
     src: str | None = Field(None, description="a checkpoint, or what import reads")
@@ -164,7 +163,10 @@ Step = Annotated[
 
 
 def named(steps: Any) -> Any:
-    """Give each step without a ``kind`` the verb it is named after: ``{train: {}}`` is ``{train: {kind: train}}``."""
+    """Give each step without a ``kind`` the verb it is named after.
+
+    ``{train: {}}`` is ``{train: {kind: train}}``.
+    """
     if not isinstance(steps, dict):
         return steps
     return {k: {"kind": k, **(v or {})} if isinstance(v, dict | None) else v for k, v in steps.items()}

@@ -12,7 +12,7 @@ from launcher.job.yaml.shipped import CONF, RECIPES, short
 
 @dataclass(frozen=True)
 class ConfigFiles:
-    """Folders to search, the first that has a file wins: ``conf`` with one folder for each group, ``recipes``."""
+    """Folders to search, the first that has a file wins: ``conf`` with a folder a group, ``recipes``."""
 
     conf: tuple[Path, ...] = (CONF,)
     recipes: tuple[Path, ...] = (RECIPES,)

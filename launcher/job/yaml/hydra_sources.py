@@ -16,7 +16,7 @@ GROUP = "recipe"
 
 
 class RecipeSource(ConfigSource):
-    """``recipes://<folder>``: every YAML file in it is an option of the group ``recipe``, for the whole config."""
+    """``recipes://<folder>``: each YAML file in it is an option of group ``recipe``, for the whole config."""
 
     @staticmethod
     def scheme() -> str:

@@ -54,9 +54,8 @@ def _walked(path: Path, text: str) -> Problem | None:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in open_nodes):
-                return _problem(
-                    path, event, f"*{event.anchor} stands within &{event.anchor}: it would have no end"
-                )
+                why = f"*{event.anchor} stands within &{event.anchor}: it would have no end"
+                return _problem(path, event, why)
             nodes += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, nodes))
@@ -69,6 +68,8 @@ def _walked(path: Path, text: str) -> Problem | None:
             sizes[event.anchor] = 1
             if event.style is None and len(event.value) > DIGITS and re.fullmatch(r"[-+\d_]+", event.value):
                 return _problem(path, event, f"a number of {len(event.value)} digits")
+
+        # either would take for ever, or all memory
         if len(open_nodes) > DEPTH:
             return _problem(path, event, f"nested deeper than {DEPTH} levels")
         if nodes > NODES:

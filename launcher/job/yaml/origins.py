@@ -20,10 +20,10 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Origin:
-    """A place that set a value. ``where``: ``file:line:col`` or ``command line``; ``text``:
-    the line or the override.
+    """A place that set a value.
 
-    ``value``: the scalar that was set there, as written. ``shipped``: in one of our files, not the user's.
+    ``where``: ``file:line:col`` or ``command line``; ``text``: the line or the override. ``value``: the
+    scalar that was set there, as written. ``shipped``: in one of our files, not the user's.
     """
 
     where: str
@@ -50,7 +50,7 @@ class Origins:
         return self.places.get(key, ())
 
     def of(self, key: str) -> Origin | None:
-        """What has set ``key``, else something below it, else the nearest node above it; ``None`` for a default."""
+        """What has set ``key``, else something below, else the nearest node above; ``None`` for a default."""
         if key in self.places:
             return self.places[key][-1]
         below = [p[-1] for k, p in self.places.items() if k.startswith(key + ".")]
@@ -69,15 +69,13 @@ def _value(node: Any, key: str) -> Any:
         return None
     if key in node:
         return node[key]
-    below = (
-        (child, key.removeprefix(f"{name}.")) for name, child in node.items() if key.startswith(f"{name}.")
-    )
-    values = (_value(child, rest) for child, rest in below)
+    below = {name: child for name, child in node.items() if key.startswith(f"{name}.")}
+    values = (_value(child, key.removeprefix(f"{name}.")) for name, child in below.items())
     return next((value for value in values if value is not None), None)
 
 
 def of_files(files: Iterable[tuple[Path, str]]) -> Iterator[tuple[str, Origin]]:
-    """Every key of every file, in order; a file comes with the dotted package of its keys ("" for the root)."""
+    """Every key of every file, in order; a file comes with the package of its keys ("": the root)."""
     for path, package in files:
         if path.is_relative_to(CONF) or path.is_relative_to(RECIPES):
             yield from _of_shipped(path, package, short(path), True)

@@ -16,7 +16,7 @@ RECIPES = _shipped("recipes")
 
 
 def short(path: Path) -> str:
-    """``path`` relative to the current folder or to the shipped folders where it lies in one, else absolute."""
+    """``path`` relative to the current or the shipped folders where it lies in one, else absolute."""
     full = Path(os.path.abspath(path))
     for base in (Path.cwd(), CONF.parent):
         if full.is_relative_to(base):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.checkpoint import CheckpointError
 
 from launcher.parallel.cost.flash_attention import Flash
+from launcher.parallel.cost.forward_cost import flops_of
 from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.parallel.cost.saved_hooks import SavedHooks
+from launcher.parallel.cost.told import AGAIN, PLAIN, Sent
 from launcher.parallel.dispatch import meta_cache
-from launcher.parallel.dispatch.modes import default_dtype
+from launcher.parallel.dispatch.modes import Dispatch, default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.model_state.python_state import PythonState, changed, held
 from launcher.parallel.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward
 
@@ -29,10 +34,14 @@ class _MetaMeter(MemoryMeter):
     def __init__(self, params: list[nn.Parameter]) -> None:
         super().__init__()
         self.params = params
+        self.summed = 0
 
     @property
     def now(self) -> int:
-        return super().now - sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
+        grads = sum(p.grad.untyped_storage().nbytes() for p in self.params if p.grad is not None)
+        every = super().now
+        self.summed = max(self.summed, every)
+        return every - grads
 
 
 class _Running(ExitStack):
@@ -58,6 +67,7 @@ class BackwardMeter:
             type(module),
             str(module),
             tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
+            tuple((r.keep, r.comm) for r in (m.forward.recomputed for m in _regions(module))),
             tuple((t.shape, t.dtype) if isinstance(t, torch.Tensor) else repr(t) for t in given),
         )
         if key not in self._known:
@@ -65,29 +75,110 @@ class BackwardMeter:
         return self._known[key]
 
 
+def _regions(module: nn.Module) -> list[Any]:
+    """The modules in it that run again."""
+    return [m for m in module.modules() if hasattr(m.forward, "recomputed")]
+
+
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
     if any(not t.is_meta for t in (*module.parameters(), *module.buffers())):
         module = copied(module).to("meta")  # a part of a model that looks at data
     params = [p for p in module.parameters() if p.requires_grad]
+    regions = _regions(module)
+    twice: tuple[str, ...] = ()
+
+    # outside of whoever watches the forward; the meter sees only what is held beyond it
     with _disable_current_modes(), SavedHooks(lambda t: t), _Running():
         args, kwargs = tree_map_only(torch.Tensor, _leaf, (args, kwargs))
         meter = _MetaMeter(params)
         deferred = _Deferred()
+        again = _Again()
+        counting = AGAIN.set(again.around)
         try:
+            whole = _saved(module, args, kwargs) if regions else 0
+            state = [(m, held(m), _streams(m)) for m in regions]
             with meter, torch.enable_grad():
                 with deferred.running(tree_leaves((args, kwargs))):
                     made = tree_leaves(module(*args, **kwargs))
                 out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
                 del made
+                twice = tuple(n for s in state for n in _changed(*s))
                 before = meter.now
-                meter.peak = before
+                meter.peak = meter.summed = before
                 torch.autograd.backward(out, [torch.empty_like(t) for t in out])
+        except CheckpointError:
+            return Backward(twice=twice, unlike=tuple(m.forward.recomputed.module for m in regions))
         except (RuntimeError, NotImplementedError):
-            return None  # it looks at data, or has no backward
+            return Backward(twice=twice) if twice else None  # it looks at data, or has no backward
         finally:
+            AGAIN.reset(counting)
             for p in params:
                 p.grad = None
-    return Backward(max(0, meter.peak - before), deferred.kept, deferred.flops)
+    return Backward(
+        work=max(0, meter.peak - before),
+        summed=max(0, meter.summed - before),
+        kept=deferred.kept,
+        deferred=deferred.flops,
+        again=again.flops,
+        spared=whole - before if regions else 0,
+        sent=tuple(again.sent),
+        twice=twice,
+    )
+
+
+def _changed(region: nn.Module, before: PythonState, streams: dict[str, bytes]) -> Iterator[str]:
+    """The Python attributes of a module that are others now, and the random generators that it keeps."""
+    forward: Any = region.forward
+    name = forward.recomputed.module
+    yield from (f"{name}.{attribute}" for attribute, _ in changed(before, held(region)))
+    yield from (f"{name}.{n}" for n, state in _streams(region).items() if state != streams.get(n))
+
+
+def _saved(module: nn.Module, args: Any, kwargs: Any) -> int:
+    """Bytes in use after a forward that keeps all that its backward needs."""
+    meter = _MetaMeter([])
+    token = PLAIN.set(True)
+    try:
+        with meter, torch.enable_grad():
+            made = [t for t in tree_leaves(module(*args, **kwargs)) if isinstance(t, torch.Tensor)]
+            out = [t for t in made if t.requires_grad]
+            del made
+            return meter.now if out else 0
+    finally:
+        PLAIN.reset(token)
+
+
+class _Again(Dispatch):
+    """Counts the flops of forwards that run again."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.sent: Sent = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.flops += flops_of(func, args, kwargs or {}, out)
+        return out
+
+    @contextmanager
+    def around(self, sent: Callable[[], Sent]) -> Iterator[None]:
+        """While a module runs again; ``sent``: over tp, afterwards."""
+        try:
+            with self, torch.device("meta"), Flash():  # torch has left these modes for the backward
+                yield
+        finally:
+            self.sent += sent()
+
+
+def _streams(module: nn.Module) -> dict[str, bytes]:
+    """The states of the random generators that modules keep."""
+    return {
+        f"{path}.{name}".lstrip("."): value.get_state().numpy().tobytes()
+        for path, m in module.named_modules()
+        for name, value in vars(m).items()
+        if isinstance(value, torch.Generator)
+    }
 
 
 class _Deferred(Deferral):
@@ -126,4 +217,6 @@ def product(func: Any, args: Any, kwargs: Any) -> Backward:
 
 
 def _leaf(t: torch.Tensor) -> torch.Tensor:
+    if t.is_inference():
+        t = t.clone()
     return t.detach().to("meta").requires_grad_(t.is_floating_point())

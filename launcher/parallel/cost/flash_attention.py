@@ -1,4 +1,4 @@
-"""On meta tensors attention costs what the fused kernel costs: torch would form the whole score matrix there."""
+"""Attention on meta tensors costs what the fused kernel costs: torch would form all scores there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Flash(TorchFunctionMode):
-    """While entered, ``scaled_dot_product_attention`` on meta tensors keeps for backward what real devices keep."""
+    """While entered, attention on meta tensors keeps for backward what it keeps on real devices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -28,16 +28,23 @@ def _fused(
     **more: Any,
 ) -> torch.Tensor | None:
     """``None`` where real devices have no fused kernel either, and for what is not on meta."""
-    tensors = [
-        t for t in (q, k, v) if isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4
-    ]
-    odd = dropout_p > 0 or more.get("enable_gqa")
-    odd = odd or (attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)))
-    if len(tensors) < 3 or odd or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
+    # what the kernel takes
+    if not all(_takes(t) for t in (q, k, v)) or not q.shape[-1] == k.shape[-1] == v.shape[-1]:
         return None
+    if dropout_p > 0 or more.get("enable_gqa"):
+        return None
+    if attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() not in (2, 4)):
+        return None
+
+    # a mask of booleans becomes 0 or -inf to add, as torch does it
     if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)  # as torch does: 0 or -inf to add
+        attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out: torch.Tensor
     out, _ = fused(q, k, v, 0.0, is_causal, attn_mask=attn_mask, scale=more.get("scale"))
     return out
+
+
+def _takes(t: Any) -> bool:
+    """Whether it is on meta, with batch, heads, length and width."""
+    return isinstance(t, torch.Tensor) and t.device.type == "meta" and t.dim() == 4

@@ -18,7 +18,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 
 
 class _Flops(Dispatch):
-    """Adds up the flops of every matrix product and convolution, as torch's own counter does, without module hooks."""
+    """Adds up the flops of matrix products and convolutions, as torch's counter, without module hooks."""
 
     def __init__(self, hooks: SavedHooks, keep: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -30,22 +30,22 @@ class _Flops(Dispatch):
         self.seen: Callable[[Any], None] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if self.seen is not None:
             self.seen(func)
         found = disagreement(func, args)
         if found:
             self.disagree[found] = None
-        out = meta_cache.run(func, args, kwargs or {})
+
+        out = meta_cache.run(func, args, kwargs)
+
+        # what it keeps where no hook sees that, what it writes, and what it costs
         if self.hooks.aside:
             for t in tensors((args, kwargs, out)):
                 self.keep(t)
         if func._schema.is_mutable:
-            self._writes(func, args, kwargs or {})
-        count = flop_registry.get(func._overloadpacket)
-        if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
-            self.total += _attention(*(t.shape for t in args[:3]))
-        elif count is not None:
-            self.total += count(*args, **(kwargs or {}), out_val=out)
+            self._writes(func, args, kwargs)
+        self.total += flops_of(func, args, kwargs, out)
         return out
 
     def _writes(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -56,8 +56,19 @@ class _Flops(Dispatch):
                 self.written |= {t.untyped_storage()._cdata for t in found if isinstance(t, torch.Tensor)}
 
 
+def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """Of one ATen operation: matrix products, convolutions and attention count, as in torch's own counter."""
+    if func._overloadpacket is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        return _attention(*(t.shape for t in args[:3]))
+    count = flop_registry.get(func._overloadpacket)
+    return int(count(*args, **kwargs, out_val=out)) if count is not None else 0
+
+
 def _attention(q: torch.Size, k: torch.Size, v: torch.Size) -> int:
-    """Of (batch, heads, length, width); keys and values may have fewer heads, which torch counts only since 2.13."""
+    """Of (batch, heads, length, width).
+
+    Keys and values may have fewer heads, which torch counts only since 2.13.
+    """
     return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
 
 

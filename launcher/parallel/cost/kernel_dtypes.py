@@ -36,11 +36,12 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
     if len(set(found)) < 2 or _autocast():
         return ""
     both = " and ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(found))
+    text = f"{name.removeprefix('_')} of {both}"
     where = source_lines.of_now()
-    return f"{name.removeprefix('_')} of {both}{f' ({where})' if where else ''}"
+    return f"{text} ({where})" if where else text
 
 
 def _autocast() -> bool:
-    """Whether it is on around the operation, which runs below it: there nothing but the depth tells."""
+    """Whether it is on around the operation, which runs below it: only the depth of nesting tells there."""
     torch.autocast_increment_nesting()
     return bool(torch.autocast_decrement_nesting())

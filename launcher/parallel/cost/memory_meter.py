@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,10 +43,12 @@ class MemoryMeter(Dispatch):
             if isinstance(t, torch.Tensor):
                 self._see(t)
         if self.now > self.peak:
-            if self.kind == "real":
-                _settle()
+            self.settle()
             self.peak = max(self.peak, self.now)
         return out
+
+    def settle(self) -> None:
+        """Before a new peak counts."""
 
     def _see(self, t: torch.Tensor) -> None:
         inner = getattr(t, "_local_tensor", t)
@@ -61,25 +60,3 @@ class MemoryMeter(Dispatch):
 
     def _gone(self, key: int, _: Any) -> None:
         self._alive.pop(key, None)
-
-
-def _settle() -> None:
-    """Wait while another thread runs: gloo's let go of a message's tensors some time after its ``wait`` is over."""
-    time.sleep(1e-4)  # one that waits for the interpreter's lock sleeps, too: it gets the lock now
-    while _others_run():
-        time.sleep(1e-4)
-
-
-def _others_run() -> bool:
-    """Whether another thread of this process is not asleep, as Linux tells it; nowhere else is it known."""
-    mine = str(threading.get_native_id())
-    others = (t for t in Path("/proc/self/task").glob("*/stat") if t.parent.name != mine)
-    return any(_state(stat) == "R" for stat in others)
-
-
-def _state(stat: Path) -> str:
-    """The letter after the name in brackets; none of a thread that has ended."""
-    try:
-        return stat.read_text().rpartition(") ")[2][:1]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Token
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch.autograd import graph
+
+from launcher.parallel.cost.told import KEEPING
 
 
 class SavedHooks:
@@ -21,21 +24,25 @@ class SavedHooks:
         self._keep = keep
         self._use: Callable[[torch.Tensor], torch.Tensor] = lambda t: t
         self._disable: Any = None
+        self._token: Token[Any] | None = None
         self.aside = False
 
     def __enter__(self) -> None:
         self._push()
+        self._token = KEEPING.set(self._keep)
         self._disable, graph.disable_saved_tensors_hooks = graph.disable_saved_tensors_hooks, self._disabling
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         graph.disable_saved_tensors_hooks = self._disable
+        assert self._token is not None
+        KEEPING.reset(self._token)
         self._pop()
 
     @contextmanager
     def _disabling(self, error_message: str) -> Iterator[None]:
-        """As torch's own, which raises where there are hooks, but for these, and for those that were entered before."""
+        """As torch's own, which raises where there are hooks, but for these and those entered before."""
         if self.aside or not self._on_top():
             with self._disable(error_message):
                 yield

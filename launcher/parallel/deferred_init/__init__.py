@@ -1,3 +1,3 @@
-"""Deferred initialisation: a constructor is recorded on meta tensors, and each rank materialises its own shards."""
+"""Deferred initialisation: a constructor is recorded on meta tensors, each rank makes its own shards."""
 
 __all__ = ["fill", "record", "uninitialized"]

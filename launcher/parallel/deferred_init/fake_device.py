@@ -96,18 +96,21 @@ class FakeDevice(TorchFunctionMode):
         asked = [a for a in (*args[:1], kwargs.get("device")) if isinstance(a, str | torch.device)]
         if any(torch.device(a).type == "meta" for a in asked):
             self.tape.fail("moves a tensor to the meta device")
-        here = [
-            torch.device("meta") if asked and a is asked[0] and torch.device(a).type == "cpu" else a
-            for a in args
-        ]
-        if "device" in kwargs and asked and torch.device(asked[0]).type == "cpu":
-            kwargs = kwargs | {"device": torch.device("meta")}
-        return t.to(*here, **kwargs)  # type: ignore[arg-type]
+
+        # the CPU is the meta device to us; the first argument may be a dtype, or a tensor to be like
+        if asked and torch.device(asked[0]).type == "cpu":
+            meta = torch.device("meta")
+            args = tuple(meta if a is asked[0] else a for a in args)
+            if "device" in kwargs:
+                kwargs = kwargs | {"device": meta}
+        return t.to(*args, **kwargs)
 
     def _new(self, t: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
         """``new_tensor``, which on the meta device drops the numbers."""
         kwargs = {"dtype": t.dtype} | {k: v for k, v in kwargs.items() if v is not None and k != "device"}
-        return torch.tensor(data.detach().tolist() if isinstance(data, T) else data, **kwargs)
+        if isinstance(data, T):
+            data = data.detach().tolist()
+        return torch.tensor(data, **kwargs)
 
     def _data(self, t: torch.Tensor, value: torch.Tensor) -> None:
         """A tensor takes over numbers: they go where it is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,8 +31,7 @@ SOME = 1000
 
 @dataclass(frozen=True)
 class InitialTensors:
-    """Where the numbers of a model come from: ``tape`` for one tensor at a time, or ``real``,
-    which holds all of them.
+    """Where the numbers of a model come from: ``tape``, one tensor at a time, or ``real``, all at once.
 
     ``names``: the tensors on the meta device; ``build`` makes the ``real`` ones when they are asked for.
     """
@@ -88,14 +88,18 @@ def fill(parts: list[StagePart], plan: Plan, rank: int, device: torch.device, wh
     A tensor is never whole in memory for longer than its own making.
     """
     made: dict[str, torch.Tensor] = {}
+    kept = {n for p in plan.params for n in p.names if p.buffer}
     for part in parts:
         _allocate(part.module, device)
         _share(part, plan, made)
-        kept = {n for p in plan.params for n in p.names if p.buffer}
+
+        # what the plan lays out: this rank's box of it
         for placed, _, t in part.named(plan.params):
             box = placed.layout.box(rank)
             assert box is not None
             local(t).copy_(cut(whole(placed.name), box))
+
+        # other buffers are whole on every rank
         for name, b in part.module.named_buffers(remove_duplicate=False):
             if name not in kept:
                 b.copy_(whole(name))
@@ -105,10 +109,11 @@ def _share(part: StagePart, plan: Plan, made: dict[str, torch.Tensor]) -> None:
     """A whole parameter of several stages of this rank is one tensor, that of the first."""
     named = tensors(part.module)
     for placed, name, t in part.named(plan.params):
-        if not placed.sharded and not placed.buffer and made.setdefault(placed.name, t) is not t:
-            for other in (n for n in placed.names if named.get(n) is named[name]):
-                owner, _, attr = other.rpartition(".")
-                part.module.get_submodule(owner)._parameters[attr] = made[placed.name]  # type: ignore[assignment]
+        if placed.sharded or placed.buffer or made.setdefault(placed.name, t) is t:
+            continue
+        for other in (n for n in placed.names if named.get(n) is named[name]):
+            owner, _, attr = other.rpartition(".")
+            part.module.get_submodule(owner)._parameters[attr] = made[placed.name]  # type: ignore[assignment]
 
 
 def _allocate(module: nn.Module, device: torch.device) -> None:
@@ -118,11 +123,16 @@ def _allocate(module: nn.Module, device: torch.device) -> None:
         names.setdefault(id(t), []).append(name)
     hooked = [(p, names[id(p)]) for _, p in module.named_parameters() if hooks(p)]
     module.to_empty(device=device)
+
+    # one tensor again under all of its names
     for first, *others in names.values():
         for other in others:
             owner, _, attr = other.rpartition(".")
-            inner, t = module.get_submodule(owner), tensors(module)[first]
-            (inner._parameters if attr in inner._parameters else inner._buffers)[attr] = t  # type: ignore[assignment]
+            inner = module.get_submodule(owner)
+            home: dict[str, Any] = inner._parameters if attr in inner._parameters else inner._buffers
+            home[attr] = tensors(module)[first]
+
+    # one with hooks is the object that it was
     for before, same in hooked:
         keep(before, module.get_parameter(same[0]))
         for name in same:

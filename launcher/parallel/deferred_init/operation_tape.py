@@ -1,4 +1,4 @@
-"""The tape of a constructor that runs on meta tensors: its operations, and the numbers that it asks to see."""
+"""The tape of a constructor that runs on meta tensors: its operations, and the numbers it asks to see."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class ConstantTensor:
 
 
 class Tape(Dispatch):
-    """Enter it around a constructor. ``why`` it cannot be recorded, if anything: then the tape is worth
-    nothing.
+    """Enter it around a constructor.
 
-    ``off``: storages of tensors that the constructor itself wants on the meta device, as it does while
-    ``asked_meta``. ``past``: tapes of earlier constructions, which may have left tensors in a cache.
-    ``shared``, ``computed`` and ``marks`` are what ``references`` found.
+    ``why`` it cannot be recorded, if anything: then the tape is worth nothing. ``off``: storages of tensors
+    that the constructor itself wants on the meta device, as it does while ``asked_meta``. ``past``: tapes of
+    earlier constructions, which may have left tensors in a cache. ``shared``, ``computed`` and ``marks`` are
+    what ``references`` found.
     """
 
     past: ClassVar[list[Tape]] = []
@@ -124,7 +124,7 @@ class Tape(Dispatch):
             out = args[0] if in_place else func(*args, **kwargs)
         except NotImplementedError:
             return self._by_numbers(func, args, kwargs, draw)
-        self._record(func, args, kwargs, out, draw)
+        self._record(func, args, kwargs, out, draw=draw)
         if away:
             self.off |= {key(t) for t in tensors(out)}
         return out
@@ -149,13 +149,13 @@ class Tape(Dispatch):
         written = _written(func, args, kwargs)
         if self._seen & {key(t) for t in written}:
             self.fail("changes a tensor after numpy has seen it")
-        others = [key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)]
+        others = {key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)}
         name = name_of(func)
         makes = tuple(None if key(t) in ins else t for t in tensors(out))
-        fills = {key(t) for t in written if name in FILLS and _whole(t) and key(t) not in others}
-        like = set(others) if name.endswith("_like") or name.startswith("new_") else set()
+        fills = {key(t) for t in written if name in FILLS and _whole(t)} - others
+        like = others if name.endswith("_like") or name.startswith("new_") else set[int]()
 
-        # detached: a tape must not keep an autograd graph, nor follow a Parameter that is later swapped for another
+        # detached: a tape must keep no autograd graph, nor follow a Parameter that is swapped for another
         args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
         op = Op(
             func=func,
@@ -175,20 +175,19 @@ class Tape(Dispatch):
         """Whether the result belongs to the meta device, as the constructor sees it. Changes ``kwargs``."""
         asked = kwargs.get("device")
         gone = any(key(t) in self.off for t in tensors((args, kwargs)))
-        if any(name == "device" for name, _ in _arguments(func)) and (asked is not None or not tensors(args)):
-            asked = CPU if asked is None else torch.device(asked)
-            if asked.type not in ("cpu", "meta"):
-                self.fail(f"puts tensors on {asked}")
-            kwargs["device"] = META
-            if (
-                gone
-                and asked.type == "cpu"
-                and not name_of(func).endswith("_like")
-                and "new_" not in name_of(func)
-            ):
-                raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-            return asked.type == "meta" and (self.asked_meta or gone)
-        return gone
+        takes_device = any(name == "device" for name, _ in _arguments(func))
+        if not takes_device or (asked is None and tensors(args)):
+            return gone
+
+        # it says where its result is to be
+        asked = CPU if asked is None else torch.device(asked)
+        if asked.type not in ("cpu", "meta"):
+            self.fail(f"puts tensors on {asked}")
+        kwargs["device"] = META
+        name = name_of(func)
+        if gone and asked.type == "cpu" and not name.endswith("_like") and "new_" not in name:
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        return asked.type == "meta" and (self.asked_meta or gone)
 
     def _drawn(self, func: Any, args: Any, kwargs: Any, away: bool = False) -> tuple[Draw | None, Any, Any]:
         """The draw of a random operation, and its arguments without a generator, whose state is in the draw.
@@ -201,10 +200,12 @@ class Tape(Dispatch):
         if any(g.device.type != "cpu" for g in used):
             self.fail(f"draws from a generator of {used[0].device}")
         args, kwargs = tree_map_only(torch.Generator, lambda g: None, (args, kwargs))
-        return None if away else self._streams.draw(used[0] if used else None), args, kwargs
+        if away:
+            return None, args, kwargs
+        return self._streams.draw(used[0] if used else None), args, kwargs
 
     def _on_numbers(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operation with real tensors runs as it is: all of them are real, or it changes a real one."""
+        """Whether an operation with real tensors runs as it is: all are real, or it changes a real one."""
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
             return False
         changes = any(not t.is_meta for t in _written(func, args, kwargs))
@@ -232,17 +233,18 @@ class Tape(Dispatch):
 
     def _by_numbers(self, func: Any, args: Any, kwargs: Any, draw: Draw | None) -> Any:
         """Runs with numbers an operation that meta tensors do not support."""
-        real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in tensors((args, kwargs))}
+        given = tensors((args, kwargs))
+        real: dict[int, torch.Tensor] = {id(t): self.look(t) for t in given}
         looked, named = tree_map_only(torch.Tensor, lambda t: real[id(t)], (args, kwargs))
-        named = {k: CPU if k == "device" else v for k, v in named.items()}
+        if "device" in named:
+            named["device"] = CPU
         out = self._really(func, looked, named, draw)
 
-        back = {id(value): t for t in tensors((args, kwargs)) for value in [real[id(t)]]}
+        # on meta again: what it has changed, and what it returns
         for t in _written(func, args, kwargs):
             self._dispatch(aten.copy_.default, (t, self.constant(real[id(t)])), {})
-        return tree_map_only(
-            torch.Tensor, lambda t: back.get(id(t)) if id(t) in back else self.constant(t), out
-        )
+        back = {id(real[id(t)]): t for t in given}
+        return tree_map_only(torch.Tensor, lambda t: back[id(t)] if id(t) in back else self.constant(t), out)
 
     def one(self, func: Callable[..., Any], target: torch.Tensor, args: Any, kwargs: Any) -> None:
         """``func(target, *args)`` fills ``target`` in place with random numbers."""
@@ -256,7 +258,17 @@ class Tape(Dispatch):
             return
         at = frozenset({key(target)})
         whole = at if _whole(target) else frozenset()
-        self.log.add(Op(func, (target.detach(), *args), kwargs, at - whole, whole, at, whole, (), draw))
+        op = Op(
+            func=func,
+            args=(target.detach(), *args),
+            kwargs=kwargs,
+            reads=at - whole,
+            shapes=whole,
+            writes=at,
+            fills=whole,
+            draw=draw,
+        )
+        self.log.add(op)
 
     def constant(self, value: torch.Tensor) -> torch.Tensor:
         """A meta tensor that stands for ``value``, whose numbers are known."""
@@ -313,10 +325,12 @@ def _random(func: Any) -> bool:
 
 def _whole(t: torch.Tensor) -> bool:
     """Whether ``t`` has every byte of its storage, each once."""
-    dense, size = True, 1
+    size = 1
     for stride, n in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n != 1):
-        dense, size = dense and stride == size, size * n
-    return dense and t.numel() * t.element_size() == t.untyped_storage().nbytes()
+        if stride != size:
+            return False
+        size *= n
+    return t.numel() * t.element_size() == t.untyped_storage().nbytes()
 
 
 @cache
@@ -327,9 +341,8 @@ def _arguments(func: Any) -> tuple[tuple[str, bool], ...]:
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors that an operation changes."""
-    at = (
-        (n, args[n] if n < len(args) else kwargs.get(a))
-        for n, (a, write) in enumerate(_arguments(func))
-        if write
-    )
-    return [t for _, value in at for t in tensors(value)]
+    out = []
+    for n, (name, write) in enumerate(_arguments(func)):
+        if write:
+            out += tensors(args[n] if n < len(args) else kwargs.get(name))
+    return out

@@ -19,8 +19,7 @@ def stream(seed: int, name: str) -> int:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Torch, ``random`` and numpy draw from ``seed``, as after ``manual_seed(seed)``;
-    afterwards from where they were.
+    """Torch, ``random`` and numpy draw from ``seed``, as after ``manual_seed``; then from where they were.
 
     Only torch's generator of the CPU: a GPU's must not be touched by a process that will fork.
     """
@@ -52,7 +51,7 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Draw:
-    """The ``at``-th draw from ``root``; ``None`` is the run's own seed, where every draw has a stream of its own."""
+    """The ``at``-th draw from ``root``; ``None`` is the run's seed, where each draw has its own stream."""
 
     root: Seeded | None
     at: int

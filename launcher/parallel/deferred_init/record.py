@@ -67,6 +67,7 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
 
     A constructor that cannot be recorded runs with numbers (``build_in_memory``), and the tape says ``why``.
     """
+    # without numbers
     tape = Tape(seed)
     try:
         with seeded(seed), _plain_device(), tape, FakeDevice(tape), _patched(tape):
@@ -80,6 +81,8 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
     Tape.past[:-3] = []
     Tape.past.append(tape)
     forget()
+
+    # or with them
     if tape.why:
         with seeded(seed), _plain_device():
             model = build()
@@ -109,10 +112,11 @@ def build_in_memory(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         for store in (module._parameters, module._buffers):
             for name, t in store.items():
                 value = remembered(t) if t is not None and t.is_meta else None
-                if isinstance(t, nn.Parameter) and value is not None:
+                if value is None:
+                    continue
+                if isinstance(t, nn.Parameter):
                     value = nn.Parameter(value, t.requires_grad)
-                if value is not None:
-                    store[name] = value  # type: ignore[assignment]
+                store[name] = value  # type: ignore[assignment]
     return model
 
 
@@ -123,11 +127,11 @@ def unknown(model: nn.Module, tape: Tape) -> list[str]:
 
 
 def owned(model: nn.Module) -> nn.Module:
-    """Tensors kept as plain attributes become buffers outside the state dict: so they get numbers and a
-    device.
+    """Plain attributes that are tensors become buffers outside the state dict: so they get numbers, a device.
 
     Raises ``RequestError`` for tensors that cannot be placed.
     """
+    # tensors of modules, as they are
     for name, t in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(t):
             text = f"{name} has no shape before the first forward; give its module the size of its input"
@@ -136,6 +140,8 @@ def owned(model: nn.Module) -> nn.Module:
             kind = str(t.layout).removeprefix("torch.")
             text = f"{name} is {kind}; only dense tensors can be laid out: keep its parts"
             raise RequestError((Problem("model", text),))
+
+    # and of plain attributes
     for path, module in model.named_modules():
         for name, value in list(vars(module).items()):
             if name in OWN or isinstance(value, nn.Parameter):
@@ -156,13 +162,21 @@ def _emptied(model: nn.Module, tape: Tape) -> nn.Module:
     for module in model.modules():
         for store in (module._parameters, module._buffers):
             for name, t in store.items():
-                if t is not None and not t.is_meta:
-                    if id(t) not in twins:
-                        twins[id(t)] = twin = tape.constant(t)
-                        if isinstance(t, nn.Parameter):
-                            twins[id(t)] = nn.Parameter(twin, t.requires_grad)
-                        if isinstance(t, nn.Parameter) and hooks(t):
-                            keep(t, twins[id(t)])  # type: ignore[arg-type]
-                            twins[id(t)] = t
-                    store[name] = twins[id(t)]  # type: ignore[assignment]
+                if t is None or t.is_meta:
+                    continue
+                if id(t) not in twins:
+                    twins[id(t)] = _twin(t, tape)
+                store[name] = twins[id(t)]  # type: ignore[assignment]
     return model
+
+
+def _twin(t: torch.Tensor, tape: Tape) -> torch.Tensor:
+    """The meta tensor that stands for ``t``: ``t`` itself, without its numbers, if it has hooks to keep."""
+    twin = tape.constant(t)
+    if not isinstance(t, nn.Parameter):
+        return twin
+    param = nn.Parameter(twin, t.requires_grad)
+    if not hooks(t):
+        return param
+    keep(t, param)
+    return t

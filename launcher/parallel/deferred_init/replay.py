@@ -61,7 +61,7 @@ class Log:
         self.ops.append(op)
 
     def doubtful(self) -> set[int]:
-        """Storages that may have kept memory that nobody wrote: what fills a part of them, ``replay`` must tell."""
+        """Storages that may keep memory that nobody wrote: what fills only a part, ``replay`` must tell."""
         bad: set[int] = set()
         for op in self.ops:
             if op.blank or op.reads & bad:
@@ -110,8 +110,8 @@ def replay(log: Log, target: torch.Tensor, name: str, seed: int, fill: int | Non
     else it has what there is. Raises ``NotReplayable``.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        real = _run(log, log.origin([(key(target), len(log.ops))], name), seed, fill)
-        return _there(real, target.detach())
+        places = log.origin([(key(target), len(log.ops))], name)
+        return _there(_run(log, places, seed, fill), target.detach())
 
 
 def start(log: Log, draw: Draw, seed: int) -> None:
@@ -146,10 +146,17 @@ def _run(log: Log, places: Sequence[int], seed: int, fill: int | None) -> dict[i
 
 
 def _do(op: Op, real: dict[int, torch.Tensor], fill: int | None) -> None:
+    """Repeat one operation, in real memory."""
     torch.set_default_dtype(op.dtype)
     args, kwargs = tree_map_only(torch.Tensor, lambda t: _there(real, t), (op.args, op.kwargs))
-    out = op.func(*args, **{k: torch.device("cpu") if k == "device" else v for k, v in kwargs.items()})
-    for made, t in zip(op.makes, tensors(out), strict=True) if op.makes else ():
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    out = op.func(*args, **kwargs)
+
+    # what it has made
+    if not op.makes:
+        return
+    for made, t in zip(op.makes, tensors(out), strict=True):
         if made is not None:
             real[key(made)] = t
             if op.blank and fill is not None:

@@ -1,4 +1,4 @@
-"""Finds tensors that a constructor leaves to chance: uninitialised memory, and numbers that no seed decides."""
+"""Finds tensors that a constructor leaves to chance: uninitialised memory, numbers that no seed decides."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def _blank(name: str) -> Problem:
 
 
 def _loose(name: str) -> Problem:
-    text = f"{name} has other numbers each time the constructor runs, although torch, random and numpy are seeded"
-    return Problem("model", f"{text}; seed what they come from, or keep nothing between two constructions")
+    text = f"{name} has other numbers each time the constructor runs"
+    cure = "seed what they come from, or keep nothing between two constructions"
+    return Problem("model", f"{text}, although torch, random and numpy are seeded; {cure}")
 
 
 def _named(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -63,7 +64,7 @@ def _unwritten(tape: Tape, name: str, t: torch.Tensor) -> bool:
     if t.numel() == 0 or key(t) not in tape.log.doubtful():
         return False
     try:
-        one, two = (replay(tape.log, t, name, tape.seed, fill) for fill in FILLS)
+        one, two = (replay(tape.log, t, name, tape.seed, fill=fill) for fill in FILLS)
     except (RuntimeError, IndexError):  # an index that nobody wrote
         return True
     return _bytes(one) != _bytes(two)
@@ -96,31 +97,26 @@ def _digests(build: Build, seed: int, fill: int) -> dict[str, bytes]:
 
 def _unlike(build: Build, model: nn.Module, tape: Tape) -> list[str]:
     """Names of tensors that a second construction makes in another way."""
-    other, again = record(build, tape.seed)
-    first, second = (origins(dict(_named(m)), t) for m, t in ((model, tape), (other, again)))
-    return [
-        n
-        for n in {**first, **second}
-        if first.get(n) != second.get(n) and not _same(n, (model, tape), (other, again))
-    ]
+    builds = ((model, tape), record(build, tape.seed))
+    first, second = (origins(dict(_named(m)), t) for m, t in builds)
+    differ = [n for n in {**first, **second} if first.get(n) != second.get(n)]
+    return [n for n in differ if len({_numbers(n, m, t) for m, t in builds}) > 1]
 
 
-def _same(name: str, *builds: tuple[nn.Module, Tape]) -> bool:
-    """Whether two constructions come to the same numbers in different ways: one finds a cache that the other filled."""
-    named = [(dict(_named(model)).get(name), tape) for model, tape in builds]
-    return (
-        len({_bytes(replay(tape.log, t, name, tape.seed)) if t is not None else b"" for t, tape in named})
-        == 1
-    )
+def _numbers(name: str, model: nn.Module, tape: Tape) -> bytes:
+    """A digest: a construction that finds the cache of another comes to its numbers in a different way."""
+    t = dict(_named(model)).get(name)
+    return b"" if t is None else _bytes(replay(tape.log, t, name, tape.seed))
 
 
 def origins(tensors: Mapping[str, torch.Tensor], tape: Tape) -> dict[str, str]:
     """How each tensor is made, without a trace of where in memory: by name."""
     texts = _texts(tape.log)
-    named = ((n, t, tape.log.touched.get(key(t), [])) for n, t in tensors.items())
-    return {
-        n: f"{tuple(t.shape)} {t.dtype} {t.stride()} {[texts[p] for p in places]}" for n, t, places in named
-    }
+    out = {}
+    for name, t in tensors.items():
+        made = [texts[place] for place in tape.log.touched.get(key(t), [])]
+        out[name] = f"{tuple(t.shape)} {t.dtype} {t.stride()} {made}"
+    return out
 
 
 def _texts(log: Log) -> list[str]:
@@ -129,7 +125,8 @@ def _texts(log: Log) -> list[str]:
     for place, op in enumerate(log.ops):
         storages = sorted(op.reads, key=lambda s: log.touched.get(s, [0])[0])
         before = [texts[p] for s in storages for p in log.touched.get(s, []) if p < place]
-        text = f"{_text(op.func)} {[_text(a) for a in tree_leaves((op.args, op.kwargs))]} {op.draw and op.draw.at}"
+        given = [_text(a) for a in tree_leaves((op.args, op.kwargs))]
+        text = f"{_text(op.func)} {given} {op.draw and op.draw.at}"
         if op.draw and op.draw.root:
             text += str(_bytes(op.draw.root.states[0]))
         texts.append(hashlib.blake2b(f"{text} {before}".encode(), digest_size=16).hexdigest())

@@ -42,9 +42,8 @@ def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return value
     args, kwargs = contents(value)
     assert args is not None, f"{type(value).__name__} holds tensors and cannot be made again"
-    return remade(
-        type(value), *(mapped(a, change) for a in args), **{k: mapped(v, change) for k, v in kwargs.items()}
-    )
+    named = {k: mapped(v, change) for k, v in kwargs.items()}
+    return remade(type(value), *(mapped(a, change) for a in args), **named)
 
 
 def contents(a: Any) -> tuple[Any, dict[str, Any]]:
@@ -123,11 +122,8 @@ class ConstantFunction:
 
     @property
     def __name__(self) -> str:
-        return (
-            getattr(self.value, "__qualname__", type(self.value).__qualname__)
-            .replace(".", "_")
-            .replace("<", "_")
-        )
+        name: str = getattr(self.value, "__qualname__", type(self.value).__qualname__)
+        return name.replace(".", "_").replace("<", "_")
 
     def __call__(self) -> Any:
         return self.value

@@ -1,4 +1,4 @@
-"""Caches the output shapes of operations on meta tensors: torch computes many in Python, a millisecond a layer."""
+"""Caches the shapes that operations on meta tensors return: torch's Python takes a millisecond a layer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _made(spec: Any) -> torch.Tensor:
 
 @cache
 def _opaque(func: Any) -> bool:
-    """Whether it changes what it is given, or returns a part of it; nobody knows what a user's own goes by."""
+    """Whether it changes or returns a part of what it is given; nobody knows what a user's own goes by."""
     returned = any(r.alias_info is not None for r in func._schema.returns)
     return returned or func._schema.is_mutable or func.namespace != "aten"
 
@@ -56,11 +56,13 @@ def _key(func: Any, args: Any, kwargs: Any) -> Any:
     if torch._C._functorch.maybe_current_level() is not None:
         return None
     found = [func, torch.get_default_dtype()]
-    return tuple(found) if _add(found, args) and _add(found, kwargs) and len(found) > 2 else None
+    if not _add(found, args) or not _add(found, kwargs) or len(found) <= 2:
+        return None
+    return tuple(found)
 
 
 def _add(found: list[Any], value: Any) -> bool:
-    """Whether all that ``value`` is has been added to ``found``: a tensor as its shape, a number with its type."""
+    """Add all that ``value`` is, a tensor as its shape, a number with its type; ``False``: nobody can say."""
     kind = type(value)
     if kind in KINDS:
         if not value.is_meta or value.layout is not torch.strided:
@@ -84,11 +86,7 @@ def _add(found: list[Any], value: Any) -> bool:
 def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
     """The shapes of ``out``; none unless each of its tensors is new and alone in its memory."""
     made = (out,) if type(out) is torch.Tensor else out
-    if type(made) is not tuple:
-        return ()
-    if not made or any(
-        type(t) is not torch.Tensor or not t.is_meta or t.layout is not torch.strided for t in made
-    ):
+    if type(made) is not tuple or not made or not all(map(_bare, made)):
         return ()
     given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
     mine = {t.untyped_storage()._cdata for t in made}
@@ -96,6 +94,11 @@ def _fresh(out: Any, args: Any, kwargs: Any) -> Any:
         return ()
     specs = tuple((t.shape, t.stride(), t.dtype) for t in made)
     return specs[0] if made[0] is out else specs
+
+
+def _bare(t: Any) -> bool:
+    """Whether it is a dense tensor without numbers, of no subclass."""
+    return type(t) is torch.Tensor and t.is_meta and t.layout is torch.strided
 
 
 def _odd(t: torch.Tensor) -> bool:

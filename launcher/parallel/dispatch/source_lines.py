@@ -6,9 +6,7 @@ import traceback
 
 import torch
 
-OUTSIDE = tuple(
-    p.rpartition("parallel" if p == __file__ else "__init__")[0] for p in (torch.__file__, __file__)
-)
+OUTSIDE = (torch.__file__.rpartition("__init__")[0], __file__.rpartition("parallel")[0])
 """Code that is not the user's."""
 
 
@@ -24,4 +22,7 @@ def of_now() -> str:
 
 def _last(frames: traceback.StackSummary) -> str:
     mine = [f for f in frames if not f.filename.startswith((*OUTSIDE, "<"))]
-    return f"{mine[-1].filename.rpartition('/')[2]}:{mine[-1].lineno}" if mine else ""
+    if not mine:
+        return ""
+    last = mine[-1]
+    return f"{last.filename.rpartition('/')[2]}:{last.lineno}"

@@ -54,15 +54,20 @@ class GatherOrder:
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
+
+        # the turns of a pass, as planned
         visits = plan.visits[part.stage.index] if self.rows else ()
         self._forward = [Turn("forward", v.group) for v in visits if v.begins]
         self._gathers = plan.hsdp is not None and plan.hsdp.optimizer_level == "level3"
         back = _backward([(v.group, v.begins) for v in visits if self.rows[v.group].backward])
         self._backward = [t for t in back if self._gathers or t.kind != "backward"]
         self._before = _chain(self.rows)
+
+        # the pass that is under way
         self._turns: list[Turn] | None = None
         self._at = 0
         self._filling = False
+
         for i, group in self.groups.items():
             group.pre_forward = partial(self._enter, i, group.pre_forward)
             group.pre_backward = partial(self._gather, i, group.pre_backward)
@@ -71,7 +76,7 @@ class GatherOrder:
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around a forward. Only at level3 it gathers."""
-        with self._pass(self._forward) if self._gathers else self._pass(None):
+        with self._pass(self._forward if self._gathers else None):
             yield
 
     @contextmanager
@@ -114,10 +119,8 @@ class GatherOrder:
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
         group = self.groups[i]
-        if self._turns is None or group._training_state in (
-            TrainingState.FORWARD,
-            TrainingState.PRE_BACKWARD,
-        ):
+        begun = group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD)
+        if self._turns is None or begun:
             return enter(*args)
         if self._turns is self._backward:  # run again under a checkpoint
             at = self._next(i, "backward")
@@ -128,7 +131,10 @@ class GatherOrder:
         return enter(*args)
 
     def _gather(self, i: int, gather: Any, *args: Any) -> None:
-        """Backward is about to go through group ``i``; ``args`` is whether FSDP2 may gather ahead by its own rule."""
+        """Backward is about to go through group ``i``.
+
+        ``args`` is whether FSDP2 may gather ahead by its own rule.
+        """
         passes = self._gathers and self._turns is self._backward
         if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
             gather(*args)
@@ -161,13 +167,13 @@ class GatherOrder:
         return turn.kind if turn else ""
 
     def _next(self, i: int, *kinds: str) -> int | None:
-        turns = self._turns or []
-        return next(
-            (n for n in range(self._at, len(turns)) if turns[n].group == i and turns[n].kind in kinds), None
-        )
+        for n, turn in enumerate(self._turns or []):
+            if n >= self._at and turn.group == i and turn.kind in kinds:
+                return n
+        return None
 
     def _take(self, i: int, *kinds: str) -> Turn | None:
-        """The next turn of group ``i``, after all that is due before it; ``None`` when there is none any more."""
+        """The next turn of group ``i``, after all that is due before it; ``None`` when there is none left."""
         at = self._next(i, *kinds)
         if at is None or self._turns is None:
             return None
@@ -194,7 +200,7 @@ class GatherOrder:
             self._at = at + 1
 
     def _ahead(self, i: int) -> None:
-        """Gather the group that backward needs next, and no other: FSDP2 would go by the forwards it has seen."""
+        """Gather the group that backward needs next, and no other: FSDP2 would go by the forwards it saw."""
         before = self._before.get(i)
         if before is not None:
             group = self.groups[before]

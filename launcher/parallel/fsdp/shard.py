@@ -16,11 +16,10 @@ from launcher.plan.plan import Plan
 
 
 def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
-    """One FSDP2 group a ``plan.groups`` row, and the part as the root. Parameters that stay whole are left
-    alone.
+    """One FSDP2 group a ``plan.groups`` row, and the part as the root.
 
-    Gradients are summed, never averaged: the loss carries the whole scale (``runtime.training.pipeline``).
-    ``order`` says when.
+    Parameters that stay whole are left alone. Gradients are summed, never averaged: the loss carries the
+    whole scale (``runtime.training.pipeline``). ``GatherOrder`` says when.
     """
     if plan.hsdp is None:
         return
@@ -61,7 +60,7 @@ def _casts(plan: Plan) -> MixedPrecisionPolicy:
 
 
 def _no_views(module: nn.Module, args: Any, output: Any) -> Any:
-    """FSDP2 hooks the output's backward; ``+=`` on a view would drop that hook in silence, and with it the gather."""
+    """FSDP2 hooks the output's backward; ``+=`` on a view would drop that, and the gather, in silence."""
     return tree_map_only(torch.Tensor, lambda t: t.clone() if t.requires_grad and t._is_view() else t, output)
 
 

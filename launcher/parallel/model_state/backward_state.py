@@ -28,9 +28,8 @@ def moved(name: str, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
     # whatever a hook says of tensors without numbers
     with suppress(Exception), default_dtype(torch.float32), torch.device("meta"):
         args, kwargs = mapped((args, kwargs), _fresh)
-        out = [
-            t for t in tree_leaves(leaf(*args, **kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad
-        ]
+        made = tree_leaves(leaf(*args, **kwargs))
+        out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
         before, versions = held(leaf), _versions(leaf)
         torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         leaf.zero_grad(set_to_none=True)

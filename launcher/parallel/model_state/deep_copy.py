@@ -1,4 +1,4 @@
-"""Copies a model together with the functions and hooks put on its modules, so that the original stays untouched."""
+"""Copies a model with the functions and hooks put on its modules, so that the original stays untouched."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ HOLDERS = (FunctionType, MethodType, partial, list, tuple, dict)
 
 
 def copied(model: M) -> M:
-    """As ``copy.deepcopy``, which keeps functions as they are: one that holds a module would run the
-    original's.
+    """As ``copy.deepcopy``, but functions that hold a module hold its copy, and not the original.
 
     What cannot be copied, as locks, open files and generators, both have.
     """
-    empty = {
-        id(v): type(v)() for m in model.modules() for v in vars(m).values() if type(v) in EMPTY and not v
-    }
+    values = [v for m in model.modules() for v in vars(m).values()]
+    empty = {id(v): type(v)() for v in values if type(v) in EMPTY and not v}
     memo: dict[int, Any] = dict(empty)
     try:
         out = copy.deepcopy(model, memo)
     except Exception:  # whatever the user's object says of it
         memo = empty | _single(model)
         out = copy.deepcopy(model, memo)
+
+    # functions and hooks, which deepcopy keeps as they are
     for module in out.modules():
         own = vars(module)
         own.update({k: _on_copy(v, memo) for k, v in own.items() if isinstance(v, HOLDERS)})
@@ -84,18 +84,23 @@ def _function(f: FunctionType, memo: dict[int, Any]) -> Any:
     """``f`` itself, or with cells of its own: it may count in them, or hold what has been copied."""
     memo[id(f)] = f  # it may hold itself
     own = (f.__module__ or "").partition(".")[0] not in ("launcher", "torch")  # ours tell whoever made them
-    new = {id(c): (_fresh if own else _on_copy)(c.cell_contents, memo) for _, c in cells(f)}
-    defaults, named = _each(f.__defaults__ or (), memo), _named(f.__kwdefaults__ or {}, memo)
-    changed = any(
-        new[id(c)] is not c.cell_contents or (own and _counts(c.cell_contents)) for _, c in cells(f)
-    )
+
+    # what the copy would hold in its cells and defaults, and whether that is anything else
+    copy_cell = _fresh if own else _on_copy
+    new = {id(c): copy_cell(c.cell_contents, memo) for _, c in cells(f)}
+    defaults = _each(f.__defaults__ or (), memo)
+    named = _named(f.__kwdefaults__ or {}, memo)
+    held = [(new[id(c)], c.cell_contents) for _, c in cells(f)]
+    changed = any(now is not was or (own and _counts(was)) for now, was in held)
     changed |= any(a is not b for a, b in zip(defaults, f.__defaults__ or (), strict=True))
     changed |= any(named[k] is not v for k, v in (f.__kwdefaults__ or {}).items())
     if not changed:
         return f
-    inside = tuple(_cell(c, new, memo) for c in f.__closure__ or ())
-    made = FunctionType(f.__code__, f.__globals__, f.__name__, tuple(defaults) or None, inside)
-    made.__kwdefaults__, made.__dict__ = named or None, dict(vars(f))
+
+    closure = tuple(_cell(c, new, memo) for c in f.__closure__ or ())
+    made = FunctionType(f.__code__, f.__globals__, f.__name__, tuple(defaults) or None, closure)
+    made.__kwdefaults__ = named or None
+    made.__dict__ = dict(vars(f))
     memo[id(f)] = made
     return made
 

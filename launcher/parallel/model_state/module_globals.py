@@ -1,4 +1,4 @@
-"""State that a model's source files keep: global variables, class attributes, closures and defaults of functions."""
+"""State that a model's source files keep: global variables, class attributes, closures and defaults."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ FIXED = (FunctionType, ModuleType, property, classmethod, staticmethod, type, _l
 
 
 def files(*kinds: type) -> list[str]:
-    """The modules of Python that these classes are from, and what those import from, as far as it is the user's own."""
+    """The Python modules that these classes are from, and what those import from, if it is the user's own."""
     return around(k.__module__ for kind in dict.fromkeys(kinds) for k in kind.__mro__)
 
 
 def around(names: Iterable[str]) -> list[str]:
     """The modules of these names, and what they import from."""
     found: dict[str, None] = {}
-    first = [*dict.fromkeys(names)]
-    packages, queue = {n.partition(".")[0] for n in first}, deque(first)
+    queue = deque(dict.fromkeys(names))
+    packages = {n.partition(".")[0] for n in queue}
     while queue:
         name = queue.popleft()
-        if name not in found and name in sys.modules and _own(name, packages):
-            found[name] = None
-            queue += [
-                _from(v)
-                for v in vars(sys.modules[name]).values()
-                if isinstance(v, FunctionType | type | ModuleType)
-            ]
+        if name in found or name not in sys.modules or not _own(name, packages):
+            continue
+        found[name] = None
+        for value in vars(sys.modules[name]).values():
+            if isinstance(value, FunctionType | type | ModuleType):
+                queue.append(_from(value))
     return [*found]
 
 
@@ -47,11 +46,9 @@ def _own(name: str, packages: set[str]) -> bool:
     return not library(name) or (top in packages and top not in (*LIBRARIES, "transformers"))
 
 
-def _from(value: Any) -> str:
+def _from(value: FunctionType | type | ModuleType) -> str:
     """The module that ``value`` is, or is from."""
-    if isinstance(value, ModuleType):
-        return value.__name__
-    return value.__module__ if isinstance(value, FunctionType | type) else ""
+    return value.__name__ if isinstance(value, ModuleType) else value.__module__
 
 
 def _all(names: Iterable[str]) -> Iterator[tuple[str, Any, str, Any]]:
@@ -87,7 +84,7 @@ def _functions(names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
 
 
 def variables(names: Iterable[str]) -> PythonState:
-    """The global variables and the attributes of the classes of these modules, and what their functions hold."""
+    """The global variables of these modules, the attributes of their classes, what their functions hold."""
     names = [*names]
     out = PythonState()
     for shown, _, _, value in _state(names):
@@ -108,12 +105,13 @@ class GlobalsSnapshot:
         self._before = {(id(owner), key): (owner, key, value) for _, owner, key, value in _state(self.names)}
         functions = [f for _, f in _functions(self.names)]
         self._closed = [(cell, cell.cell_contents) for f in functions for _, cell in cells(f)]
+
+        # what lies in all of these
+        values: list[Any] = [v for _, _, v in self._before.values()]
+        values += [v for _, v in self._closed]
+        values += [(f.__defaults__, f.__kwdefaults__, vars(f)) for f in functions]
         self._inside: dict[int, tuple[Any, Any]] = {}
-        for value in (
-            *(v for _, _, v in self._before.values()),
-            *(v for _, v in self._closed),
-            *((f.__defaults__, f.__kwdefaults__, vars(f)) for f in functions),
-        ):
+        for value in values:
             _remember(value, self._inside)
 
     def restore(self) -> None:
@@ -147,8 +145,10 @@ def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
         inside[id(value)] = value, value.copy()
     elif isinstance(value, set):
         inside[id(value)] = value, set(value)
-    elif isinstance(value, list | deque | MutableMapping):
-        inside.setdefault(id(value), (value, dict(value) if isinstance(value, MutableMapping) else [*value]))
+    elif isinstance(value, MutableMapping):
+        inside.setdefault(id(value), (value, dict(value)))
+    elif isinstance(value, list | deque):
+        inside.setdefault(id(value), (value, [*value]))
     elif inner is not None and hasattr(value, "__dict__"):
         inside.setdefault(id(value), (value, dict(vars(value))))
     for _, part in inner or ():
@@ -165,6 +165,10 @@ def _refill(value: Any, held: Any) -> None:
         same = len(now) == len(held) and all(k in now and now[k] is v for k, v in held.items())
     else:
         same = len(now) == len(held) and all(a is b for a, b in zip(now, held, strict=True))
-    if not same:
-        now.clear()
-        (now.extend if isinstance(now, list | deque) else now.update)(held)
+    if same:
+        return
+    now.clear()
+    if isinstance(now, list | deque):
+        now.extend(held)
+    else:
+        now.update(held)

@@ -14,7 +14,7 @@ def hooks(p: nn.Parameter) -> bool:
 
 
 def keep(before: nn.Parameter, now: nn.Parameter) -> None:
-    """Make ``before`` what ``now`` is, hooks and all: a hook, or whoever else has it, may hold this very object."""
+    """Make ``before`` what ``now`` is, hooks and all: a hook, or somebody else, may hold this very object."""
     if before is now:
         return
     each = list((before._backward_hooks or {}).values())

@@ -33,7 +33,7 @@ WHOLE = (nn.Module, torch.Tensor, torch.Generator, FunctionType, MethodType, Mod
 LIBRARIES = sys.stdlib_module_names | {"hydra", "launcher", "numpy", "omegaconf", "torch"}
 INSTALLED = (*site.getsitepackages(), sysconfig.get_path("purelib"))
 MANY, DEEP = 1000, 8
-"""Of a container of more than so many values each must be the same object; so deep nobody nests what counts."""
+"""Of a container of more values than that each must be the same object; so deep nobody nests what counts."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Finds references to a model's tensors outside its modules, which would miss that the tensors are replaced."""
+"""Finds references to a model's tensors outside its modules: they would miss that these are replaced."""
 
 from __future__ import annotations
 
@@ -42,37 +42,47 @@ PYTHONS = weakref.__file__.removesuffix("weakref.py")
 
 def strangers(model: nn.Module) -> list[Problem]:
     """Weights, other tensors and modules that are kept where nobody can give them numbers and a device."""
-    mine = {id(t): n for n, t in named(model) if not (isinstance(t, nn.Parameter) and hooks(t))}
-    known = {id(m) for m in model.modules()} | {id(t) for _, t in named(model)}
+    # what is no plain module or parameter
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            text = f"{name or 'the model'} is TorchScript, whose weights are not Python's"
+            cure = "build it from the module that it was made of"
+            return [Problem("model", f"{text} to replace by ranks' parts; {cure}")]
     out: dict[str, Problem] = {}
     for name, p in model.named_parameters():
         if type(p) is not nn.Parameter and not nn.parameter.is_lazy(p):
             text = f"{name} is a {type(p).__name__}, a class that is lost when ranks get their parts of it"
             out[name] = Problem("model", f"{text}; make it an nn.Parameter")
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            text = f"{name or 'the model'} is TorchScript, whose weights are not Python's to replace by ranks' parts"
-            return [Problem("model", f"{text}; build it from the module that it was made of")]
+
+    # what modules keep, and then their classes and files
+    mine = {id(t): n for n, t in named(model) if not (isinstance(t, nn.Parameter) and hooks(t))}
+    known = {id(m) for m in model.modules()} | {id(t) for _, t in named(model)}
     for at, value in _kept(model):
         for found in inside(value, known):
             if id(found) in mine:
-                text = f"{at} holds {mine[id(found)]} itself, which is another tensor once ranks have their parts of it"
-                out.setdefault(at, Problem("model", f"{text}; get it from its module each time instead"))
+                out.setdefault(at, _itself(at, mine[id(found)]))
             elif isinstance(found, nn.Module) and any(True for _ in _own(found)):
-                text = f"{at} is or holds the module {type(found).__name__}, which is no submodule, so that no numbers"
-                cure = "; make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
-                out.setdefault(
-                    at, Problem("model", f"{text} and no device can be given to its tensors{cure}")
-                )
+                out.setdefault(at, _no_submodule(at, found))
             elif isinstance(found, Tensor) and id(found) not in known and not isinstance(found, nn.Parameter):
                 text = f"{at} keeps tensors in a {type(value).__name__}, where no device can be given to them"
                 out.setdefault(at, Problem("model", f"{text}; make each a buffer with register_buffer"))
     for at, value in _around(model):
         for found in inside(value, known):
             if id(found) in mine and isinstance(found, nn.Parameter):
-                text = f"{at} holds {mine[id(found)]} itself, which is another tensor once ranks have their parts of it"
-                out.setdefault(at, Problem("model", f"{text}; get it from its module each time instead"))
+                out.setdefault(at, _itself(at, mine[id(found)]))
     return list(out.values())
+
+
+def _itself(at: str, name: str) -> Problem:
+    text = f"{at} holds {name} itself, which is another tensor once ranks have their parts of it"
+    return Problem("model", f"{text}; get it from its module each time instead")
+
+
+def _no_submodule(at: str, module: nn.Module) -> Problem:
+    text = f"{at} is or holds the module {type(module).__name__}, which is no submodule"
+    why = "so that no numbers and no device can be given to its tensors"
+    cure = "make it an attribute of a module, or put it in an nn.ModuleList or nn.ModuleDict"
+    return Problem("model", f"{text}, {why}; {cure}")
 
 
 def named(model: nn.Module) -> list[tuple[str, Tensor]]:
@@ -186,16 +196,15 @@ def overlaps(model: nn.Module) -> tuple[tuple[str, ...], ...]:
             at.setdefault(int(t.untyped_storage()._cdata), []).append((name, t))
     out = []
     for same in at.values():
-        clear = len(same) == 1 or (
-            all(t.dtype is same[0][1].dtype for _, t in same) and _disjoint([t for _, t in same])
-        )
-        if not clear:
+        if len(same) > 1 and not _disjoint([t for _, t in same]):
             out.append(tuple(n for n, _ in same))
     return tuple(out)
 
 
 def _disjoint(tensors: list[Tensor]) -> bool:
-    """Whether no element is in two of them; all are of one storage and dtype."""
+    """Whether no element is in two of them, which lie in one storage; of several dtypes nobody knows."""
+    if len({t.dtype for t in tensors}) > 1:
+        return False
     taken = np.zeros(tensors[0].untyped_storage().nbytes() // tensors[0].element_size(), dtype=bool)
     for t in tensors:
         strides = [s * taken.itemsize for s in t.stride()]
@@ -237,8 +246,9 @@ def unmarked(lost: dict[str, tuple[str, ...]]) -> Iterator[None]:
     def read(t: Tensor, name: str) -> Any:
         if name not in lost:
             raise AttributeError(f"'{type(t).__name__}' object has no attribute '{name}'")
-        text = f"the forward reads the attribute {name} of {lost[name][0]}, which is lost when the tensor is placed"
-        raise RequestError((Problem("model", f"{text}; keep it on the module"),))
+        text = f"the forward reads the attribute {name} of {lost[name][0]}"
+        why = "which is lost when the tensor is placed"
+        raise RequestError((Problem("model", f"{text}, {why}; keep it on the module"),))
 
     if not lost:
         yield
@@ -272,9 +282,8 @@ class _Caches:
         if now == self.seen:  # by identity: as quick as thousands of modules can be told apart
             return
         self.seen = now
-        new = {
-            name: module for name, module in list(sys.modules.items()) if self.modules.get(name) is not module
-        }
+        loaded = list(sys.modules.items())
+        new = {name: module for name, module in loaded if self.modules.get(name) is not module}
         self.modules |= new
         if not all(map(_bare, new)):
             for some in gc.get_referrers(_lru_cache_wrapper):
@@ -286,9 +295,9 @@ def _bare(module: str) -> bool:
     top = module.partition(".")[0]
     if top not in sys.stdlib_module_names:
         return top in ("torch", "launcher", "sympy")
-    file = getattr(
-        sys.modules.get(top), "__file__", None
-    )  # a user's own may have the name of one of Python's
+
+    # a user's own may have the name of one of Python's
+    file = getattr(sys.modules.get(top), "__file__", None)
     return file is None or file.startswith(PYTHONS)
 
 
@@ -296,7 +305,7 @@ _CACHES = _Caches()
 
 
 def forget() -> None:
-    """Empty the caches of functions (``lru_cache``) that hold tensors without numbers: of a run without memory."""
+    """Empty the caches of functions (``lru_cache``) that hold tensors without numbers."""
     _CACHES.look()
     for key, (cache, before) in list(_CACHES.filled.items()):
         some = cache()
@@ -330,5 +339,7 @@ def leaving(model: nn.Module) -> Iterator[None]:
         forget()
     new = [at for key, (at, _) in left(model).items() if key not in before]
     if new:
-        text = f"the forward keeps tensors in {new[0]}, where ranks would find those of the plan, without numbers"
-        raise RequestError((Problem("model", f"{text}; make them buffers, or compute them each time"),))
+        text = f"the forward keeps tensors in {new[0]}"
+        why = "where ranks would find those of the plan, without numbers"
+        cure = "make them buffers, or compute them each time"
+        raise RequestError((Problem("model", f"{text}, {why}; {cure}"),))

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import grad, local
+from launcher.parallel.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)
 class Norm:
-    """This rank's pieces with their weights: a piece that n ranks hold (replicas, tied copies) counts 1/n on each."""
+    """This rank's pieces with their weights: one that n ranks hold (replicas, tied copies) counts 1/n."""
 
     pieces: tuple[tuple[torch.Tensor, float], ...]
     copies: tuple[torch.Tensor, ...]
 
     @torch.no_grad()
     def squared(self) -> torch.Tensor:
-        """This rank's share of the squared global norm (fp64, 0-d, CPU): summed over all ranks it is the whole."""
+        """This rank's share of the squared global norm (fp64, 0-d, CPU), which is the sum over all ranks."""
         every = [(grad(p), weight) for p, weight in self.pieces]
         found = [(g, weight) for g, weight in every if g is not None and g.numel()]
         if not found:
@@ -35,9 +35,7 @@ class Norm:
         ``norm`` is that of the gradients divided by ``scaled``, which they are too.
         """
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
-        grads = [
-            local(p.grad) for p in self.copies if p.grad is not None
-        ]  # no copy: redistributed ones would be lost
+        grads = [local(p.grad) for p in self.copies if p.grad is not None]  # redistributed ones would be lost
         if scale / scaled != 1.0 and grads:
             torch._foreach_mul_(grads, scale / scaled)
 

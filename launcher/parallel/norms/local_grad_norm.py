@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import local
+from launcher.parallel.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OwnGradients:
             self.squares[name] = self.squares[name] + square if name in self.squares else square
 
     def see_whole(self) -> None:
-        """Those of parameters that stay whole, between the last backward of a step and their sum over ranks."""
+        """Those of parameters that stay whole: after a step's last backward, before their sum over ranks."""
         sharded = {p.name for p in self.model.plan.params if p.sharded}
         found = [(n, p.grad) for n, p in self.model.trainable() if self.model.first_name(n) not in sharded]
         has = [(n, g) for n, g in found if g is not None]
@@ -41,9 +41,8 @@ class OwnGradients:
 
     def take(self, scale: float) -> dict[str, float]:
         """Each norm of the step, times ``scale``, in the plan's order; the next step starts anew."""
-        out = {
-            n: self.squares[n].sqrt().item() * scale for n, _ in self.model.trainable() if n in self.squares
-        }
+        names = [n for n, _ in self.model.trainable() if n in self.squares]
+        out = {n: self.squares[n].sqrt().item() * scale for n in names}
         self.squares.clear()
         return out
 

@@ -1,4 +1,4 @@
-"""Broadcasts running statistics from the first data-parallel rank to the others, as DistributedDataParallel does."""
+"""Broadcasts running statistics from the first data-parallel rank to the others, as DDP does."""
 
 from __future__ import annotations
 

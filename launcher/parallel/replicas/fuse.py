@@ -16,7 +16,7 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Bucketed:
-    """The tensors of one bucket on this rank, in the plan's order; they travel in ``dtype``, ``None`` for their own."""
+    """The tensors of a bucket here, in the plan's order; they travel in ``dtype``, ``None`` for their own."""
 
     tensors: tuple[torch.Tensor, ...]
     group: dist.ProcessGroup | None
@@ -30,9 +30,8 @@ class Bucketed:
 def sums(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
     """What of ``part`` is added up over ``tp``: gradients of which each rank has a term."""
     mine = {p.name: t for p, _, t in part.named(plan.params)}
-    return [
-        Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in plan.sums if b.stage == part.stage.index
-    ]
+    own = [b for b in plan.sums if b.stage == part.stage.index]
+    return [Bucketed(tuple(mine[n] for n in b.names), meshes.tp) for b in own]
 
 
 def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
@@ -48,20 +47,24 @@ def fuse(part: StagePart, plan: Plan, meshes: Meshes) -> list[Bucketed]:
 def total(
     tensors: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None, dtype: torch.dtype | None = None
 ) -> None:
-    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, there in
-    ``dtype``.
+    """Sum the local gradients of ``tensors``, of one dtype, over ``group`` in one collective, in ``dtype``.
 
     A missing gradient counts as zero; where every rank misses it, it stays missing: an
     optimizer must not decay it.
     """
+    # zeros for what is missing
     has = [t.grad is not None for t in tensors]
     for t in tensors:
         if t.grad is None:
             t.grad = torch.zeros_like(t)
     grads = [local(t.grad) for t in tensors if t.grad is not None]
+
+    # one flat tensor, and a number for each gradient that tells how many ranks had it
     flat = torch.cat([*(g.reshape(-1) for g in grads), grads[0].new_tensor(has)])
     flat = flat if dtype is None else flat.to(dtype)
     dist.all_reduce(flat, group=group)
+
+    # back to where they belong
     *summed, anywhere = flat.split([*(g.numel() for g in grads), len(grads)])
     for g, piece in zip(grads, summed, strict=True):
         g.copy_(piece.view_as(g))

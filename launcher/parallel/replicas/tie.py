@@ -16,10 +16,10 @@ from launcher.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Tied:
-    """One rank's copies of tied tensors on the same pipeline ranks: of a sharded one, one a stage that it
-    holds.
+    """One rank's copies of tied tensors on the same pipeline ranks.
 
-    Those that are not ``trained`` have no gradients.
+    Of a sharded one there is a copy for each stage that the rank holds. Those that are not ``trained`` have
+    no gradients.
     """
 
     names: tuple[str, ...]
@@ -56,17 +56,21 @@ class Tied:
 
 def tie(parts: list[StagePart], plan: Plan, meshes: Meshes) -> list[Tied]:
     """One ``Tied`` for each set of pipeline ranks that this rank shares tensors with."""
+    # this rank's copies, each tensor once
     copies: dict[str, list[torch.Tensor]] = {}
     for part in parts:
         for placed, _, t in part.named(plan.params):
             if all(t is not other for other in copies.setdefault(placed.name, [])):
                 copies[placed.name].append(t)
+
+    # those that travel together: to the same ranks, in one dtype
     rows: dict[tuple[tuple[int, ...], str, bool], list[str]] = {}
     dtypes = {p.name: p.spec.dtype for p in plan.params}
     for tied in plan.ties:
         if tied.name in copies:
             rows.setdefault((tied.ranks, dtypes[tied.name], tied.trained), []).append(tied.name)
-    return [
-        Tied(tuple(names), tuple(tuple(copies[n]) for n in names), meshes.ties.get(pp), trained)
-        for (pp, _, trained), names in rows.items()
-    ]
+    ties = []
+    for (pp, _, trained), names in rows.items():
+        same = tuple(tuple(copies[n]) for n in names)
+        ties.append(Tied(tuple(names), same, meshes.ties.get(pp), trained))
+    return ties

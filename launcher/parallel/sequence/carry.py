@@ -70,7 +70,7 @@ class Carry:
             self.now, self.repeats = before
 
     def forget(self, micro: int, piece: int = 0) -> None:
-        """When a piece's backward is done, nobody needs what it has left: those after it went backward before."""
+        """A piece's backward is done: nobody needs what it has left, those after it went backward before."""
         for kept in self.left.get(micro, {}).values():
             del kept[piece:]
         if not piece:
@@ -78,7 +78,7 @@ class Carry:
 
 
 def attach(model: nn.Module, carry: Carry) -> None:
-    """Every module with ``piece`` asks ``carry`` what to run; what is put around its forward stays around it.
+    """Every module with ``piece`` asks ``carry`` what to run; what is around its forward stays around it.
 
     What is around a forward has it as ``plain``, and learns of ``carry`` if it asks for that.
     """

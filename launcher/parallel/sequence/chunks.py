@@ -17,7 +17,7 @@ from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sequence.carry import Carry, Kept, Pieced, attach
 from launcher.parallel.trace import model_facts
 from launcher.parallel.trace.fx_glue import RUNNING, refusing
-from launcher.parallel.trace.zero_inputs import call
+from launcher.parallel.trace.zero_inputs import run_module
 from launcher.plan.partition.sequence_chunks import Pieces, balanced, equal, shortened
 from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import Graph, Node, TensorSpec
@@ -41,11 +41,10 @@ NORMS = (nn.LayerNorm, nn.RMSNorm)
 """These too, when they look at the last dim only."""
 
 ALIKE_FUNCTIONS = frozenset({
-    "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp", "float",
-    "gelu",
-    "linear", "log", "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "rtruediv", "sigmoid", "silu",
-    "softplus", "sqrt", "square", "sub", "tanh", "to", "truediv", "type_as", "dim", "get", "size", "radd", "rmul",
-    "iadd", "imul", "isub",
+    "abs", "add", "clamp", "clone", "contiguous", "detach", "div", "dropout", "embedding", "erf", "exp",
+    "float", "gelu", "linear", "log", "mul", "neg", "pow", "reciprocal", "relu", "rsqrt", "rsub", "rtruediv",
+    "sigmoid", "silu", "softplus", "sqrt", "square", "sub", "tanh", "to", "truediv", "type_as", "dim", "get",
+    "size", "radd", "rmul", "iadd", "imul", "isub",
 })  # fmt: skip
 """Functions, by name without underscores, whose result at one position depends on that position alone."""
 
@@ -66,10 +65,10 @@ def cut(
     parts = specs[0].shape[1] // step
     if parts < count:
         text = (
-            f"{count}: operators cut each piece over tp={step}, so pieces are multiples of {step} positions, "
-            f"and {specs[0].shape[1]} positions make {parts} of them"
+            f"{count}: operators cut each piece over tp={step}, so pieces are multiples of {step} positions"
         )
-        raise RequestError((Problem(KEY, text, f"{KEY}={parts}"),))
+        there = f"{specs[0].shape[1]} positions make {parts} of them"
+        raise RequestError((Problem(KEY, f"{text}, and {there}", f"{KEY}={parts}"),))
     if split == "equal":
         return tuple(n * step for n in equal(parts, count))
 
@@ -130,33 +129,36 @@ def _leaving(node: Node, left: Mapping[str, Kept]) -> Node:
         return node
     mine = [kept for name, kept in left.items() if covers(node.target, name)]
     nbytes = [(any(t.requires_grad for t in kept), sum(t.nbytes for t in kept)) for kept in mine]
-    frozen = sum(
-        n for trained, n in nbytes if not trained
-    )  # kept as long, but nothing saves it for a backward
-    return replace(node, saved=node.saved + frozen, left=sum(n for trained, n in nbytes if trained))
+    left_for_backward = sum(n for trained, n in nbytes if trained)
+    frozen = sum(n for trained, n in nbytes if not trained)  # kept as long, but no backward saves it
+    return replace(node, saved=node.saved + frozen, left=left_for_backward)
 
 
 def _same(whole: Graph, parts: tuple[Graph, ...], lengths: tuple[int, ...]) -> tuple[Graph, ...]:
-    """``parts``, if between modules they do what ``whole`` does and all they make has the sequence in dim 1."""
+    """``parts``, if between modules they do what ``whole`` does and have the sequence in dim 1 throughout."""
     total = sum(lengths)
     for part, length in zip(parts, lengths, strict=True):
-        alike = [(n.name, n.kind, n.target) for n in part.nodes] == [
-            (n.name, n.kind, n.target) for n in whole.nodes
-        ]
+        alike = _calls(part) == _calls(whole)
         for a, b in zip(whole.nodes, part.nodes, strict=False):
             if not (alike and _fits(a, b, length, total)):
-                text = f"{a.target!r} makes something else of {length} positions; dim 1 must be the sequence everywhere"
-                raise RequestError((Problem("model", text, f"{KEY}=1"),))
+                text = f"{a.target!r} makes something else of {length} positions"
+                why = "dim 1 must be the sequence everywhere"
+                raise RequestError((Problem("model", f"{text}; {why}", f"{KEY}=1"),))
     return parts
 
 
+def _calls(graph: Graph) -> list[tuple[str, str, str]]:
+    return [(n.name, n.kind, n.target) for n in graph.nodes]
+
+
 def _fits(whole: Node, piece: Node, length: int, total: int) -> bool:
-    """Whether ``piece`` is what is left of the value of ``whole`` when ``length`` of ``total`` positions pass."""
+    """Whether ``piece`` is what ``length`` of ``total`` positions leave of the value of ``whole``."""
     if whole.kind == "param" or whole.out is None:
         return True
-    expected = [
-        shortened(t, length, total) if len(t.shape) > 1 and t.shape[1] <= total else t for t in whole.out
-    ]
+    expected = []
+    for t in whole.out:
+        sequence = len(t.shape) > 1 and t.shape[1] <= total
+        expected.append(shortened(t, length, total) if sequence else t)
     return tuple(expected) == piece.out
 
 
@@ -167,9 +169,13 @@ def mixing(model: nn.Module, specs: Sequence[TensorSpec]) -> list[Problem]:
     for name, module in model.named_modules():
         module.register_forward_pre_hook(watch.enter(name, module), with_kwargs=True)
         module.register_forward_hook(watch.leave, always_call=True)
+
+    # one forward of whole sequences
     xs = model_facts.meta(specs)
     with refusing(model, xs), default_dtype(RUNNING), torch.device("meta"), watch:
-        call(model, xs, {})
+        run_module(model, xs, {})
+
+    # what it called, and how often
     found = []
     for name, what in watch.found.items():
         lacks = f"{_named(name, model)} calls {what}, which may mix positions, and has no method 'piece'"

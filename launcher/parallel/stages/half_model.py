@@ -10,7 +10,7 @@ from launcher.plan.partition.params import wide
 
 
 def narrow(model: nn.Module, compute: str) -> None:
-    """Cast the weights of a whole model in place; buffers, and what stands beside a running statistic, stay."""
+    """Cast a whole model's weights in place; buffers, and what stands beside a running statistic, stay."""
     known = skeleton(model)
     kept = wide(known)
     own = dict(model.named_parameters(remove_duplicate=False))

@@ -40,7 +40,7 @@ class StagePart:
     code: tuple[str, ...] = ()
 
     def named(self, placed: tuple[Placed, ...]) -> list[tuple[Placed, str, torch.Tensor]]:
-        """Each tensor of the plan that this part holds, the name it goes by here, and the tensor, once each."""
+        """Each tensor of the plan that this part holds, the name that it goes by here, and itself, once."""
         mine = {
             **dict(self.module.named_parameters(remove_duplicate=False)),
             **dict(self.module.named_buffers(remove_duplicate=False)),
@@ -65,8 +65,7 @@ def traced(model: nn.Module, plan: Plan, inputs: tuple[TensorSpec, ...]) -> Trac
 def split(
     model: nn.Module, plan: Plan, pp: int, tracer: Tracer | None, device: torch.device = CPU
 ) -> list[StagePart]:
-    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on the meta
-    device).
+    """The stage modules of pipeline rank ``pp``, made of the modules of ``model`` itself (on meta).
 
     ``tracer`` has followed its forward; ``device``: what code between the modules is told when it asks.
     """
@@ -74,40 +73,50 @@ def split(
     if tracer is None:
         return [StagePart(held[0], model)]
     code = tuple(map(said, tracer.graph.nodes))
-    made = ((s, _build(tracer, model, s, plan, device)) for s in held)
-    parts = [StagePart(s, module, Carry(plan.pieces) if plan.pieces else None, code) for s, module in made]
-    for part in parts:
-        if part.carry is not None:
-            attach(part.module, part.carry)
+    parts = []
+    for stage in held:
+        module = assembled(model, _graph(tracer, stage, plan, device), stage.index)
+        carry = Carry(plan.pieces) if plan.pieces else None
+        if carry is not None:
+            attach(module, carry)
+        parts.append(StagePart(stage, module, carry, code))
     _separate(parts, plan)
     return parts
 
 
-def _build(tracer: Tracer, model: nn.Module, stage: Stage, plan: Plan, device: torch.device) -> nn.Module:
-    """The module that runs ``stage``: takes what the stage receives and returns what it sends, all flat."""
+def _graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device) -> fx.Graph:
+    """What ``stage`` runs: it takes what the stage receives and returns what it sends, all flat."""
     whole = {n.name: n for n in tracer.graph.nodes}
-    out, env = fx.Graph(), dict[fx.Node, Any]()
+    out = fx.Graph()
+    env: dict[fx.Node, Any] = {}
+
+    # what arrives; its nodes come before any other can take their names
     overwritten = tracer.overwritten()
     crossings = plan.boundaries[stage.index - 1] if stage.index else ()
     count = sum(len(c.specs) for c in crossings)
-    given = iter(
-        [out.placeholder(f"given_{n}") for n in range(count)]
-    )  # before any other node can take a name
+    given = iter([out.placeholder(f"given_{n}") for n in range(count)])
     for c in crossings:
         flat = list(islice(given, len(c.specs)))
         if whole[c.name] in overwritten:  # autograd lets nobody write to what it received
             flat = [out.call_function(torch.clone, (x,)) for x in flat]
         env[whole[c.name]] = tuple(flat) if c.packed else flat[0]
+
+    # what runs here
     for node in (whole[n] for n in stage.nodes):
         if node.target is here:
             env[node] = device
         elif node.op != "output":
             env[node] = _copied(out, node, tracer, env)
+
+    # what leaves
     if stage.index == len(plan.stages) - 1:
         out.output(fx.node.map_arg(whole[stage.nodes[-1]].args[0], lambda n: env[n]))
-    else:
-        out.output(tuple(x for c in plan.boundaries[stage.index] for x in _send(out, env[whole[c.name]], c)))
-    return assembled(model, out, stage.index)
+        return out
+    sent: list[fx.Node] = []
+    for c in plan.boundaries[stage.index]:
+        sent += _send(out, env[whole[c.name]], c)
+    out.output(tuple(sent))
+    return out
 
 
 def _copied(out: fx.Graph, node: fx.Node, tracer: Tracer, env: dict[fx.Node, Any]) -> fx.Node:
@@ -141,7 +150,7 @@ def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
 
 
 def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
-    """``t`` as it may travel: contiguous, no view, and part of the autograd graph if a gradient comes back for it.
+    """``t`` as it may travel: contiguous, no view, in the autograd graph if a gradient comes back for it.
 
     A compiler cannot tell what is a view.
     """
@@ -153,7 +162,7 @@ def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
 
 
 def _separate(parts: list[StagePart], plan: Plan) -> None:
-    """A tensor held by two stages of one rank becomes two where it is sharded, one each; ``tie`` keeps them equal."""
+    """A sharded tensor that two stages of one rank hold becomes two, one each; ``tie`` keeps them equal."""
     sharded = {n for p in plan.params if p.sharded for n in p.names}
     taken: set[int] = set()
     for part in parts:

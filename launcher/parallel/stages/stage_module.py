@@ -13,20 +13,20 @@ class StageModule(nn.Module):
 
 
 def assembled(model: nn.Module, graph: fx.Graph, index: int) -> nn.Module:
-    """Stage ``index`` of ``model``: runs ``graph``, with the modules, parameters and buffers that it names."""
+    """Stage ``index`` of ``model``: runs ``graph`` with the modules, parameters and buffers that it names."""
     code = Code(graph)
     exec(compile(code.text, f"<stage {index}>", "exec"), code.known)
     module: nn.Module = type(f"Stage{index}", (StageModule,), {"forward": code.known["forward"]})()
     module.training = model.training
-    for path in sorted(
-        _named(graph), key=lambda p: p.count(".")
-    ):  # what is around comes before what is inside
+
+    # what is around comes before what is inside
+    for path in sorted(_named(graph), key=lambda p: p.count(".")):
         _hang(model, module, path)
     return module
 
 
 def _named(graph: fx.Graph) -> list[str]:
-    """What it names of the model, in the graph's order: each rank gathers its modules in the order they hang in."""
+    """What it names of the model, in the graph's order: ranks gather modules in the order they hang in."""
     return list(dict.fromkeys(str(n.target) for n in graph.nodes if n.op in ("call_module", "get_attr")))
 
 
@@ -47,8 +47,7 @@ def _hang(model: nn.Module, stage: nn.Module, path: str) -> None:
 
 
 class Code:
-    """``graph`` as the ``text`` of a function ``forward`` that finds its functions and constants in
-    ``known``.
+    """``graph`` as the ``text`` of a function ``forward``, whose functions and constants are in ``known``.
 
     fx would write the names of the model into it, where ``self``, ``in`` or two spellings of one letter mean
     something else. Here every name is ours, and what is the model's is a string.

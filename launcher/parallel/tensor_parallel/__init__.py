@@ -1,3 +1,3 @@
-"""Operators cut over the tensor-parallel axis: where a cut is propagated, and the collectives that it takes."""
+"""Operators cut over the tensor-parallel axis: where a cut is propagated, which collectives it takes."""
 
 __all__ = ["apply", "collectives", "propagate"]

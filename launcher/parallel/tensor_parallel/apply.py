@@ -50,7 +50,7 @@ def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
 
 
 def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
-    """Swap each parameter that ``splits`` names for this rank's piece of it, on the meta device; ties stay ties."""
+    """Swap each parameter that ``splits`` names for a meta tensor of this rank's piece; ties stay ties."""
     pieces: dict[int, nn.Parameter] = {}
     named = dict(model.named_parameters(remove_duplicate=False))
     for name, axes in splits.items():
@@ -85,35 +85,32 @@ class OperatorForward:
         x, *rest = args if args else (kwargs.pop("input"),)
         s = self.spread
         x = bring(x, s.arrives, s.takes, self.axis, terms=s.operator.mode == "column")
-        y = compute(self.module, self.plain, s, self.axis, x, *rest, **kwargs)
-        return hand_on(self.module, y, s, self.axis)
+        return self.hand_on(self.compute(x, *rest, **kwargs))
 
+    def compute(self, x: Tensor, *rest: Any, **kwargs: Any) -> Any:
+        """What this rank works out; of a row-parallel layer and a part of a table, a term of the sum."""
+        module = self.module
+        match self.spread.operator.mode:
+            case "column":
+                bias = getattr(module, "bias", None)
+                return F.linear(x, weight(module), None if bias is None else local(bias))
+            case "row":
+                return F.linear(x, weight(module))
+            case "vocabulary":
+                return _look_up(module, x, self.axis)
+            case "hidden":
+                return F.embedding(x, weight(module), getattr(module, "padding_idx", None))
+            case _:
+                return self.plain(x, *rest, **kwargs)
 
-def compute(
-    module: nn.Module, plain: Any, s: Spread, axis: Axis, x: Tensor, *rest: Any, **kwargs: Any
-) -> Any:
-    """What this rank works out; of a row-parallel layer and a part of a table, a term of the sum."""
-    match s.operator.mode:
-        case "column":
-            bias = getattr(module, "bias", None)
-            return F.linear(x, weight(module), None if bias is None else local(bias))
-        case "row":
-            return F.linear(x, weight(module))
-        case "vocabulary":
-            return _look_up(module, x, axis)
-        case "hidden":
-            return F.embedding(x, weight(module), getattr(module, "padding_idx", None))
-        case _:
-            return plain(x, *rest, **kwargs)
-
-
-def hand_on(module: nn.Module, y: Any, s: Spread, axis: Axis) -> Any:
-    """The bias of a row-parallel layer is added once, to the sum."""
-    if s.sums or s.makes != s.gives:
-        y = hand(y, s.makes, s.sums, s.gives, axis)
-    if s.operator.mode == "row" and getattr(module, "bias", None) is not None:
-        y = y + module.bias
-    return y
+    def hand_on(self, y: Any) -> Any:
+        """The bias of a row-parallel layer is added once, to the sum."""
+        s = self.spread
+        if s.sums or s.makes != s.gives:
+            y = hand(y, s, self.axis)
+        if s.operator.mode == "row" and getattr(self.module, "bias", None) is not None:
+            y = y + self.module.bias
+        return y
 
 
 def weight(module: nn.Module) -> Tensor:

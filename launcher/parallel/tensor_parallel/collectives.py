@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -10,7 +11,35 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import Function
 
-from launcher.plan.operators.resolve import Comm, Cut
+from launcher.errors import RunError
+from launcher.plan.operators.resolve import Comm, Cut, Spread
+
+
+class Results:
+    """What the collectives of one forward have brought, in order: it runs again without them."""
+
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+        self._versions: list[int] = []
+        self._next: int | None = None
+
+    def again(self) -> None:
+        """From here on the forward runs again."""
+        self._next = 0
+
+    def of(self, send: Callable[[], Tensor]) -> Tensor:
+        """What ``send`` brings, or has brought at this place."""
+        if self._next is None:
+            out = send()
+            self.kept.append(out.detach())
+            self._versions.append(out._version)
+            return out
+        t, version = self.kept[self._next], self._versions[self._next]
+        self._next += 1
+        if t._version != version:
+            text = "what operators over tp have brought was changed in place, and is needed again as it was"
+            raise RunError(f"{text} (try: parallel.recompute.comm=recompute)")
+        return t.detach()
 
 
 @dataclass
@@ -18,8 +47,9 @@ class Axis:
     """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
 
     ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in
-    last; ``overwritten``: that was seen to be changed in place, and brought in again. ``number`` is the place
-    among ``AXES`` of one that has joined.
+    last; ``results`` takes what comes of a forward's collectives, while one runs that keeps them;
+    ``overwritten``: what was brought in last was seen to be changed in place, and brought in again.
+    ``number`` is the place among ``AXES`` of one that has joined.
     """
 
     size: int
@@ -28,6 +58,7 @@ class Axis:
     planned: bool = False
     log: list[Comm] | None = field(default=None, compare=False)
     last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
+    results: Results | None = field(default=None, compare=False)
     overwritten: bool = field(default=False, compare=False)
     number: int = field(default=-1, compare=False)
 
@@ -48,6 +79,10 @@ class Axis:
     def silent(self, x: Tensor) -> bool:
         """Whether nothing is sent for ``x``."""
         return self.planned or x.is_meta
+
+    def once(self, send: Callable[[], Tensor]) -> Tensor:
+        """What the collective ``send`` of a forward brings; a forward that runs again may have kept it."""
+        return send() if self.results is None else self.results.of(send)
 
     def piece(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of a whole tensor."""
@@ -147,7 +182,7 @@ class _Leave(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        return axis.sum(x)
+        return axis.once(lambda: axis.sum(x))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -160,7 +195,7 @@ class _Gather(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, terms: bool) -> Tensor:
         ctx.axis, ctx.dim, ctx.terms = axis, dim, terms
-        return axis.gather(x, dim)
+        return axis.once(lambda: axis.gather(x, dim))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -174,7 +209,7 @@ class _Piece(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis, dim: int, terms: bool) -> Tensor:
         ctx.axis, ctx.dim = axis, dim
-        return axis.scatter(x, dim) if terms else axis.piece(x, dim)
+        return axis.once(lambda: axis.scatter(x, dim)) if terms else axis.piece(x, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -190,7 +225,7 @@ def bring(x: Tensor, arrives: Cut, takes: Cut, axis: Axis, terms: bool) -> Tenso
     if arrives == takes and not (takes is None and terms):
         return x
     if takes is None:
-        # a compiler does not know versions: the plan refuses to compile what changes its input between two users
+        # a compiler knows no versions: the plan refuses to compile what changes its input between two users
         version = 0 if torch.compiler.is_compiling() else x._version
         asked = (version, arrives, terms, torch.is_grad_enabled())
         same = axis.last is not None and axis.last[0] is x
@@ -217,14 +252,14 @@ def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool) -> Tensor:
     return _Gather.apply(x, axis, arrives, terms)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def hand(y: Tensor, makes: Cut, sums: bool, gives: Cut, axis: Axis) -> Tensor:
+def hand(y: Tensor, spread: Spread, axis: Axis) -> Tensor:
     """``y`` as it is to leave: terms are added up, what is cut stays so or is gathered."""
     axis.last = None
-    if not sums:
-        return bring(y, makes, gives, axis, terms=False)
-    if gives is None:
+    if not spread.sums:
+        return bring(y, spread.makes, spread.gives, axis, terms=False)
+    if spread.gives is None:
         axis.said("all_reduce", "forward", y)
         return _Leave.apply(y, axis)  # type: ignore[no-any-return, no-untyped-call]
     axis.said("reduce_scatter", "forward", y)
     axis.said("all_gather", "backward", y)
-    return _Piece.apply(y, axis, gives, True)  # type: ignore[no-any-return, no-untyped-call]
+    return _Piece.apply(y, axis, spread.gives, True)  # type: ignore[no-any-return, no-untyped-call]

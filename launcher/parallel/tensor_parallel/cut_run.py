@@ -1,4 +1,4 @@
-"""One forward on meta tensors that follows how each tensor is cut: every operation must fit that of the whole model."""
+"""Follows how each tensor is cut in one forward on meta tensors, beside the operations of the whole model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CutRun:
         return self.whole[at][1]
 
     def done(self, name: str, args: Any, kwargs: Any, out: Any, func: Any = None) -> None:
-        """An operation outside the operators has run."""
+        """An operation outside the operators has run: it must fit that of the whole model."""
         outs = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
         shapes = self.row(name, outs)
         if self.axis is None:
@@ -84,13 +84,13 @@ class FollowOps(Dispatch):
         self.run = run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = meta_cache.run(func, args, kwargs or {})
-        if (
-            func is torch.ops.aten.detach.default
-        ):  # torch adds one where somebody still holds the result, as we do
+        kwargs = kwargs or {}
+        out = meta_cache.run(func, args, kwargs)
+        if func is torch.ops.aten.detach.default:
+            # torch adds one where somebody still holds the result, as we do
             self.run.tag(out, self.run.state(args[0]))
         elif not self.run.quiet:
-            self.run.done(func._schema.name.removeprefix("aten::"), args, kwargs or {}, out, func)
+            self.run.done(func._schema.name.removeprefix("aten::"), args, kwargs, out, func=func)
         return out
 
 
@@ -115,18 +115,19 @@ class FollowCalls(TorchFunctionMode):
         return out
 
     def _needs(self, name: str, args: Any) -> None:
-        """A layer that mixes the last dim would fail over its shape alone: say what it needs, and how to give it."""
-        x, at = next((a for a in args if isinstance(a, Tensor)), None), self.run.where[-1]
-        if (
-            x is None
-            or self.run.axis is None
-            or at not in self.run.layers
-            or self.run.state(x).cut != x.dim() - 1
-        ):
+        """A layer that mixes the last dim would fail over its shape alone: say what it needs, and a cure."""
+        at = self.run.where[-1]
+        x = next((a for a in args if isinstance(a, Tensor)), None)
+        if x is None or self.run.axis is None or at not in self.run.layers:
             return
+        if self.run.state(x).cut != x.dim() - 1:
+            return
+
+        # its features are cut, and it takes all of them
+        text = f"{at} takes all features of its input, and they arrive cut over tp"
         if name == "linear":
-            text = f"{at} takes all features of its input, and they arrive cut over tp; cut its weight on them too"
-            raise CutRefused(text, KEY, quote(f"{KEY}.{at}.weight=[null, tp]"))
+            cure = quote(f"{KEY}.{at}.weight=[null, tp]")
+            raise CutRefused(f"{text}; cut its weight on them too", KEY, cure)
         if name in ("layer_norm", "rms_norm"):
-            text = f"{at} takes all features of its input, and they arrive cut over tp; have them gathered before it"
-            raise CutRefused(text, KEY, quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}"))
+            cure = quote(f"{KEY}.{at}.input={axes_text(((),) * x.dim())}")
+            raise CutRefused(f"{text}; have them gathered before it", KEY, cure)

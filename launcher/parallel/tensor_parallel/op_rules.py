@@ -1,4 +1,4 @@
-"""Sharding rules of operations: how the result is cut when an input is cut over tp, or why that is refused."""
+"""Sharding rules of operations: how the result is cut when an input is cut over tp, or why it is refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Shape = tuple[int, ...]
 UNITS: dict[Any, str] = {
     F.linear: "linear", F.embedding: "embedding", F.layer_norm: "layer_norm", F.rms_norm: "rms_norm",
     F.scaled_dot_product_attention: "attention", torch.matmul: "matmul", Tensor.matmul: "matmul",
-    Tensor.__matmul__: "matmul", torch.reshape: "reshape", Tensor.reshape: "reshape", torch.flatten: "reshape",
-    Tensor.flatten: "reshape", Tensor.contiguous: "contiguous", torch.repeat_interleave: "repeat",
-    Tensor.repeat_interleave: "repeat",
+    Tensor.__matmul__: "matmul", torch.reshape: "reshape", Tensor.reshape: "reshape",
+    torch.flatten: "reshape", Tensor.flatten: "reshape", Tensor.contiguous: "contiguous",
+    torch.repeat_interleave: "repeat", Tensor.repeat_interleave: "repeat",
 }  # fmt: skip
 """Functions that are one operation here, whatever torch makes them of."""
 
@@ -32,10 +32,10 @@ VIEWS = frozenset({"_unsafe_view", "reshape", "view"})
 ALONG = {
     "cat": 1, "flip": 1, "select": 1, "slice": 1, "split": 2, "split_with_sizes": 2, "unbind": 1,
     "_softmax": 1, "_log_softmax": 1, "cumsum": 1, "sort": 1, "topk": 2, "index_select": 1,
-    "amax": 1, "amin": 1, "any": 1, "all": 1, "argmax": 1, "logsumexp": 1, "max": 1, "mean": 1, "min": 1, "norm": 2,
-    "linalg_vector_norm": 2, "prod": 1, "std": 1, "sum": 1, "var": 1, "var_mean": 1,
+    "amax": 1, "amin": 1, "any": 1, "all": 1, "argmax": 1, "logsumexp": 1, "max": 1, "mean": 1, "min": 1,
+    "norm": 2, "linalg_vector_norm": 2, "prod": 1, "std": 1, "sum": 1, "var": 1, "var_mean": 1,
 }  # fmt: skip
-"""Operations that mix numbers along one dim or some, which is the argument at this place (all, where it is absent)."""
+"""Operations that mix numbers along dims, which are the argument at this place (all, where it is absent)."""
 
 
 class CutRefused(Exception):
@@ -155,9 +155,8 @@ def _check_rule(call: OpCall) -> None:
     elif call.tagged(torch.Tag.pointwise):
         good = _aligned(call)
     else:
-        raise CutRefused(
-            f"{call.name} of a tensor cut over tp on dim {call.dim}: not known to work part by part"
-        )
+        text = f"{call.name} of a tensor cut over tp on dim {call.dim}"
+        raise CutRefused(f"{text}: not known to work part by part")
     if not good:
         raise CutRefused(f"{call.name} needs all of dim {call.dim}, of which a rank of tp has a part")
 
@@ -248,7 +247,8 @@ def _dims(args: Sequence[Any], place: int, ndim: int) -> set[int]:
     given = args[place] if len(args) > place else None
     if given is None or given == []:
         return set(range(ndim))
-    return {d % ndim for d in (given if isinstance(given, list | tuple) else [given])}
+    dims = given if isinstance(given, list | tuple) else [given]
+    return {d % ndim for d in dims}
 
 
 RULES: dict[str, Callable[[OpCall], bool]] = {

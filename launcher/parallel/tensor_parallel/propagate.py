@@ -1,5 +1,4 @@
-"""Propagates the tensor-parallel cuts through a model: which operators need a collective, and that the rest
-is right.
+"""Propagates tensor-parallel cuts through a model: which operators need a collective, is the rest right.
 
 The model runs twice on meta tensors: whole, and with one rank's pieces of the operators'
 weights. Every operation of the second run must do with its part of a tensor exactly what that
@@ -8,12 +7,12 @@ part of the first run's result is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from launcher.parallel.trace.fx_glue import RUNNING, refusing
 from launcher.parallel.trace.model_facts import NORMS, meta
 from launcher.parallel.trace.zero_inputs import looks, zeros
 from launcher.plan.operators.resolve import KEY, Comm, Cut, Flow, Operator, Spread, splits, tp_dim
-from launcher.plan.operators.strategy import Axes, axes_text
+from launcher.plan.operators.strategy import axes_text
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.values.facts import TensorSpec
 
@@ -53,14 +52,15 @@ def follow(
     """
     if not operators or tp == 1:
         return Flow()
+    forwards = _Forwards(operators, inputs, lengths)
 
     # whole, and then with the pieces of one rank
     whole = CutRun()
-    _pass(copied(model), operators, whole, inputs, lengths)
+    _pass(copied(model), forwards, whole)
     run = CutRun(Axis(tp, planned=True), whole.rows)
     part = copied(model)
     apply.cut(part, splits(operators), Axis(tp, planned=True))
-    outs = _pass(part, operators, run, inputs, lengths)
+    outs = _pass(part, forwards, run)
     for o in operators:
         if o not in run.spreads:
             text = f"{o.module} is never called by the forward, so nothing can be cut there"
@@ -85,52 +85,68 @@ def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec
     Raises ``RequestError``.
     """
     whole = [replace(s, comms=()) for s in flow.spreads]
-    out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths)
+    out = follow(model, tuple(s.operator for s in whole), tp, inputs, lengths=lengths)
     for a, s in zip(whole, out.spreads, strict=True):
         if a != replace(s, comms=()):
-            text = (
-                f"{s.operator.module} is not given the cuts by a piece of a sequence that the whole gives it"
-            )
-            raise RequestError((Problem(f"{KEY}.{s.operator.key}", text),))
+            text = f"{s.operator.module} is not given the cuts by a piece of a sequence"
+            raise RequestError((Problem(f"{KEY}.{s.operator.key}", f"{text} that the whole gives it"),))
     return out
 
 
-def _pass(
-    model: nn.Module,
-    operators: tuple[Operator, ...],
-    run: CutRun,
-    inputs: Sequence[TensorSpec],
-    lengths: Lengths,
-) -> list[list[tuple[Tensor, CutState]]]:
-    """One forward, or one of every piece in turn; their outputs.
+@dataclass(frozen=True)
+class _Forwards:
+    """What a pass runs: ``operators`` in a forward of ``inputs``, or in one of each piece in turn."""
+
+    operators: tuple[Operator, ...]
+    inputs: Sequence[TensorSpec]
+    lengths: Lengths
+
+    @property
+    def pieces(self) -> list[list[TensorSpec]]:
+        """The inputs of each forward."""
+        total = sum(self.lengths)
+        return [[shortened(s, n, total) for s in self.inputs] for n in self.lengths] or [list(self.inputs)]
+
+
+def _pass(model: nn.Module, forwards: _Forwards, run: CutRun) -> list[list[tuple[Tensor, CutState]]]:
+    """The outputs of each forward.
 
     Zeros in memory for a model that looks at data.
     """
     clean = copied(model)
     try:
-        return _passed(model, operators, run, inputs, lengths, torch.device("meta"))
+        return _passed(model, forwards, run, torch.device("meta"))
     except _Looks:
         run.restart()
-        return _passed(zeros(clean), operators, run, inputs, lengths, torch.device("cpu"))
+        return _passed(zeros(clean), forwards, run, torch.device("cpu"))
 
 
 def _passed(
-    model: nn.Module,
-    operators: tuple[Operator, ...],
-    run: CutRun,
-    inputs: Sequence[TensorSpec],
-    lengths: Lengths,
-    device: torch.device,
+    model: nn.Module, forwards: _Forwards, run: CutRun, device: torch.device
 ) -> list[list[tuple[Tensor, CutState]]]:
-    # what is known before: no tensor is cut
-    carry = Carry(lengths)
+    carry = Carry(forwards.lengths)
     attach(model, carry)
+    _prepare(model, forwards.operators, run)
+    outs = []
+    found = dict[Operator, Spread]()
+    for piece, specs in enumerate(forwards.pieces):
+        run.spreads = {}
+        with carry.running(0, piece) if forwards.lengths else nullcontext():
+            xs = [torch.zeros_like(x, device=device) for x in meta(specs)]
+            outs.append(_forward(model, run, xs, device))
+        found = _together(found, run.spreads)
+    run.spreads = found
+    return outs
+
+
+def _prepare(model: nn.Module, operators: tuple[Operator, ...], run: CutRun) -> None:
+    """Let ``run`` follow the operators of ``model`` one by one, and of each operation where it is called."""
+    # what is known before: no tensor is cut
     for b in model.buffers():
         run.tag(b, CutState())
     for name, p in model.named_parameters():
         run.tag(p, CutState(made=frozenset({name})))
 
-    # operators are followed one by one, and of each operation where it is called
     run.layers = frozenset(n for n, m in model.named_modules() if isinstance(m, (nn.Linear, *NORMS)))
     for o in operators:
         module = model.get_submodule(o.module)
@@ -139,29 +155,17 @@ def _passed(
         module.register_forward_pre_hook(partial(_begin, run, name))
         module.register_forward_hook(partial(_end, run))
 
-    # the forwards
-    each = [[shortened(s, n, sum(lengths)) for s in inputs] for n in lengths] or [list(inputs)]
-    outs = []
-    found = dict[Operator, Spread]()
-    for piece, specs in enumerate(each):
-        run.spreads = {}
-        with carry.running(0, piece) if lengths else nullcontext():
-            xs = [torch.zeros_like(x, device=device) for x in meta(specs)]
-            outs.append(_forward(model, run, xs, device))
-        found = _together(found, run.spreads)
-    run.spreads = found
-    return outs
-
 
 def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> dict[Operator, Spread]:
     """The operators of a sequence, of those of its pieces: what they send adds up."""
+    out = {}
     for o, s in now.items():
-        if o in before and replace(before[o], comms=()) != replace(s, comms=()):
+        earlier = before.get(o)
+        if earlier is not None and replace(earlier, comms=()) != replace(s, comms=()):
             text = f"{o.module} is not given the same cuts by every piece of a sequence"
             raise RequestError((Problem(f"{KEY}.{o.key}", text),))
-    return {
-        o: replace(s, comms=(*(before[o].comms if o in before else ()), *s.comms)) for o, s in now.items()
-    }
+        out[o] = s if earlier is None else replace(s, comms=(*earlier.comms, *s.comms))
+    return out
 
 
 class _Looks(Exception):
@@ -173,26 +177,23 @@ def _forward(
 ) -> list[tuple[Tensor, CutState]]:
     for x in xs:
         run.tag(x, CutState())
+    real = device.type != "meta"
+    given = (*xs, *model.parameters(), *model.buffers())
+    branches = looking(given, partial(_refuse, run)) if real else nullcontext()
     try:
-        with (
-            refusing(model, xs),
-            default_dtype(RUNNING),
-            torch.no_grad(),
-            device,
-            FollowOps(run),
-            FollowCalls(run),
-            ExitStack() as more,
-        ):
-            if device.type != "meta":
-                more.enter_context(
-                    looking((*xs, *model.parameters(), *model.buffers()), partial(_refuse, run))
-                )
+        with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), device, _following(run, branches):
             out = model(*xs)
     except RequestError as error:
-        if device.type == "meta" and looks(error.__cause__):
+        if not real and looks(error.__cause__):
             raise _Looks from error
         raise RequestError(tuple(_told(p, error.__cause__, run) for p in error.problems)) from None
     return [(t, run.state(t)) for t in tree_leaves(out) if isinstance(t, Tensor)]
+
+
+@contextmanager
+def _following(run: CutRun, branches: AbstractContextManager[None]) -> Iterator[None]:
+    with FollowOps(run), FollowCalls(run), branches:
+        yield
 
 
 def _refuse(run: CutRun) -> None:
@@ -214,30 +215,30 @@ def _told(p: Problem, why: BaseException | None, run: CutRun) -> Problem:
     """What goes wrong only with pieces is the strategy's fault."""
     at = run.where[-1] or "the model's own forward"
     if isinstance(why, CutRefused):
-        return Problem(why.key or KEY, str(why) if why.key else f"in {at}: {why}", why.cure)
+        text = str(why) if why.key else f"in {at}: {why}"
+        return Problem(why.key or KEY, text, why.cure)
     if run.axis is None:
         return p
     line = next(iter(str(why).strip().splitlines()), "")
     hint = "; do the heads divide by tp?" if "is invalid for input of size" in line else ""
-    return Problem(
-        KEY, f"{at} does not run with the pieces that a rank of tp={run.axis.size} has: {line}{hint}"
-    )
+    text = f"{at} does not run with the pieces that a rank of tp={run.axis.size} has"
+    return Problem(KEY, f"{text}: {line}{hint}")
 
 
 def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
     """How the model's output leaves: the loss takes it whole, or one cut on its last dim, the classes."""
     for _, s in outs:
         run.full |= s.made
-    cuts = [s.cut for _, s in outs]
-    if set(cuts) <= {None}:
-        return None
-    t, dim = next((t, s.cut) for t, s in outs if s.cut is not None)
-    if len(outs) == 1 and t.dim() > 1 and dim == t.dim() - 1:
+    t, dim = next(((t, s.cut) for t, s in outs if s.cut is not None), (None, None))
+    if t is None or (len(outs) == 1 and t.dim() > 1 and dim == t.dim() - 1):
         return dim
-    last = [*run.spreads][-1]
-    text = f"the model's output leaves cut on dim {dim} over tp, and the loss takes it whole or cut on the classes"
+
+    # the last operator can have it gathered
+    key = f"{KEY}.{[*run.spreads][-1].key}"
+    text = f"the model's output leaves cut on dim {dim} over tp"
+    way = "the loss takes it whole or cut on the classes"
     whole = axes_text(((),) * t.dim())
-    raise RequestError((Problem(f"{KEY}.{last.key}", text, quote(f"{KEY}.{last.key}.output={whole}")),))
+    raise RequestError((Problem(key, f"{text}, and {way}", quote(f"{key}.output={whole}")),))
 
 
 def _operate(
@@ -262,15 +263,15 @@ def _operate(
     run.full |= s.made if s.cut is None else frozenset()
     planned = _into(o, x, s.cut, run.axis.size)
     log: list[Comm] = []
-    x = _quietly(
-        run, log, lambda axis: bring(x, planned.arrives, planned.takes, axis, terms=o.mode == "column")
-    )
+    terms = o.mode == "column"
+    x = _quietly(run, log, lambda axis: bring(x, planned.arrives, planned.takes, axis, terms=terms))
     if s.cut is None and not s.made:  # no gradient goes back from here
         log[:] = [c for c in log if c.phase == "forward"]
 
     # what it computes
     if o.mode:
-        y = _quietly(run, log, lambda axis: apply.compute(module, plain, planned, axis, x, *rest, **kwargs))
+        split = apply.OperatorForward(module, plain, planned, run.axis)
+        y = _quietly(run, log, lambda _: split.compute(x, *rest, **kwargs))
     else:
         run.tag(x, CutState(planned.takes, frozenset({f"{o.module}()"} if s.made else ())))
         y = plain(x, *rest, **kwargs)
@@ -278,7 +279,8 @@ def _operate(
 
     # its output, as it hands it on
     planned = _out_of(o, y, planned, run.axis.size)
-    y = _quietly(run, log, lambda axis: apply.hand_on(module, y, planned, axis))
+    leaving = apply.OperatorForward(module, plain, planned, run.axis)
+    y = _quietly(run, log, lambda _: leaving.hand_on(y))
 
     # what is known of it, and of what it made
     planned = replace(planned, comms=tuple(log))
@@ -310,7 +312,7 @@ def _tensor(y: Any, o: Operator) -> Tensor:
 
 def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
     """What arrives and what the operator takes."""
-    asked = _asked(o, "input", o.input, x, n, arrives)
+    asked = _asked(o, "input", x, n, now=arrives)
     if not o.mode:
         takes = arrives if o.input is None else asked
         return Spread(o, arrives, takes, makes=None, sums=False, gives=None)
@@ -330,12 +332,13 @@ def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
     makes = y.dim() - 1 if o.mode else s.makes
     if sums:
         makes = None
-    gives = makes if o.output is None else _asked(o, "output", o.output, y, n, makes)
+    gives = makes if o.output is None else _asked(o, "output", y, n, now=makes)
     return replace(s, sums=sums, makes=makes, gives=gives)
 
 
-def _asked(o: Operator, name: str, axes: Axes | None, t: Tensor, n: int, now: Cut) -> Cut:
+def _asked(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now: Cut) -> Cut:
     """The dim that the strategy cuts, checked against the tensor at hand."""
+    axes = o.input if name == "input" else o.output
     if axes is None:
         return None
     if len(axes) != t.dim():

@@ -34,10 +34,10 @@ def memory(tracer: Tracer) -> dict[fx.Node, NodeMemory]:
         if node in tracer.calls:
             module = tracer.calls[node][0]
             reads |= storages([*module.parameters(), *module.buffers()])
-        lies, wrote = storages(tracer.values.get(node)), tracer.writes.get(node, frozenset())
-        out[node] = NodeMemory(
-            numbered(reads), numbered(lies), numbered(at for at in reads | lies if at in wrote)
-        )
+        lies = storages(tracer.values.get(node))
+        wrote = tracer.writes.get(node, frozenset())
+        writes = [at for at in reads | lies if at in wrote]
+        out[node] = NodeMemory(numbered(reads), numbered(lies), numbered(writes))
     return out
 
 
@@ -46,32 +46,34 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
 
     Of a value that is changed in place autograd rewrites the history: every user counts.
     """
-    origin = {
-        n: tracer.origins.get(n, frozenset()) | origins(tracer.values.get(n)) for n in tracer.graph.nodes
-    }
+    # where gradients of each value arrive, and which nodes have made what they arrive at
+    origin = {}
     makers: dict[Any, list[fx.Node]] = {}
     for node in tracer.graph.nodes:
+        origin[node] = tracer.origins.get(node, frozenset()) | origins(tracer.values.get(node))
         for at in origin[node]:
             makers.setdefault(at, []).append(node)
-    starts, nodes = [at for at, _ in tracer.spans], [n for _, n in tracer.spans]
     found: dict[fx.Node, set[str]] = {n: set() for n in tracer.graph.nodes}
     (end,) = tracer.graph.find_nodes(op="output")
     found[end] |= {i.name for i in end.all_input_nodes if origin[i]}
-    stack, seen = [*origins(tracer.values[end])], set(origins(tracer.values[end]))
+
+    # autograd's way back: each function belongs to the node that ran when it was made
+    starts = [at for at, _ in tracer.spans]
+    stack = [*origins(tracer.values[end])]
+    seen = set(stack)
     while stack:
         function = stack.pop()
-        user = (
-            nodes[bisect_right(starts, function._sequence_nr()) - 1]
-            if hasattr(function, "next_functions")
-            else None
-        )
-        for following, _ in getattr(function, "next_functions", ()):
+        if not hasattr(function, "next_functions"):  # a leaf, by its id
+            continue
+        _, user = tracer.spans[bisect_right(starts, function._sequence_nr()) - 1]
+        for following, _ in function.next_functions:
             at = id(following.variable) if hasattr(following, "variable") else following
-            if user is not None:
-                found[user] |= {m.name for m in makers.get(at, ()) if m in user.all_input_nodes}
+            found[user] |= {m.name for m in makers.get(at, ()) if m in user.all_input_nodes}
             if at is not None and at not in seen:
                 seen.add(at)
                 stack.append(at)
+
+    # what is changed in place, and what is only passed on
     written = frozenset[int]().union(*(m.writes for m in spaces.values()))
     for node in tracer.graph.nodes:
         found[node] |= {i.name for i in node.all_input_nodes if origin[i] and spaces[i].lies & written}

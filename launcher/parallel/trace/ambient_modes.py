@@ -1,4 +1,4 @@
-"""The autograd, autocast and default-dtype modes that traced code ran in, entered again when a stage runs it."""
+"""The autograd, autocast and default-dtype modes that traced code ran in, entered again by its stage."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def ambient() -> Ambient:
     """The modes of this moment."""
     casts = tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in DEVICES)
     return Ambient(
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts, torch.get_default_dtype()
+        grad=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled(),
+        autocast=casts,
+        dtype=torch.get_default_dtype(),
     )
 
 

@@ -1,12 +1,13 @@
-"""Records the code between the named modules as an fx graph, while the user's forward runs on meta tensors."""
+"""Records the code between the named modules as an fx graph, while a user's forward runs on meta tensors."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from operator import getitem
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -54,8 +55,8 @@ ACTS = frozenset({"register_hook", "register_post_accumulate_grad_hook", "retain
 """Methods that change something about a tensor that is not its numbers."""
 
 READS = frozenset({
-    torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__int__, torch.Tensor.item,
-    torch.Tensor.numpy, torch.Tensor.tolist,
+    torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__index__, torch.Tensor.__int__,
+    torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist,
 })  # fmt: skip
 """What hands the numbers of a tensor to Python."""
 
@@ -69,9 +70,19 @@ class Uncuttable(Exception):
     """The code between the modules does something that a stage of its own cannot do. The text says what."""
 
 
+@dataclass(frozen=True)
+class GlueCall:
+    """A call between modules: ``func`` carries it out, ``kind`` and ``target`` are what a graph calls it."""
+
+    kind: Literal["call_function", "call_module"]
+    target: Any
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+
+
 class Capture(TorchFunctionMode):
-    """Every torch function that code between modules calls, and every call of a leaf, becomes a node of
-    ``graph``.
+    """Torch functions called between modules, and calls of leaves, become the nodes of ``graph``.
 
     The Python in between runs now and never again: what it has worked out is a constant of the graph.
     ``leaves`` are modules by id; ``eager`` while something runs that is recorded as one node.
@@ -81,25 +92,33 @@ class Capture(TorchFunctionMode):
         super().__init__()
         self.root = root
         self.leaves = leaves
+
+        # the graph, and what each node is worth
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Any] = {}
         self.modes: dict[fx.Node, Ambient] = {}
         self.calls: dict[fx.Node, tuple[nn.Module, Any, Any]] = {}
+
+        # what goes on outside, and whether a node is being made
         self.base = ambient()
         self.eager = False
         self.stream: bytes = b""
         self.hooks: Any = None
         self.refused: Exception | None = None
+
+        # where each tensor comes from
         self.known: dict[int, tuple[fx.Node, Any]] = {}
         self.alive: list[Any] = []  # the id of what is freed could come back as another's
         self.attributes: dict[str, fx.Node] = {}
+
+        # how the model was before
         self.before = {id(v) for m in root.modules() for v in vars(m).values()}
         self.places = {name: id(t) for name, t in _tensors(root)}
         whole = [m for m in root.modules() if id(m) in leaves]
         self.training = {leaves[id(m)]: [x.training for x in m.modules()] for m in whole}
         self.built = {leaves[id(m)]: {name: id(t) for name, t in _tensors(m)} for m in whole}
 
-    def carry_out(self, kind: str, func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, bool]:
+    def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
         """What the call returns, and whether it has changed a tensor in place."""
         raise NotImplementedError
 
@@ -119,16 +138,14 @@ class Capture(TorchFunctionMode):
         self._learn(node, value)
 
     def _alike(self) -> None:
-        """Seeds, random states that are put back, and hooks are no torch functions: no stage would see them."""
+        """Seeds, random states put back, and hooks are no torch functions: no stage would see them."""
         if _stream() != self.stream:
-            raise self.refuse(
-                "it seeds torch's random stream, or puts back a state of it, which no stage would see"
-            )
+            text = "it seeds torch's random stream, or puts back a state of it"
+            raise self.refuse(f"{text}, which no stage would see")
         hooks = _saving()
         if hooks != self.hooks and hooks is not None and hooks[0].__module__.partition(".")[0] != "torch":
-            raise self.refuse(
-                "it has hooks on what autograd saves (saved_tensors_hooks), which no stage would see"
-            )
+            text = "it has hooks on what autograd saves (saved_tensors_hooks)"
+            raise self.refuse(f"{text}, which no stage would see")
 
     def output(self, value: Any) -> None:
         self.values[self.graph.output(self.arg(value))] = value
@@ -137,6 +154,8 @@ class Capture(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.eager:
             return func(*args, **kwargs)
+
+        # what a tensor says of itself: what it would say on the CPU
         if func == META:
             return False
         if func == DEVICE:
@@ -147,30 +166,31 @@ class Capture(TorchFunctionMode):
         if constant is not None:
             with _disable_current_modes():
                 return func(constant, *args[1:], **kwargs)
-        return self.call("call_function", func, func, args, kwargs)
 
-    def call(self, kind: str, target: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Carry out ``func(*args, **kwargs)``, and note it if it makes or changes tensors."""
+        return self.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
+
+    def call(self, call: GlueCall) -> Any:
+        """Carry out a call, and note it if it makes or changes tensors."""
         self._alike()
         self.eager = True
         try:
             # what goes in is known, and the module is the one that its stage will have
-            known = [self._node(t) for t in tensors((args, kwargs))]
-            changed = filled((args, kwargs), objects=True)
-            if kind == "call_module":
-                self._as_built(target, func)
+            known = [self._node(t) for t in tensors((call.args, call.kwargs))]
+            changed = filled((call.args, call.kwargs), objects=True)
+            if call.kind == "call_module":
+                self._as_built(call.target, call.func)
 
-            out, wrote = self.carry_out(kind, func, *on_meta(args, kwargs))
+            args, kwargs = on_meta(call.args, call.kwargs)
+            out, wrote = self.carry_out(replace(call, args=args, kwargs=kwargs))
             if changed():
-                raise self.refuse(
-                    f"{target} changes a list or dictionary that it is given, which stages do not share"
-                )
+                text = f"{call.target} changes a list or dictionary that it is given"
+                raise self.refuse(f"{text}, which stages do not share")
 
             # a node, unless it only asks: for a shape, say
-            name = getattr(func, "__name__", "")
-            acts = name in (*ACTS, "__set__") or (bool(known) and not isinstance(out, (*PLAIN, tuple, list)))
-            if kind == "call_module" or tensors(out) or wrote or acts:
-                self.note(kind, target, args, kwargs, out)
+            acts = getattr(call.func, "__name__", "") in (*ACTS, "__set__")
+            made = bool(known) and not isinstance(out, (*PLAIN, tuple, list))
+            if call.kind == "call_module" or tensors(out) or wrote or acts or made:
+                self.note(call, out)
         finally:
             self.eager, self.stream = False, _stream()
         return out
@@ -187,36 +207,32 @@ class Capture(TorchFunctionMode):
             done: dict[fx.Node, Any] = {}
             with torch.device("cpu"), _disable_current_modes():
                 found = constant_value(self._node(t), done)
-            return (
-                found
-                if isinstance(found, torch.Tensor) and done.keys().isdisjoint(self.overwritten())
-                else None
-            )
+            lasts = done.keys().isdisjoint(self.overwritten())
+            return found if lasts and isinstance(found, torch.Tensor) else None
         finally:
             self.eager = False
 
     def _as_built(self, path: str, module: Any) -> None:
         """A call with other weights than a module's own would run with its own on its stage."""
         if [m.training for m in module.modules()] != self.training[path]:
-            raise self.refuse(
-                f"it calls {path} in another mode (train, eval) than it is in, which no stage would see"
-            )
+            text = f"it calls {path} in another mode (train, eval) than it is in"
+            raise self.refuse(f"{text}, which no stage would see")
         now = dict(_tensors(module))
         for name, built in self.built[path].items():
             t = now.get(name)
             if t is None or (id(t) != built and (isinstance(t, nn.Parameter) or id(t) in self.known)):
                 raise self.refuse(f"it calls {path} with another tensor in the place of {path}.{name}")
 
-    def note(self, kind: str, target: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
+    def note(self, call: GlueCall, out: Any) -> fx.Node:
         """The node of a call that has been carried out."""
-        given = tuple(map(self.arg, args))
-        named = {k: self.arg(v) for k, v in kwargs.items()}
-        node = self.graph.create_node(kind, writable_name(target), given, named)
+        given = tuple(map(self.arg, call.args))
+        named = {k: self.arg(v) for k, v in call.kwargs.items()}
+        node = self.graph.create_node(call.kind, writable_name(call.target), given, named)
         modes = ambient()
         if modes != self.base:
             self.modes[node] = modes
-        if kind == "call_module":
-            self.calls[node] = self.root.get_submodule(target), args, kwargs
+        if call.kind == "call_module":
+            self.calls[node] = self.root.get_submodule(call.target), call.args, call.kwargs
         self._learn(node, out)
         return node
 
@@ -241,17 +257,16 @@ class Capture(TorchFunctionMode):
         return node
 
     def _attribute(self, t: torch.Tensor) -> fx.Node:
-        for name, own in _tensors(self.root):
-            if own is t:
-                if self.places.get(name) != id(t):
-                    raise self.refuse(
-                        f"it reads {name} after a module has put a new tensor there; let it use copy_"
-                    )
-                if name not in self.attributes:
-                    self.attributes[name] = self.graph.get_attr(name)
-                    self.values[self.attributes[name]] = t
-                return self.attributes[name]
-        raise self.refuse(why_foreign(t))
+        name = next((name for name, own in _tensors(self.root) if own is t), None)
+        if name is None:
+            raise self.refuse(why_foreign(t))
+        if self.places.get(name) != id(t):
+            text = f"it reads {name} after a module has put a new tensor there"
+            raise self.refuse(f"{text}; let it use copy_")
+        if name not in self.attributes:
+            self.attributes[name] = self.graph.get_attr(name)
+            self.values[self.attributes[name]] = t
+        return self.attributes[name]
 
     def arg(self, a: Any) -> Any:
         """``a`` as a graph has it."""
@@ -275,16 +290,7 @@ class Capture(TorchFunctionMode):
 
     def _object(self, a: Any) -> Any:
         if any(True for _ in inside(a)):
-            args, kwargs = contents(a)
-            if args is None:
-                raise self.refuse(
-                    f"it hands on a {type(a).__name__}, which cannot be made again on another stage"
-                )
-            made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), type(a).__name__)
-            given = tuple(map(self.arg, args))
-            node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})
-            self.values[node] = a
-            return node
+            return self._container(a)
         if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
             return a.item()
         if isinstance(a, torch.Generator):
@@ -302,6 +308,18 @@ class Capture(TorchFunctionMode):
             raise self.refuse(text + cache * type(a).__name__.endswith("Cache"))
         return self._constant(a)
 
+    def _container(self, a: Any) -> fx.Node:
+        """A container of tensors, made again by each stage that has it."""
+        name = type(a).__name__
+        args, kwargs = contents(a)
+        if args is None:
+            raise self.refuse(f"it hands on a {name}, which cannot be made again on another stage")
+        made = NamedFunction(lambda *xs, **ks: remade(type(a), *xs, **ks), name)
+        given = tuple(map(self.arg, args))
+        node = self.graph.call_function(made, given, {k: self.arg(v) for k, v in kwargs.items()})
+        self.values[node] = a
+        return node
+
     def _constant(self, a: Any) -> fx.Node:
         node = self.graph.call_function(here if a is here else ConstantFunction(a))
         self.values[node] = torch.device("meta") if a is here else a
@@ -315,7 +333,7 @@ def _stream() -> bytes:
 
 
 def _saving() -> Any:
-    """The hooks on what autograd saves, if any; torch's own (checkpoint, save_on_cpu) bring back the same numbers."""
+    """The hooks on what autograd saves; torch's own (checkpoint, save_on_cpu) bring back the same numbers."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
@@ -324,14 +342,14 @@ def _tensors(root: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def scripted(graph: fx.Graph) -> bool:
-    """Whether TorchScript runs there: it calls operators by their own names, and others once it has seen some calls."""
+    """Whether TorchScript runs there: it calls operators by name, and others once it has seen some calls."""
     called = (n.target.func for n in graph.nodes if isinstance(n.target, NamedFunction))
     return any(isinstance(f, torch._ops.OpOverload) for f in called)
 
 
 @contextmanager
 def capturing(capture: Capture) -> Iterator[None]:
-    """Calls of leaves and of autograd functions go through ``capture``, which sees all torch functions meanwhile."""
+    """Calls of leaves and autograd functions go through ``capture``, and torch functions meanwhile."""
     patched: list[tuple[Any, Any]] = []
 
     def patch(owner: Any) -> None:
@@ -341,7 +359,7 @@ def capturing(capture: Capture) -> Iterator[None]:
             name = capture.leaves.get(id(module))
             if capture.eager or name is None:
                 return plain(module, *args, **kwargs)
-            return capture.call("call_module", name, module, args, kwargs)
+            return capture.call(GlueCall("call_module", name, module, args=args, kwargs=kwargs))
 
         patched.append((owner, plain))
         owner.__call__ = calling
@@ -350,7 +368,7 @@ def capturing(capture: Capture) -> Iterator[None]:
         if capture.eager:
             return plainly(cls, *args, **kwargs)
         func = NamedFunction(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
-        return capture.call("call_function", func, func, args, kwargs)
+        return capture.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
 
     apply: Any = vars(torch.autograd.Function)["apply"]
     plainly = apply.__func__

@@ -1,4 +1,4 @@
-"""Works out the value of a traced node that depends on no input, no weight and no random number: positions, say."""
+"""Works out traced values that depend on no input, no weight and no random number: positions, say."""
 
 from __future__ import annotations
 

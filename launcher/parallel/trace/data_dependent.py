@@ -19,8 +19,7 @@ TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 
 
 class _InputDependence(Dispatch):
-    """Knows the tensors that come from those ``given``; numbers made of none, such as
-    positions, are always the same.
+    """Knows the tensors that come from those ``given``; what comes of none, such as positions, is constant.
 
     ``refuse`` is called, and raises, when one of them decides what is done.
     """

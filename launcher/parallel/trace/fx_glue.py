@@ -24,10 +24,10 @@ from launcher.parallel.model_state.lost_state import counters
 from launcher.parallel.model_state.module_globals import files, variables
 from launcher.parallel.model_state.python_state import changed, held, reading
 from launcher.parallel.trace.ambient_modes import ambient
-from launcher.parallel.trace.capture import Capture, Uncuttable, capturing, scripted
+from launcher.parallel.trace.capture import Capture, GlueCall, Uncuttable, capturing, scripted
 from launcher.parallel.trace.side_channels import SideChannels
 from launcher.parallel.trace.usage import Watch, watching
-from launcher.parallel.trace.zero_inputs import call, cast, looks
+from launcher.parallel.trace.zero_inputs import Observers, cast, looks, run_module
 from launcher.plan.partition.stages import covers
 from launcher.plan.refusals.model_effects import DTYPES
 
@@ -79,33 +79,37 @@ class Tracer(Capture):
             later |= self.writes.get(node, frozenset())
         return frozenset(out)
 
-    def carry_out(self, kind: str, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+    def carry_out(self, call: GlueCall) -> tuple[Any, bool]:
         saved = self.meter.saved
         flops = self.meter.flops
         began = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
         self.meter.written.clear()
 
-        if kind == "call_module":
-            out = self._call_leaf(self.leaves[id(func)], func, args, kwargs)
+        if call.kind == "call_module":
+            out = self._call_leaf(call)
         elif ambient().casts:
-            out = cast(func, args, kwargs)
+            out = cast(call.func, call.args, call.kwargs)
         else:
-            out = func(*args, **kwargs)
+            out = call.func(*call.args, **call.kwargs)
 
         # for the node, if it gets one
         wrote = frozenset(self.meter.written)
         self._last = (self.meter.saved - saved, self.meter.flops - flops), wrote, began
         return out, bool(wrote)
 
-    def _call_leaf(self, leaf: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _call_leaf(self, call: GlueCall) -> Any:
         """Run a leaf, and see that it is told nothing past its arguments."""
-        casts = ambient().casts
-        if self.side_channels is None:
-            return call(module, args, kwargs, self.meter, self.watch, on_zeros=casts)
-        self._unchanged(self.side_channels.begin(leaf), leaf)
-        told = partial(self._depends, leaf)
-        out = call(module, args, kwargs, self.meter, self.watch, on_zeros=casts, told=told)
-        self.side_channels.end(leaf)
+        leaf = self.leaves[id(call.func)]
+        told = None
+        if self.side_channels is not None:
+            self._unchanged(self.side_channels.begin(leaf), leaf)
+            told = partial(self._depends, leaf)
+
+        module: Any = call.func
+        seen = Observers(self.meter, self.watch, told)
+        out = run_module(module, call.args, call.kwargs, seen, on_zeros=ambient().casts)
+        if self.side_channels is not None:
+            self.side_channels.end(leaf)
         return out
 
     def _unchanged(self, at: str, leaf: str) -> None:
@@ -113,7 +117,7 @@ class Tracer(Capture):
             raise self.refuse(f"it changes {at}, which {leaf} would not see on its stage")
 
     def _depends(self, leaf: str, what: str) -> None:
-        """Refuse what would be that of zeros for ever: the code around the leaves runs now, and never again."""
+        """Refuse what would be that of zeros for ever: code around the leaves runs now, and never again."""
         raise self.refuse(f"{leaf} returns {what} with other data; let it return a tensor of a fixed shape")
 
     def over(self) -> None:
@@ -121,8 +125,8 @@ class Tracer(Capture):
         if self.side_channels is not None:
             self._unchanged(*self.side_channels.over())
 
-    def note(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().note(*args, **kwargs)
+    def note(self, call: GlueCall, out: Any) -> fx.Node:
+        node = super().note(call, out)
         self.costs[node], self.writes[node], began = self._last
         self.spans.append((began, node))
         self.origins[node] = origins(self.values[node])
@@ -131,12 +135,11 @@ class Tracer(Capture):
     def escaped(self, func: Any) -> None:
         """Refuse an operation that no node accounts for."""
         if not self.eager and torch._C._current_graph_task_id() == -1:
-            raise self.refuse(
-                f"{func._schema.name.removeprefix('aten::')} runs there without torch's Python seeing it"
-            )
+            name = func._schema.name.removeprefix("aten::")
+            raise self.refuse(f"{name} runs there without torch's Python seeing it")
 
     def read(self, name: str) -> None:
-        """Refuse to look, from outside, at what a leaf counts in Python: the number of this forward would stay."""
+        """Refuse to look from outside at what a leaf counts in Python: this forward's number would stay."""
         leaf = next(u for u in self.leaves.values() if covers(u, name))
         here = self.watch.running
         ours = self.eager and not any(covers(u, here) for u in self.leaves.values())  # it is being copied
@@ -145,7 +148,7 @@ class Tracer(Capture):
 
 
 def origins(value: Any) -> frozenset[Any]:
-    """What gradients of the tensors in ``value`` arrive at: their functions, or themselves where they are leaves."""
+    """What gradients of the tensors in ``value`` arrive at: their functions, or for leaves themselves."""
     found = [t for t in tensors(value) if t.requires_grad]
     return frozenset(t.grad_fn if t.grad_fn is not None else id(t) for t in found)
 
@@ -170,10 +173,9 @@ def trace(
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
     if _drawn() != drawn:
-        text = (
-            "the forward draws numbers from Python's or numpy's random stream, which is another on every rank"
-        )
-        raise RequestError((Problem("model", f"{text}; draw with torch, inside a module"),))
+        text = "the forward draws numbers from Python's or numpy's random stream"
+        why = "which is another on every rank"
+        raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
 
     # again: the same, or no stage can run it
     once = variables(modules)
@@ -209,10 +211,9 @@ def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Se
         with reading(model, names, lambda name: read.setdefault(name)):
             _follow(model, leaves, inputs)
     if read:
-        text = f"the backward changes {next(iter(read))}, which the forward reads, and a pipeline runs other forwards"
-        raise RequestError(
-            (Problem("model", f"{text} before it than one process; change it in the forward"),)
-        )
+        text = f"the backward changes {next(iter(read))}, which the forward reads"
+        why = "a pipeline runs other forwards before it than one process"
+        raise RequestError((Problem("model", f"{text}, and {why}; change it in the forward"),))
 
 
 def _drawn() -> tuple[Any, ...]:
@@ -239,7 +240,7 @@ def _follow(
     counted: Sequence[str] = (),
     check_side_channels: bool = False,
 ) -> Tracer:
-    """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read then."""
+    """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read."""
     meter = Meter((*model.parameters(), *model.buffers()))
     tracer = Tracer(model, leaves, meter)
     xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
@@ -253,11 +254,13 @@ def _follow(
         capturing(tracer),
         reading(model, counted, tracer.read),
     ):
+        # who looks on
         meter.tell(tracer.escaped)
         if check_side_channels:
-            tracer.side_channels = SideChannels(
-                model, {name: model.get_submodule(name) for name in tracer.leaves.values()}
-            )
+            called = {name: model.get_submodule(name) for name in tracer.leaves.values()}
+            tracer.side_channels = SideChannels(model, called)
+
+        # the forward, from its inputs to its output
         for name, x in zip(_names(model, len(inputs)), xs, strict=True):
             tracer.placeholder(name, x)
         tracer.output(model(*xs))
@@ -277,17 +280,17 @@ def _unhooked(model: nn.Module, leaves: frozenset[str]) -> None:
     for path, module in model.named_modules():
         inside = any(path == leaf or path.startswith(leaf + ".") for leaf in leaves)
         if not inside and (module._backward_hooks or module._backward_pre_hooks):
-            text = f"{path or type(model).__name__} has a backward hook, and its forward is cut between the stages"
-            raise RequestError(
-                (Problem("model", f"{text}; put the hook on a module that has a stage of its own"),)
-            )
+            text = f"{path or type(model).__name__} has a backward hook"
+            why = "its forward is cut between the stages"
+            cure = "put the hook on a module that has a stage of its own"
+            raise RequestError((Problem("model", f"{text}, and {why}; {cure}"),))
 
 
 @contextmanager
 def refusing(
     model: nn.Module, inputs: Sequence[torch.Tensor], tracer: Tracer | None = None
 ) -> Iterator[None]:
-    """Whatever the user's forward raises becomes a ``RequestError``; what cannot be followed comes with a cure."""
+    """What a user's forward raises becomes a ``RequestError``; what cannot be followed comes with a cure."""
     name = type(model).__name__
     try:
         yield

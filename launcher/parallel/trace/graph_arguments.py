@@ -14,7 +14,7 @@ from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
 
 
 def on_meta(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with the meta device in place of the CPU, which tensors say they are on; lists stay themselves."""
+    """The arguments with meta in place of the CPU, which tensors say they are on; lists stay themselves."""
     if not any(isinstance(d, torch.device | str) for d in tree_leaves((args, kwargs))):
         return args, kwargs
     swap = lambda d: torch.device("meta") if d.type == "cpu" else d  # noqa: E731
@@ -41,7 +41,8 @@ def why_foreign(t: torch.Tensor) -> str:
     if torch._C._functorch.maybe_current_level() is not None:
         return "it calls torch.func (vmap, grad), whose tensors are nowhere else"
     if isinstance(t, nn.Parameter):
-        return "it uses a parameter of another copy of the model, as a function does that __init__ has made around self"
+        text = "it uses a parameter of another copy of the model"
+        return f"{text}, as a function does that __init__ has made around self"
     return "it uses a tensor that is neither made there nor a parameter or buffer of the model"
 
 

@@ -1,4 +1,4 @@
-"""Reads a model's facts off a meta-device copy: names, shapes, ties, and the graph of the code between its modules."""
+"""Reads a model's facts off a meta-device copy: names, shapes, ties, the graph between its modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from launcher.errors import Problem, RequestError
@@ -21,8 +21,9 @@ from launcher.parallel.model_state.parameter_hooks import hooks
 from launcher.parallel.trace.aliasing import memory, trained
 from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, said, trace
 from launcher.parallel.trace.usage import Watch, watching
-from launcher.parallel.trace.zero_inputs import call, looks
+from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.partition.stage_config import owner, units
+from launcher.plan.partition.stages import covers
 from launcher.plan.values.facts import (
     Backward,
     Effects,
@@ -40,8 +41,8 @@ KINDS = {"placeholder": "input", "get_attr": "param", "call_module": "module", "
 
 
 ELEMENTWISE = (
-    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid,
-    nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
+    nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh,
 )  # fmt: skip
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
@@ -64,7 +65,7 @@ def meta(specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
 
 
 def skeleton(model: nn.Module) -> Skeleton:
-    """Modules in definition order; parameters and persistent buffers, each tied one under every name it has."""
+    """Modules in definition order; parameters and persistent buffers, a tied one under each of its names."""
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             text = f"{name or 'the model'} is a TorchScript module, whose tensors cannot be placed on ranks"
@@ -88,9 +89,15 @@ def skeleton(model: nn.Module) -> Skeleton:
     # modules, and what tensor parallelism can cut of them
     modules = tuple(n for n, _ in model.named_modules(remove_duplicate=False) if n)
     boxes = frozenset(n for n, m in model.named_modules() if isinstance(m, CONTAINERS))
-    kinds = ((n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n)
+    lists = frozenset(n for n, m in model.named_modules() if type(m).forward is nn.Module.forward)
+    kinds = [(n, _kind(m)) for n, m in model.named_modules(remove_duplicate=False) if n]
     return Skeleton(
-        modules, tuple(params), boxes, tuple((n, kind) for n, kind in kinds if kind), _traits(model)
+        modules=modules,
+        params=tuple(params),
+        containers=boxes,
+        kinds=tuple((n, kind) for n, kind in kinds if kind),
+        traits=_traits(model),
+        lists=lists,
     )
 
 
@@ -103,8 +110,14 @@ def _traits(model: nn.Module) -> ModelTraits:
         hooked=tuple(n for n, p in model.named_parameters() if hooks(p)),
         backward=tuple(n for n, m in modules if m._backward_hooks or m._backward_pre_hooks),
         synced=tuple(n for n, m in modules if isinstance(m, nn.SyncBatchNorm)),
+        compiled=tuple(n for n, m in modules if _compiled(m)),
         twins=tuple(tuple(same) for same in names.values() if len(same) > 1),
     )
+
+
+def _compiled(module: nn.Module) -> bool:
+    """Whether the model itself has had it compiled; by its name, for the class is slow to import."""
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def _kind(module: nn.Module) -> str:
@@ -121,11 +134,13 @@ def _kind(module: nn.Module) -> str:
 def _plain_kind(module: nn.Module) -> str:
     for kind, classes in (("linear", (nn.Linear,)), ("embedding", (nn.Embedding,)), ("norm", NORMS)):
         if isinstance(module, classes) and type(module).forward in [c.forward for c in classes]:
-            limited = isinstance(module, nn.Embedding) and (
-                module.max_norm is not None or module.scale_grad_by_freq
-            )
-            return "" if limited else kind
+            return "" if _limited(module) else kind
     return "elementwise" if isinstance(module, ELEMENTWISE) else ""
+
+
+def _limited(module: nn.Module) -> bool:
+    """Whether it is a table whose rows, or their gradients, depend on all that is looked up."""
+    return isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq)
 
 
 def graph(
@@ -136,7 +151,8 @@ def graph(
     Not ``again``: of a model that is known to do the same each time.
     """
     known = skeleton(model)
-    return facts((trace if again else follow)(model, leaves, meta(inputs), _loaded(known)), known)
+    traced = trace if again else follow
+    return facts(traced(model, leaves, meta(inputs), _loaded(known, model)), known)
 
 
 def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:
@@ -154,28 +170,19 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
     spaces = memory(tracer)
     gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
-        kind = KINDS.get(n.op, "glue")
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs.get(n, (0, 0))
-        if kind == "module":
-            backward = backwards.measure(*tracer.called(n)) or Backward(kept=saved)
-        else:
-            backward = (
-                product(n.target.func, *tracer.given(n))
-                if isinstance(n.target, NamedFunction)
-                else Backward()
-            )
         node = Node(
             name=n.name,
-            kind=kind,
+            kind=KINDS.get(n.op, "glue"),
             target=target,
             inputs=tuple(i.name for i in n.all_input_nodes),
             out=specs,
             packed=packed,
             saved=saved,
             flops=flops,
-            backward=backward,
+            backward=_backward(tracer, n, backwards),
             reads=spaces[n].reads,
             lies=spaces[n].lies,
             writes=spaces[n].writes,
@@ -189,6 +196,16 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
     return graph if other is None else _evaluated(graph, _effects(other.watch, _returned(other), other.meter))
 
 
+def _backward(tracer: Tracer, node: fx.Node, backwards: BackwardMeter) -> Backward:
+    """What the backward of a node costs."""
+    if node.op == "call_module":
+        saved, _ = tracer.costs.get(node, (0, 0))
+        return backwards.measure(*tracer.called(node)) or Backward(kept=saved)
+    if isinstance(node.target, NamedFunction):
+        return product(node.target.func, *tracer.given(node))
+    return Backward()
+
+
 def _returned(tracer: Tracer) -> Any:
     (end,) = tracer.graph.find_nodes(op="output")
     return tracer.values[end]
@@ -199,9 +216,12 @@ def _evaluated(graph: Graph, other: Effects) -> Graph:
     return replace(graph, effects=replace(graph.effects, evaluated=other.changes, mixed=other.mixed))
 
 
-def _loaded(known: Skeleton) -> tuple[str, ...]:
-    """The units that have parameters."""
-    return tuple(u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params))
+def _loaded(known: Skeleton, model: nn.Module) -> tuple[str, ...]:
+    """The units that have parameters; those that run again together are one."""
+    loaded = [u for u in units(known) if any(p.name.startswith(u + ".") for p in known.params)]
+    regions = [name for name, module in model.named_modules() if hasattr(module.forward, "recomputed")]
+    around = {u: next((r for r in regions if covers(r, u)), u) for u in loaded}
+    return tuple(dict.fromkeys(around.values()))
 
 
 def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[str, Any]:
@@ -223,6 +243,8 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "inferred": among(watch.inferred),
         "fills": among(watch.fills),
         "lazy": among(watch.lazy),
+        "toggles": tuple(watch.toggles),
+        "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),
         "effects": _effects(watch, output, meter),
     }
@@ -274,17 +296,15 @@ def _whole(model: nn.Module, known: Skeleton, inputs: Sequence[TensorSpec]) -> G
     zeros in memory, all of it.
     """
     try:
-        return _single(model, known, inputs, lambda model, xs, meter, watch: model(*xs))
+        return _single(model, known, inputs, lambda model, xs, seen: model(*xs))
     except RequestError as error:
         if not looks(error.__cause__):
             raise
     try:
-        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known))
+        traced = follow(model, frozenset(units(known)), meta(inputs), _loaded(known, model))
     except RequestError:
-        return _single(
-            model, known, inputs, lambda model, xs, meter, watch: call(model, xs, {}, meter, watch)
-        )
-    return _node(known, inputs, _returned(traced), traced.meter, traced.watch)
+        return _single(model, known, inputs, lambda model, xs, seen: run_module(model, xs, {}, seen))
+    return _node(known, inputs, _returned(traced), meter=traced.meter, watch=traced.watch)
 
 
 def _single(
@@ -297,21 +317,31 @@ def _single(
         default_dtype(RUNNING),
         torch.device("meta"),
         meter,
-        watching(model, _loaded(known), lambda: meter.saved, xs) as watch,
+        watching(model, _loaded(known, model), lambda: meter.saved, xs) as watch,
     ):
-        value = run(model, xs, meter, watch)
-    return _node(known, inputs, value, meter, watch)
+        value = run(model, xs, Observers(meter, watch))
+    return _node(known, inputs, value, meter=meter, watch=watch)
 
 
-def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, meter: Meter, watch: Watch) -> Graph:
+def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: Meter, watch: Watch) -> Graph:
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
-    body = Node("model", "module", "", names, out=specs, packed=packed, saved=meter.saved, flops=meter.flops)
-    out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
-    return Graph(
-        (*ins, body, out), **_watched(watch, known, value, meter), segments=_segments(watch, meter.saved)
+    watched = _watched(watch, known, value, meter)
+    segments = _segments(watch, meter.saved)
+    body = Node(
+        "model",
+        "module",
+        "",
+        names,
+        out=specs,
+        packed=packed,
+        saved=meter.saved,
+        flops=meter.flops,
+        backward=Backward(again=sum(s.backward.again for s in segments)),
     )
+    out = Node("output", "output", "output", ("model",), out=specs, packed=packed)
+    return Graph((*ins, body, out), **watched, segments=segments)
 
 
 def _specs(value: Any) -> tuple[tuple[TensorSpec, ...] | None, bool]:

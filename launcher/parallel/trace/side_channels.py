@@ -66,18 +66,16 @@ def _own(leaf: nn.Module) -> PythonState:
     out = held(leaf)
     for path, module in leaf.named_modules():
         each = [f for kind in HOOKS for f in vars(module)[kind].values()]
-        out.enter(
-            f"{HOOKED} {path}", [f for f in each if not library(getattr(f, "__module__", None) or "torch")]
-        )
+        users = [f for f in each if not library(getattr(f, "__module__", None) or "torch")]
+        out.enter(f"{HOOKED} {path}", users)
     return out
 
 
 def _below(leaf: str, at: str) -> str:
-    return (
-        f"{HOOKED} {leaf}.{at.removeprefix(HOOKED + ' ')}".strip(".")
-        if at.startswith(HOOKED)
-        else f"{leaf}.{at}"
-    )
+    """What the model calls ``at``, which ``leaf`` calls so."""
+    if at.startswith(HOOKED):
+        return f"{HOOKED} {leaf}.{at.removeprefix(HOOKED + ' ')}".strip(".")
+    return f"{leaf}.{at}"
 
 
 def _movable(leaf: str, model: nn.Module) -> None:
@@ -85,9 +83,7 @@ def _movable(leaf: str, model: nn.Module) -> None:
     for path, module in model.named_modules(prefix=leaf):
         for name, value in vars(module).items():
             if isinstance(value, GeneratorType) and value.gi_frame is not None:
-                text = (
-                    f"{path}.{name}".lstrip(".")
-                    + " is a generator, which cannot be copied: the plan would move it on"
-                )
+                at = f"{path}.{name}".lstrip(".")
+                text = f"{at} is a generator, which cannot be copied: the plan would move it on"
                 cure = "make it in the forward, or let it be an iterator of itertools"
                 raise RequestError((Problem("model", f"{text}; {cure}"),))

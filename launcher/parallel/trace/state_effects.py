@@ -21,9 +21,9 @@ DATA = ""
 """What comes from the inputs, or is drawn at random. Other labels are names of buffers."""
 Labels = frozenset[str]
 NONE: Labels = frozenset()
-STATISTICS = frozenset(
-    {"native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm"}
-)
+STATISTICS = frozenset({
+    "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
+})  # fmt: skip
 """They change the running mean and variance, their arguments 3 and 4, without saying so."""
 
 
@@ -33,10 +33,10 @@ ONCE = "embedding_renorm_"
 
 @dataclass
 class _Seen:
-    """What happened to one tensor. ``said``: an operation told autograd, or went around it, but not
-    BatchNorm's.
+    """What happened to one tensor.
 
-    ``once``: nothing else than ``ONCE``.
+    ``said``: an operation told autograd, or went around it, but not BatchNorm's. ``once``: nothing else than
+    ``ONCE``.
     """
 
     labels: Labels = NONE
@@ -55,16 +55,21 @@ class StateEffects(Dispatch):
         self.reads: dict[str, None] = {}
         self.foreign: dict[tuple[int, ...], None] = {}
         self.mixed: dict[str, None] = {}
+
+        # tensors by id and storages: their names, who made them, and what they come from
         self._ids: dict[int, str] = {}
         self._made: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, tuple[weakref.ref[Any], Labels]] = {}
         self._names: dict[int, str] = {}
         self._seen: dict[str, _Seen] = {}
+
+        # the model's own: where they hang, and under which names
         self._places: list[tuple[nn.Module, str, Tensor, str, str]] = []
         self._unset: list[tuple[nn.Module, str, str, str]] = []
         self._known: set[int] = set()
         self._first: dict[str, str] = {}
         self._also: dict[str, dict[str, None]] = {}
+
         for t in given:
             self.make(t)
             self._add(t, frozenset({DATA}))
@@ -74,21 +79,14 @@ class StateEffects(Dispatch):
     def mark(self) -> Callable[[], None]:
         """What makes it forget all that it sees from now on."""
         seen = {n: replace(s, at=dict(s.at)) for n, s in self._seen.items()}
-        sparse, reads, foreign, mixed = (
-            dict(self.sparse),
-            dict(self.reads),
-            dict(self.foreign),
-            dict(self.mixed),
-        )
+        sparse = dict(self.sparse)
+        reads = dict(self.reads)
+        foreign = dict(self.foreign)
+        mixed = dict(self.mixed)
 
         def back() -> None:
-            self._seen, self.sparse, self.reads, self.foreign, self.mixed = (
-                seen,
-                sparse,
-                reads,
-                foreign,
-                mixed,
-            )
+            self._seen = seen
+            self.sparse, self.reads, self.foreign, self.mixed = sparse, reads, foreign, mixed
 
         return back
 
@@ -108,6 +106,8 @@ class StateEffects(Dispatch):
                 self._unset.append((module, attr, full, path))
             if t is None or t.layout is not torch.strided:
                 continue
+
+            # by its first name, which the same tensor of a copy has too
             name = self._first.setdefault(full, self._names.setdefault(_key(t), full))
             self._also.setdefault(name, {})[full] = None
             self._names[_key(t)] = name
@@ -127,6 +127,8 @@ class StateEffects(Dispatch):
         if packet in STATISTICS:
             self._statistics(args, out)
             return out
+
+        # what its results, and what it writes to, come from
         labels = self._of(_tensors((*args, *kwargs.values())))
         if torch.Tag.nondeterministic_seeded in func.tags:
             labels |= {DATA}
@@ -188,43 +190,46 @@ class StateEffects(Dispatch):
             seen.at[self.running()] = None
 
     def finish(self) -> None:
-        """The forward is over: buffers that were none before may be tensors now, which others are to follow."""
+        """The forward is over: buffers that were none before may be tensors now, which others follow."""
         for module, attr, name, path in self._unset:
             now = getattr(module, attr, None)
             labels = self._of((now,)) if isinstance(now, Tensor) else NONE
-            if DATA in labels:
-                if attr not in module._non_persistent_buffers_set:
-                    text = f"the forward makes the buffer {name}, which was None, and checkpoints would not have it"
-                    raise RequestError((Problem("model", f"{text}; {ALLOCATE}"),))
-                self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
-                self._also[name] = {name: None}
+            if DATA not in labels:
+                continue
+            if attr not in module._non_persistent_buffers_set:
+                text = f"the forward makes the buffer {name}, which was None"
+                why = "checkpoints would not have it"
+                raise RequestError((Problem("model", f"{text}, and {why}; {ALLOCATE}"),))
+            self._seen[name] = _Seen(labels | {name}, once=False, at={path: None})
+            self._also[name] = {name: None}
 
     def changes(self, output: Any, kept: set[int]) -> tuple[Change, ...]:
         """What was changed. ``kept`` are the storages that a backward needs."""
+        # tensors in whose place there is another now
         for module, attr, t, name, path in self._places:
             now = getattr(module, attr, None)
-            if (
-                isinstance(now, Tensor)
-                and attr in module._buffers
-                and attr not in module._non_persistent_buffers_set
-            ):
+            if not isinstance(now, Tensor):
+                continue
+            if attr in module._buffers and attr not in module._non_persistent_buffers_set:
                 _as_large(name, t, now)
-            if isinstance(now, Tensor) and now.layout is torch.strided and _key(now) != _key(t):
+            if now.layout is torch.strided and _key(now) != _key(t):
                 seen = self._seen.setdefault(name, _Seen())
                 seen.labels |= self._of((now,))
                 seen.once = False
                 seen.at[path] = None
+
+        # what depends on them
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
         reached |= {name for _, _, name, _ in self._unset}  # nobody knows what a later forward does with it
         return tuple(
             Change(
-                tuple(self._also[n]),
-                DATA in s.labels,
-                n in reached,
-                s.said and n in needed,
-                tuple(s.at),
-                s.once,
+                names=tuple(self._also[n]),
+                by_data=DATA in s.labels,
+                read=n in reached,
+                kept=s.said and n in needed,
+                at=tuple(s.at),
+                once=s.once,
             )
             for n, s in self._seen.items()
         )

@@ -22,6 +22,7 @@ from launcher.parallel.dispatch.modes import Dispatch
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.model_state.python_state import Key, changed, held
 from launcher.parallel.model_state.references import forget
+from launcher.parallel.trace.autograd_paths import feeds, reaches
 from launcher.parallel.trace.state_effects import StateEffects
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
@@ -34,8 +35,8 @@ READS = frozenset({
 """What hands the numbers of a tensor to Python."""
 
 SIZES = frozenset({
-    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave", "unique_consecutive",
-    "unique_dim", "_unique", "_unique2",
+    "_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "repeat_interleave",
+    "unique_consecutive", "unique_dim", "_unique", "_unique2",
 })  # fmt: skip
 """Operators whose result is a number for Python, or has a shape that depends on the numbers."""
 
@@ -50,10 +51,14 @@ GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tenso
 GRAD: Any = torch.Tensor.grad
 """The property: what a backward has left."""
 
+REQUIRES: Any = torch.Tensor.requires_grad
+TOGGLES = (torch.Tensor.requires_grad_, REQUIRES.__set__)
+"""What says whether a tensor requires a gradient."""
+
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a unit: its arguments, the tensors it ``made``, and the bytes ``saved`` for backward on the way."""
+    """One call of a unit: its arguments, the tensors it ``made``, the bytes ``saved`` for its backward."""
 
     name: str
     module: nn.Module
@@ -116,8 +121,11 @@ class Watch(TorchFunctionMode):
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
+        self.toggles: dict[str, None] = {}
+        self.swapped: set[str] = set()
         self._paths = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
+        self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
         self.effects = StateEffects(model, given, lambda: self._running[-1])
 
     def mark(self, effects: bool = True) -> Callable[[], None]:
@@ -188,10 +196,11 @@ class Watch(TorchFunctionMode):
         self.counted += [(f"{path}.{name}".strip("."), way) for name, way in changed(before, held(copy))]
 
     def copied(self, module: nn.Module, copy: nn.Module) -> None:
-        """``copy`` runs in the place of ``module``: its parts may change before they are called, or never be called."""
+        """``copy`` runs in the place of ``module``; its parts may change before they run, or without."""
         path = self._paths[id(module)]
         for name, part in copy.named_modules():
             self.effects.learn(f"{path}.{name}".strip("."), part)
+        self._learn(path, copy)
 
     def enter(self, name: str, module: nn.Module, given: Any = ()) -> None:
         """The module ``name`` begins to run; it may be a copy of the one in the model."""
@@ -206,6 +215,9 @@ class Watch(TorchFunctionMode):
             self.nested.add(name)
         if torch.is_inference_mode_enabled():
             self.inferred.add(name)
+        own = {n: id(p) for n, p in module._parameters.items()}
+        if self._built.get(id(module), own) != own:
+            self.swapped.add(name)
 
         # what it is given, to be compared when it is done
         self._given.append(tuple(t for t in tree_leaves(given) if isinstance(t, torch.Tensor)))
@@ -224,7 +236,7 @@ class Watch(TorchFunctionMode):
             self._learn(name, module)
         self.effects.learn(name, module)
 
-    def leave(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def leave(self, name: str, module: nn.Module, given: tuple[Any, Any], output: Any) -> None:
         """It is done."""
         if self.over or get_ident() != self._thread:
             return
@@ -232,8 +244,8 @@ class Watch(TorchFunctionMode):
         self.order.append((name, False))
 
         # what it has changed of what it was given, and how it returns
-        given = zip(self._given.pop(), self._versions.pop(), strict=True)
-        if any(t.requires_grad and _version(t) != before for t, before in given):
+        before = zip(self._given.pop(), self._versions.pop(), strict=True)
+        if any(t.requires_grad and _version(t) != version for t, version in before):
             self.overwrites.add(name)
         if self._filled.pop()():
             self.fills.add(name)
@@ -242,9 +254,11 @@ class Watch(TorchFunctionMode):
 
         # what it has cost, where the plan asks
         grown = self.saved() - self._began.pop()
-        if name in self._units and not any(map(_batched, tree_leaves((args, kwargs)))):
+        if name in self._units and not any(map(_batched, tree_leaves(given))):
+            args, kwargs = given
             made = tuple(t for t in tree_leaves(output) if isinstance(t, torch.Tensor))
-            self.runs.append(ModuleCall(name, module, args, kwargs, made=made, saved=grown))
+            call = ModuleCall(name, module, args=args, kwargs=kwargs, made=made, saved=grown)
+            self.runs.append(call)
             self._began = [n + grown for n in self._began]  # a unit around it has saved the rest
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -255,6 +269,8 @@ class Watch(TorchFunctionMode):
             self.look()
         if func == GRAD.__get__ and isinstance(args[0], nn.Parameter):
             self.grads[self._running[-1]] = None
+        if func in TOGGLES and isinstance(args[0], nn.Parameter):
+            self.toggles |= dict.fromkeys(self._names.get(id(args[0]), ()))
         if func in GRADIENTS:
             self.taken.append(self._inner(func, args, kwargs))
 
@@ -279,7 +295,7 @@ class Watch(TorchFunctionMode):
         crosses = []
         for name, given in zip(self._running, self._given, strict=True):
             others = [t for t in given if id(t) not in known and t.grad_fn is not None]
-            if any(_reaches(t.grad_fn, nodes, 0) for t in others):
+            if any(reaches(t.grad_fn, nodes, 0) for t in others):
                 crosses.append(name)
         return Inner(self._running[-1], False, tuple(crosses))
 
@@ -290,11 +306,11 @@ class Watch(TorchFunctionMode):
         self.scopes[name] = min(self.scopes.get(name, seen[name]), seen[name], key=len)
 
     def chains(self) -> tuple[tuple[str, str], ...]:
-        """(a, b): unit b ran once, right after unit a, and works on what a made, so its backward is over before a's."""
+        """(a, b): unit b ran once, right after unit a, on what a made: its backward is over before a's."""
         return tuple(
             (a.name, b.name)
             for a, b in zip(self.runs, self.runs[1:], strict=False)
-            if self.calls[a.name] == self.calls[b.name] == 1 and _feeds(a.made, b.made)
+            if self.calls[a.name] == self.calls[b.name] == 1 and feeds(a.made, b.made)
         )
 
 
@@ -327,38 +343,14 @@ class _Looking(Dispatch):
         self.watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._overloadpacket.__name__ in SIZES or (
-            func is torch.ops.aten.index.Tensor and _masks(args[1])
-        ):
+        masked = func is torch.ops.aten.index.Tensor and _masks(args[1])
+        if masked or func._overloadpacket.__name__ in SIZES:
             self.watch.look()
         return func(*args, **(kwargs or {}))
 
 
 def _masks(indices: Any) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
-
-
-def _feeds(made: tuple[torch.Tensor, ...], last: tuple[torch.Tensor, ...]) -> bool:
-    """Whether autograd can go from every tensor of ``last`` back to one of ``made``."""
-    goals = {t.grad_fn for t in made if t.grad_fn is not None}
-    if not goals or not last:
-        return False
-    oldest = min(g._sequence_nr() for g in goals)
-    return all(t.grad_fn is not None and _reaches(t.grad_fn, goals, oldest) for t in last)
-
-
-def _reaches(start: Any, goals: set[Any], oldest: int) -> bool:
-    """Nodes made before the ``oldest`` goal cannot lead to it."""
-    stack, seen = [start], set()
-    while stack:
-        node = stack.pop()
-        if node in goals:
-            return True
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen and following._sequence_nr() >= oldest:
-                seen.add(following)
-                stack.append(following)
-    return False
 
 
 @contextmanager
@@ -368,14 +360,15 @@ def watching(
     """Watch what runs meanwhile, and nothing after it. ``model`` keeps the hooks: hand over a copy."""
     forget()
     watch = Watch(model, units, saved, given)
-    for (
-        name,
-        module,
-    ) in model.named_modules():  # lambdas: a copy of the module shares them, and so tells this watch
-        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, args, kwargs, out)  # noqa: E731
+
+    # modules: by lambdas, which a copy of the module shares, and so tells this watch
+    for name, module in model.named_modules():
+        left = lambda m, args, kwargs, out, name=name: watch.leave(name, m, (args, kwargs), out)  # noqa: E731
         begun = lambda m, args, kwargs, name=name: watch.enter(name, m, (args, kwargs))  # noqa: E731
         module.register_forward_pre_hook(begun, prepend=True, with_kwargs=True)
         module.register_forward_hook(left, with_kwargs=True, always_call=True)
+
+    # checkpoints of the kind that autograd does not show
     reentrant: Any = CheckpointFunction
 
     def region(*args: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Runs a module that looks at data, or autocast, on zeros in memory while the rest of a forward is on meta tensors."""
+"""Runs a module that looks at data, or autocast, on zeros in memory, while the rest is on meta tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ def cast(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _returned(out: Any, given: list[torch.Tensor], made: dict[int, torch.Tensor]) -> Any:
-    """``out`` of stand-ins, on meta again; what is one of the ``given`` is that, and gradients reach all of them."""
+    """``out`` of stand-ins, on meta again; one of the ``given`` is that itself, and gradients reach them."""
     back = {id(made[id(t)]): t for t in given}
     fresh = {id(t): t for t in tensors(out) if id(t) not in back}
     specs = [(t.shape, t.dtype, t.requires_grad) for t in fresh.values()]
@@ -60,38 +60,55 @@ def _zeros(t: torch.Tensor) -> torch.Tensor:
     return out.requires_grad_().clone() if t.requires_grad else out
 
 
-def call(
-    module: nn.Module,
-    args: Any,
-    kwargs: Any,
-    meter: Meter | None = None,
-    watch: Watch | None = None,
-    on_zeros: bool = False,
-    told: Callable[[str], None] | None = None,
-) -> Any:
-    """Run a module on meta tensors; one whose Python looks at the data runs on zeros in memory, alone,
-    instead.
+@dataclass(frozen=True)
+class Observers:
+    """Who counts and watches what a module does, and who is ``told`` of what it returns.
 
-    Then ``meter`` and ``watch`` forget what they saw of the first try. ``on_zeros``: without trying.
-    ``told``: of what it returns, where that depends on the numbers and Python can see it.
+    ``told`` is called with what depends on the numbers where Python can see it.
+    """
+
+    meter: Meter | None = None
+    watch: Watch | None = None
+    told: Callable[[str], None] | None = None
+
+    def mark(self, effects: bool = True) -> Callable[[], None]:
+        """What makes both forget all that they see from now on, or all but ``effects``."""
+        undo = []
+        if self.meter is not None:
+            undo.append(self.meter.mark())
+        if self.watch is not None:
+            undo.append(self.watch.mark(effects=effects))
+
+        def back() -> None:
+            for each in undo:
+                each()
+
+        return back
+
+
+def run_module(
+    module: nn.Module, args: Any, kwargs: Any, seen: Observers = Observers(), on_zeros: bool = False
+) -> Any:
+    """Run a module on meta tensors; one whose Python looks at the data instead alone on zeros in memory.
+
+    Then the observers forget what they saw of the first try. ``on_zeros``: without trying.
     """
     if not on_zeros:
-        undo = [seen.mark() for seen in (meter, watch) if seen is not None]
+        back = seen.mark()
         try:
             return module(*args, **kwargs)
         except (RuntimeError, NotImplementedError) as refused:
             if not looks(refused):
                 raise
-        for back in undo:
-            back()
+        back()
 
     # a copy in memory, which whoever watches takes for the module
     with torch._C.DisableTorchFunction():  # to copy a weight is not to use it
         real = zeros(copied(module))
-    if watch is not None:
-        watch.copied(module, real)
-    if meter is not None:
-        meter.own((*real.parameters(), *real.buffers()))
+    if seen.watch is not None:
+        seen.watch.copied(module, real)
+    if seen.meter is not None:
+        seen.meter.own((*real.parameters(), *real.buffers()))
 
     # zeros for what it is given
     given = tensors((args, kwargs))
@@ -100,38 +117,47 @@ def call(
         made = {id(t): _zeros(t) for t in given}
         storages |= {made[id(t)].untyped_storage()._cdata: t.untyped_storage()._cdata for t in given}
         args, kwargs = mapped((args, kwargs), lambda t: made[id(t)])
-        out = _observed(module, real, args, kwargs, meter=meter, watch=watch, told=told)
+        out = _observed(module, _OnZeros(real, args, kwargs), seen)
 
     # as if it had run on meta
-    if meter is not None:
-        meter.written.update([storages[w] for w in meter.written if w in storages])
+    if seen.meter is not None:
+        written = seen.meter.written
+        written.update([storages[w] for w in written if w in storages])
     return _returned(out, given, made)
 
 
-def _observed(
-    module: nn.Module,
-    real: nn.Module,
-    args: Any,
-    kwargs: Any,
-    *,
-    meter: Meter | None,
-    watch: Watch | None,
-    told: Callable[[str], None] | None,
-) -> Any:
-    """Run ``real`` in the place of ``module``; again, and with other numbers, where that may do something else."""
+@dataclass(frozen=True)
+class _OnZeros:
+    """A call of ``real``, a module in memory, with arguments in memory."""
+
+    real: nn.Module
+    args: Any
+    kwargs: Any
+
+    def run(self) -> Any:
+        return self.real(*self.args, **self.kwargs)
+
+
+def _observed(module: nn.Module, call: _OnZeros, seen: Observers) -> Any:
+    """Run ``call`` in the place of ``module``; also with other numbers, where that may do something else."""
+    watch, told = seen.watch, seen.told
     if watch is None:
-        return real(*args, **kwargs)
+        return call.run()
     since = len(watch.order)
     before = watch.effects.changed
     looked = watch.looked
-    with watch.counting(module, real), watch.looking():
-        out = real(*args, **kwargs)
+    with watch.counting(module, call.real), watch.looking():
+        out = call.run()
+
+    # it may look at what it has changed, and change other things then: of this run those alone are kept
     if watch.effects.changed > before:
-        _again(real, args, kwargs, meter, watch)
+        back = seen.mark(effects=False)
+        call.run()
+        back()
 
     if watch.units_below() or (told is not None and watch.looked > looked):
         was = watch.ran(since)
-        for ran, other in _tried(real, args, kwargs, meter, watch):
+        for ran, other in _tried(call, seen, watch):
             watch.steers |= watch.units_below() and (other is MISSING or ran != was)
             what = _depends(out, other) if told is not None else ""
             if told is not None and what:
@@ -143,47 +169,35 @@ def _storages(module: nn.Module) -> list[int]:
     return [t.untyped_storage()._cdata for t in (*module.parameters(), *module.buffers())]
 
 
-def _again(real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch) -> None:
-    """It may look at what it has changed, and change other things then: of this run those alone are kept."""
-    undo = [watch.mark(effects=False), *([meter.mark()] if meter is not None else [])]
-    real(*args, **kwargs)
-    for back in undo:
-        back()
-
-
 SCALES = 1.0, 1e3, 1e-3
 """Of the numbers that a module is tried with."""
 
 
-def _tried(
-    real: nn.Module, args: Any, kwargs: Any, meter: Meter | None, watch: Watch
-) -> list[tuple[list[str], Any]]:
-    """Which units ran with a few other numbers, and what came of it: ``MISSING`` where it does not take them.
+def _tried(call: _OnZeros, seen: Observers, watch: Watch) -> list[tuple[list[str], Any]]:
+    """Which units ran with a few other numbers, and what came of it: ``MISSING`` where it takes none.
 
     Nothing of it is kept. Where no units are inside, nobody has to see what it does.
     """
     g = torch.Generator().manual_seed(0)
     found = []
-    undo = [seen.mark() for seen in (meter, watch) if seen is not None]
-    with (
-        torch.random.fork_rng(devices=[]),
-        torch.no_grad(),
-        nullcontext() if watch.units_below() else _unseen(),
-    ):
+    back = seen.mark()
+    observed = nullcontext() if watch.units_below() else _unseen()
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), observed:
         for scale in SCALES:
 
             def noise(t: torch.Tensor, scale: float = scale) -> torch.Tensor:
-                return (torch.randn(t.shape, generator=g) * scale).to(t.dtype) if t.is_floating_point() else t
+                if not t.is_floating_point():
+                    return t
+                return (torch.randn(t.shape, generator=g) * scale).to(t.dtype)
 
-            for p in real.parameters():
+            for p in call.real.parameters():
                 p.copy_(noise(p))
             since = len(watch.order)
             out = MISSING
             with suppress(Exception):  # then who knows
-                out = real(*mapped(args, noise), **mapped(kwargs, noise))
+                out = call.real(*mapped(call.args, noise), **mapped(call.kwargs, noise))
             found.append((watch.ran(since), out))
-    for back in undo:
-        back()
+    back()
     return found
 
 
@@ -231,7 +245,7 @@ def looks(error: BaseException | None) -> bool:
 
 
 def zeros(module: nn.Module) -> nn.Module:
-    """``module`` itself, its tensors now zeros in memory; what was one tensor under several names still is."""
+    """``module`` itself, its tensors now zeros in memory; one tensor under several names is still one."""
     made: dict[int, Any] = {}
     for owner in module.modules():
         for name, p in owner._parameters.items():

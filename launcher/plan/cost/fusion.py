@@ -139,17 +139,20 @@ def _groups(
 def _homes(
     params: tuple[Placed, ...], stage: Stage, units: list[str], graph: Graph
 ) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
-    """The sharded parameters of ``stage`` by the first of ``units`` that can take them, and those that none can."""
+    """The sharded parameters of ``stage`` by the first of ``units`` that takes them, and the rest."""
     left = {p.name: p for p in params if p.sharded and not set(p.names).isdisjoint(stage.params)}
     homes: dict[str, tuple[Placed, ...]] = {}
     for unit in units:
-        inside = [
-            p for p in left.values() if any(covers(unit, owner(n)) for n in p.names if n in stage.params)
-        ]
+        inside = [p for p in left.values() if _inside(p, unit, stage)]
         called = not graph.order or (unit, True) in graph.order  # not only its forward, which runs no hook
         if inside and called and _runs(stage, unit) and _alone(unit, inside, stage, graph):
             homes[unit] = tuple(left.pop(p.name) for p in inside)
     return homes, tuple(left.values())
+
+
+def _inside(p: Placed, unit: str, stage: Stage) -> bool:
+    """Whether ``unit`` has the parameter under a name of this stage."""
+    return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
 
 
 def _group(gather: _Gather, before: str, params: tuple[Placed, ...], stage: Stage, graph: Graph) -> Group:
@@ -174,8 +177,7 @@ def _group(gather: _Gather, before: str, params: tuple[Placed, ...], stage: Stag
 
 
 def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
-    """What may be gathered by itself, in definition order; nothing inside of a unit's module that looks at
-    data.
+    """What may be gathered by itself, in definition order; nothing inside of what looks at data.
 
     Units stay apart inside of a module that looks, unless it was seen to steer them: most only check
     their inputs. What one checkpoint runs again is one: recomputed, its units come by in another
@@ -183,9 +185,9 @@ def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
     """
     whole = units(skeleton)
     found = {owner(p.name) for p in skeleton.params} if limits.each else set(whole)
-    found = {
-        m for m in found if not any(covers(n, m) for n in graph.nested)
-    }  # FSDP2 wraps no call inside of a call
+
+    # FSDP2 wraps no call inside of a call
+    found = {m for m in found if not any(covers(n, m) for n in graph.nested)}
 
     # the outermost of the modules that keep all that is inside of them together
     looks = {m for m in graph.looks if graph.steers or any(covers(u, m) for u in whole)}
@@ -193,9 +195,8 @@ def _units(skeleton: Skeleton, graph: Graph, limits: Limits) -> list[str]:
     looks = {m for m in looks if not any(covers(o, m) for o in looks - {m})}
 
     around = {o for o in looks if any(covers(o, m) for m in found)}
-    return [
-        m for m in skeleton.modules if m in around or (m in found and not any(covers(o, m) for o in looks))
-    ]
+    apart = {m for m in found if not any(covers(o, m) for o in looks)}
+    return [m for m in skeleton.modules if m in around | apart]
 
 
 def _alone(unit: str, inside: list[Placed], stage: Stage, graph: Graph) -> bool:
@@ -251,7 +252,7 @@ def buckets(
     limits: Limits,
     reduce: str | None = None,
 ) -> tuple[Bucket, ...]:
-    """Greedy, in order, per stage and dtype: a new bucket starts when the next tensor would pass the limit.
+    """Greedy, in order, per stage and dtype: a bucket ends when the next tensor would pass the limit.
 
     ``reduce``: the dtype that gradients travel in; ``None``: their own.
     """
@@ -274,7 +275,7 @@ def buckets(
 
 
 def _learning(params: tuple[Placed, ...], stage: Stage, sizes: Sizes) -> list[Placed]:
-    """The parameters whose gradients ``stage`` sums; one that several stages of a rank share is the first's."""
+    """The parameters whose gradients ``stage`` sums; of stages that share one on a rank, the first."""
     here = sizes.held(sizes.places[stage.index])
     return [p for p in params if p.trainable and stage.index in p.copies(here)]
 

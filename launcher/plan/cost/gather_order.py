@@ -1,4 +1,4 @@
-"""In which order a stage gathers its groups of sharded weights: the same on every rank, whatever its data do."""
+"""In which order a stage gathers its groups of sharded weights: the same on every rank, for any data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.plan.values.text import some
 
 @dataclass(frozen=True)
 class Visit:
-    """A forward begins to use group ``group`` of the plan, or is done with it; a backward comes by in reverse."""
+    """A forward begins to use group ``group`` of the plan, or is done with it; a backward in reverse."""
 
     group: int
     begins: bool
@@ -29,10 +29,11 @@ def visits(groups: tuple[Group, ...], stages: int, graph: Graph) -> tuple[tuple[
 def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Visit]:
     """As FSDP2 does it: a group is in use until each of its modules has run."""
     home = {m: i for i, g in enumerate(groups) if g.stage == stage for m in g.modules}
-    waiting: dict[int, set[str]] = {}
     root = home.pop("", None)
     if root is not None:
         yield Visit(root, True)
+
+    waiting: dict[int, set[str]] = {}  # modules that have not run yet, of the groups in use
     for module, begins in graph.order:
         at = home.get(module)
         if at is None:
@@ -44,6 +45,7 @@ def _visits(groups: tuple[Group, ...], stage: int, graph: Graph) -> Iterator[Vis
             waiting[at].remove(module)
             if not waiting[at]:
                 yield Visit(at, False)
+
     yield from (Visit(at, False) for at, modules in waiting.items() if modules)
     if root is not None:
         yield Visit(root, False)

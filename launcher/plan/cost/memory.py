@@ -14,7 +14,10 @@ from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 
 def copies(optim: Optim, own: OptimizerTraits | None = None) -> int:
-    """Tensors that the optimizer keeps for each parameter, of its shape; of a class of one's ``own``, as was seen."""
+    """Tensors that the optimizer keeps for each parameter, of its shape.
+
+    ``own``: what was seen of a class of the user's own.
+    """
     if own is not None:
         return own.copies
     match optim:

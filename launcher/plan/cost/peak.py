@@ -1,4 +1,4 @@
-"""What a rank holds at the fullest moment of a training step: its schedule walked through, segment by segment."""
+"""What a rank holds at the fullest moment of a training step: its schedule is walked through by segments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from launcher.plan.values.facts import Segment
 
 @dataclass(frozen=True)
 class Gather:
-    """Bytes of one FSDP2 group: ``whole`` weights, their ``grads``, what is ``scattered``, the ``shard`` kept
-    of that.
+    """Bytes of one FSDP2 group: ``whole`` weights and their ``grads``.
 
-    It is needed from segment ``first`` to ``last`` of its stage.
+    ``scattered`` is what is scattered of them, ``shard`` what is kept of that. It is needed from segment
+    ``first`` to ``last`` of its stage.
     """
 
     whole: int
@@ -63,7 +63,10 @@ class StageLoad:
 
 @dataclass(frozen=True)
 class Moment:
-    """``grads`` as they are kept, ``gathered`` weights and gradients of shards as a whole, ``activations`` the rest."""
+    """Bytes: ``grads`` as they are kept, ``gathered`` weights and gradients of shards as a whole.
+
+    ``activations`` are the rest.
+    """
 
     grads: int
     gathered: int
@@ -75,10 +78,10 @@ class Moment:
 
 
 def fullest(row: Row, loads: Mapping[int, StageLoad], again: bool, each: bool, copied: int) -> Moment:
-    """Of all moments of a step on one rank. ``loads`` by stage; ``again`` is level3, ``each`` level2 or
-    level3.
+    """Of all moments of a step on one rank.
 
-    ``copied``: bytes of the gradients that one all-reduce sums at the end, side by side in a copy.
+    ``loads`` by stage; ``again`` is level3, ``each`` level2 or level3; ``copied``: bytes of the gradients
+    that one all-reduce sums at the end, side by side in a copy.
     """
     return max(_Walk(loads, again, each, copied).moments(row), key=lambda m: m.total)
 
@@ -105,9 +108,8 @@ class _Walk:
         self.gathered += sum(load.stand_ins for load in self.loads.values())
         if not self.again:
             whole = [g.whole for load in self.loads.values() for g in load.gathers]
-            yield self.now(
-                gathered=sum(whole) + max(whole, default=0)
-            )  # received, and copied one after the other
+            # received, and copied one after the other
+            yield self.now(gathered=sum(whole) + max(whole, default=0))
             self.gathered += sum(whole)
         left = {s: sum(a.stage == s and a.kind in "BW" for a in row) for s in self.loads}
         yield self.now()
@@ -158,7 +160,7 @@ class _Walk:
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
             here = self._open(load, i) + self._ahead(load, i)
-            yield self.now(gathered=here, activations=segment.backward.work)
+            yield self.now(gathered=here, activations=self._work(stage, i, segment))
             self._sum(stage, i)
             self.activations += _owed(load, piece, i) - segment.saved + segment.left
             yield self.now(gathered=here)
@@ -167,13 +169,23 @@ class _Walk:
         self.gathered -= self.lingering
         self.lingering = 0
 
+    def _work(self, stage: int, i: int, segment: Segment) -> int:
+        """What the backward of a segment needs besides, with gradients of weights where these are new."""
+        groups = enumerate(self.loads[stage].gathers)
+        new = (stage, i) not in self.summed or any(
+            g.first == i and (stage, n) not in self.unreduced for n, g in groups
+        )
+        return max(segment.backward.work, segment.backward.summed) if new else segment.backward.work
+
     def _inputs(self, stage: int, one: Pass) -> Iterator[Moment]:
-        """The first half of a backward: of what was saved the inputs of products stay, and their outputs' gradients."""
+        """The first half of a backward: inputs of products stay saved, and the gradients of their outputs."""
         yield self.now(activations=2 * one.loss)
         self.activations -= one.loss
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
-            yield self.now(activations=segment.backward.work)
+            at_once = bool(segment.backward.again)  # of what runs again nothing is put off
+            work = self._work(stage, i, segment) if at_once else segment.backward.work
+            yield self.now(activations=work)
             self._sum(stage, i)
             self.activations += segment.backward.kept - segment.saved
             yield self.now()
@@ -225,7 +237,7 @@ class _Walk:
         return held
 
     def _finish(self, stage: int) -> Iterator[Moment]:
-        """After the last backward of a stage: level1 scatters now; weights that were kept go, group by group."""
+        """After the last backward of a stage: level1 scatters now, kept weights go, group by group."""
         for n, g in enumerate(self.loads[stage].gathers):
             if not self.again:
                 self.gathered -= g.whole
@@ -234,11 +246,10 @@ class _Walk:
 
 
 def _owed(load: StageLoad, piece: int, i: int) -> int:
-    """What the backward of segment ``i`` adds to the gradients that pieces of a micro batch
-    owe to those before them.
+    """What the backward of segment ``i`` adds to the gradients that pieces owe to earlier ones.
 
-    The last piece, the first to go backward, makes them for all that it has read; each other one uses its own
-    up.
+    The last piece of a micro batch, the first to go backward, makes them for all that it has read; each
+    other one uses its own up.
     """
     if piece == len(load.passes) - 1:
         return sum(p.segments[i].left for p in load.passes[:piece])

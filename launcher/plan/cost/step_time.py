@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from launcher.plan.partition.stages import Stage
 from launcher.plan.schedule.simulate import Cost
 from launcher.plan.values.facts import Graph
@@ -13,6 +15,8 @@ FLOPS_A_BYTE = 16
 def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     """Time in flops: forward with the bytes its nodes write, backward twice that; transfers take none.
 
+    A backward that runs forwards again takes their flops besides.
+
     ``graphs``: one, or one a piece.
     """
     passes = [(stage, graph) for stage in stages for graph in graphs]
@@ -20,12 +24,34 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     backward = [[graph[n].backward for n in stage.nodes] for stage, graph in passes]
     return Cost(
         forward,
-        backward=tuple(2 * time for time in forward),
+        backward=tuple(
+            2 * time + sum(b.again for b in nodes) for time, nodes in zip(forward, backward, strict=True)
+        ),
         activation=tuple(sum(graph[n].saved for n in stage.nodes) for stage, graph in passes),
         weight=tuple(float(sum(b.deferred for b in nodes)) for nodes in backward),
         waits=tuple(sum(b.kept for b in nodes) for nodes in backward),
         pieces=len(graphs),
     )
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What running forwards again is to a stage, a micro batch: so many bytes less, so many flops more.
+
+    ``sent``: collectives over tp that it repeats, a kind and its bytes.
+    """
+
+    spared: int
+    flops: int
+    sent: tuple[tuple[str, int], ...] = ()
+
+
+def rerun(stage: Stage, graphs: tuple[Graph, ...]) -> Rerun:
+    """Of one stage, over the pieces of a sequence."""
+    backwards = [graph[n].backward for graph in graphs if not graph.segments for n in stage.nodes]
+    backwards += [s.backward for graph in graphs for s in graph.segments]
+    sent = tuple(s for b in backwards for s in b.sent)
+    return Rerun(sum(b.spared for b in backwards), sum(b.again for b in backwards), sent)
 
 
 def _forward(stage: Stage, graph: Graph) -> float:

@@ -117,9 +117,8 @@ def _operator(
         return Problem(where, text if len(tried) < 2 else f"no reading of it can be: {text}")
     if len(good) > 1:
         both = " or as ".join(w.written() for w in good)
-        return Problem(
-            where, f"can be read as {both}; say which", quote(f"{where}={next(iter(good)).written()}")
-        )
+        cure = quote(f"{where}={next(iter(good)).written()}")
+        return Problem(where, f"can be read as {both}; say which", cure)
     reading = next(iter(good))
     if (uneven := _uneven(module, reading, own, grid)) is not None:
         return uneven
@@ -133,7 +132,7 @@ def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list[Reading]:
-    """A linear layer's weight by position may be meant (out, in), as it is here, or (in, out), as in MatMul."""
+    """A linear layer's weight by position may be meant (out, in), as here, or (in, out), as in MatMul."""
     said = dict(reading.weights)
     if "in" not in value or kind != "linear" or len(said.get("weight", ())) != 2:
         return [reading]
@@ -154,10 +153,8 @@ def _complete(reading: Reading, kind: str, own: list[Param], listed: bool) -> tu
         if axes is not None and len(axes) != len(p.spec.shape):
             return None, f"{name} has shape {list(p.spec.shape)}, not {len(axes)} dims"
         if axes is not None and any(DP in dim for dim in axes):
-            return (
-                None,
-                f"{name} cut over dp; sharding weights over data-parallel ranks is what parallel.hsdp does",
-            )
+            does = "sharding weights over data-parallel ranks is what parallel.hsdp does"
+            return None, f"{name} cut over dp; {does}"
         full[name] = axes if axes is not None else ((),) * len(p.spec.shape)
     cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
     if cut and kind not in MODES:
@@ -179,26 +176,31 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
             return f"{name} {axes_text(axes)}: dp cuts samples, which is dim 0"
         if axes is not None and any(dim == (TP, DP) for dim in axes):
             return f"{name} {axes_text(axes)}: samples are cut over dp first"
-    given, made = reading.input, reading.output
+
+    # what comes in
+    given = reading.input
     into = None if given is None else tp_dim(given)
     last = given is not None and into == len(given) - 1
     if kind == "linear":
         if weight == 1 and given is not None and not last:
             return f"input {axes_text(given)} does not go with a weight cut over tp on its inputs"
         if weight != 1 and last:
-            return (
-                f"input {axes_text(given or ())} cut over tp on its features needs a weight cut on its inputs"
-            )
+            asked = axes_text(given or ())
+            return f"input {asked} cut over tp on its features needs a weight cut on its inputs"
     if listed and kind == "linear" and weight == 0 and into is not None:
         return f"input {axes_text(given or ())}: tp cannot cut both the samples and the outputs"
     if listed and kind == "embedding" and weight is None and into is not None:
         return f"input {axes_text(given or ())}: tp cuts a table, not the indices"
     if kind == "embedding" and weight is not None and into is not None:
         return f"input {axes_text(given or ())}: every rank looks up all indices in its part of the table"
+
+    # what goes out
+    made = reading.output
     if made is not None and weight is not None and weight == {"linear": 0, "embedding": 1}.get(kind):
         out = tp_dim(made)
         if out is not None and out != len(made) - 1:
-            return f"output {axes_text(made)}: what comes out is cut on its last dim; it can be kept so or gathered"
+            what = "what comes out is cut on its last dim; it can be kept so or gathered"
+            return f"output {axes_text(made)}: {what}"
     return ""
 
 
@@ -223,14 +225,15 @@ def _ties(operators: Sequence[Operator], skeleton: Skeleton) -> list[Problem]:
         axes = said.get(p.name, ((),) * len(p.spec.shape))
         name, other = first.setdefault(p.same_as, (p.name, axes))
         if other != axes:
-            text = f"{p.name} is the same tensor as {name}, cut {axes_text(axes)} here and {axes_text(other)} there"
+            here, there = axes_text(axes), axes_text(other)
+            text = f"{p.name} is the same tensor as {name}, cut {here} here and {there} there"
             whole, cut = (name, axes) if tp_dim(other) is None else (p.name, other)
             out.append(Problem(KEY, text, quote(f"{KEY}.{whole}={axes_text(cut)}")))
     return out
 
 
 def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> list[Problem]:
-    """Operators that no stage calls as a module, for its code is cut into stages: nothing can be put around them."""
+    """Operators that no stage calls as a module: their code is cut into stages, so nothing fits around it."""
     return [
         Problem(f"{KEY}.{o.key}", f"{o.module} is cut into pipeline stages; name modules inside it")
         for o in operators
@@ -244,7 +247,7 @@ Cut = int | None
 
 @dataclass(frozen=True)
 class Comm:
-    """A collective over ``tp`` in one micro batch: ``nbytes`` of the whole tensor that is reduced or gathered."""
+    """A collective over ``tp`` in one micro batch: ``nbytes`` of the whole tensor reduced or gathered."""
 
     op: str
     phase: str
@@ -253,8 +256,10 @@ class Comm:
 
 @dataclass(frozen=True)
 class Spread:
-    """How an operator runs. What ``arrives`` is brought to what it ``takes``, and what it ``makes`` to what
-    it ``gives``; ``sums``: what it makes are terms that add up over ``tp``.
+    """How an operator runs.
+
+    What ``arrives`` is brought to what it ``takes``, and what it ``makes`` to what it ``gives``; ``sums``:
+    what it makes are terms that add up over ``tp``.
     """
 
     operator: Operator

@@ -61,8 +61,7 @@ def spans(grid: Grid) -> dict[str, int]:
 def readings(
     value: Mapping[str, Any], names: Sequence[str], order: Sequence[str], grid: Grid
 ) -> tuple[tuple[Reading, ...], list[str]]:
-    """Every way to understand ``value``, for a module with parameters ``names``; or what is wrong with its
-    form.
+    """Every way to read ``value`` for a module with parameters ``names``; or what is wrong with its form.
 
     ``order``: which tensors the entries of ``in`` stand for.
     """
@@ -158,6 +157,8 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
     """What each axis name stands for. A device matrix lists sizes row-major over the ranks of one stage."""
     if layout is None:
         return {DP: (DP,), TP: (TP,)}
+
+    # its form: a size and a name an axis
     form = "layout: {device_matrix: [2, 2], alias_name: [dp, tp]}"
     if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
         wrong.append(f"layout: {layout!r}: not of the form {form}")
@@ -165,19 +166,20 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
     matrix, names = layout["device_matrix"], layout["alias_name"]
     good = isinstance(matrix, list | tuple) and isinstance(names, list | tuple) and len(matrix) == len(names)
     if not good or not all(isinstance(n, int) and n > 0 for n in matrix) or len(set(names)) < len(names):
-        wrong.append(
-            f"layout: {matrix!r} with names {names!r}: not a positive size and a name of its own an axis"
-        )
+        text = "not a positive size and a name of its own an axis"
+        wrong.append(f"layout: {matrix!r} with names {names!r}: {text}")
         return {}
+
+    # an axis is known by its size, and by how far apart its ranks are
     ways = spans(grid)
     if prod(matrix) != prod(ways.values()):
         wrong.append(f"layout.device_matrix: {list(matrix)}: a stage has dp {ways[DP]} x tp {ways[TP]} ranks")
         return {}
     out: dict[str, tuple[str, ...]] = {}
     inner = prod(matrix)
+    known = {(prod(matrix), 1): (DP, TP), (ways[DP], ways[TP]): (DP,), (ways[TP], 1): (TP,)}
     for n, name in zip(matrix, names, strict=True):
         inner //= n
-        known = {(prod(matrix), 1): (DP, TP), (ways[DP], ways[TP]): (DP,), (ways[TP], 1): (TP,)}
         out[str(name)] = () if n == 1 else known.get((n, inner), ())
         if n > 1 and not out[str(name)]:
             text = f"{name} ({n} ranks, {inner} apart) is neither dp ({ways[DP]} ranks, {ways[TP]} apart)"
@@ -186,8 +188,7 @@ def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, 
 
 
 def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The size of ``tp`` that slices and device matrices speak of (``None``: nothing does), and why they
-    disagree.
+    """The size of ``tp`` in slices and device matrices (``None``: in none), and why they disagree.
 
     >>> degree({"up": {"in": [[4, 1], [1, 2]]}})
     (2, '')
@@ -196,6 +197,8 @@ def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
     for key, value in operators.items():
         if not isinstance(value, Mapping):
             continue
+
+        # slices over tp: the innermost of a device matrix; of tensors all, but for the samples of the first
         layout = value.get("layout")
         matrix = layout.get("device_matrix") if isinstance(layout, Mapping) else None
         sizes = [matrix[-1]] if isinstance(matrix, list | tuple) and matrix else []
@@ -203,9 +206,11 @@ def degree(operators: Mapping[str, Any]) -> tuple[int | None, str]:
         for at, tensor in enumerate(tensors if isinstance(tensors, list | tuple) else ()):
             if isinstance(tensor, list | tuple):
                 sizes += tensor[1:] if at == 0 else tensor
+
         for n in sizes:
             if isinstance(n, int) and not isinstance(n, bool) and n > 1:
                 said.setdefault(n, key)
+
     if len(said) > 1:
         return None, " but ".join(f"{n} in {key}" for n, key in said.items())
     return next(iter(said), None), ""

@@ -16,8 +16,7 @@ def own(graph: Graph, node: Node) -> frozenset[int]:
 
 
 def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
-    """One for each node that changes memory which another stage uses and would not see
-    changed, or see too early.
+    """One for each node that changes memory which another stage uses, unseen or seen too early.
 
     What crosses is as it is when its stage is done, and a copy from then on: that is right for uses on
     earlier stages before the change, and for uses on later stages after it. What modules change of the

@@ -1,4 +1,4 @@
-"""Modules that no cut can separate: those that run between two calls of one module, as groups in an order of stages."""
+"""Modules that no cut can separate, as they run between two calls of one module: groups in stage order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from launcher.plan.values.facts import Graph
 
 
 def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """``modules``, which are in the order of their first calls, grouped: data flows from group to later group
-    only.
+    """``modules``, in the order of their first calls, grouped: data flows to later groups only.
 
     Where each module is called once, each is a group of its own and the order stays.
     """
@@ -34,7 +33,7 @@ def components(graph: Graph, modules: Sequence[str]) -> tuple[tuple[str, ...], .
 
 
 def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
-    """For each of the modules those that cannot be on a later stage, as bits in their order; its own bit among them."""
+    """For each module those that cannot be on a later stage, itself among them, as bits in their order."""
     needs = {m: 1 << i for i, m in enumerate(modules)}
     bound = _bound(graph, frozenset(modules))
     while True:
@@ -66,11 +65,9 @@ def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
         taken = [m for i in n.inputs for m in carried[i]]
         again = n.kind == "glue" and n.out is None  # worked out wherever it is used
         mine = [n.target] if n.kind == "module" and n.target in modules else []
-        touched = (
-            [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())]
-            if n.kind == "glue"
-            else []
-        )
+        touched: list[str] = []
+        if n.kind == "glue":
+            touched = [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())]
         out[n.name] = tuple(dict.fromkeys([*mine, *touched, *([] if again else taken)]))
         if again:
             carried[n.name] = tuple(taken)

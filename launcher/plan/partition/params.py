@@ -16,10 +16,10 @@ from launcher.plan.values.layout import Layout
 
 @dataclass(frozen=True)
 class Placed:
-    """One tensor under its first name. ``names`` are all its names, ``stages`` the virtual stages that hold
-    it.
+    """One tensor under its first name.
 
-    ``compute`` is the dtype that the forward sees.
+    ``names`` are all its names, ``stages`` the virtual stages that hold it; ``compute`` is the dtype that
+    the forward sees.
     """
 
     name: str
@@ -40,9 +40,8 @@ class Placed:
     def shape(self) -> tuple[int, ...]:
         """Of what a rank uses: all of it, or its part of what ``tp`` cuts."""
         tp = self.layout.grid["tp"]
-        return tuple(
-            n // tp if "tp" in axes else n for n, axes in zip(self.spec.shape, self.layout.split, strict=True)
-        )
+        dims = zip(self.spec.shape, self.layout.split, strict=True)
+        return tuple(n // tp if "tp" in axes else n for n, axes in dims)
 
     @property
     def elements(self) -> int:
@@ -67,10 +66,10 @@ class Placed:
         return self.elements * ITEMSIZE[self.compute]
 
     def copies(self, here: tuple[int, ...]) -> tuple[int, ...]:
-        """Of a rank's virtual stages, those that keep a copy of their own: stages of one rank share a whole
-        tensor.
+        """Of a rank's virtual stages, those that keep a copy of their own.
 
-        FSDP2 lets no two of its roots share one, so of a sharded tensor every stage has its own.
+        Stages of one rank share a whole tensor. FSDP2 lets no two of its roots share one, so of a sharded
+        tensor every stage has its own.
         """
         mine = tuple(s for s in here if s in self.stages)
         return mine if self.sharded or self.buffer else mine[:1]
@@ -98,22 +97,27 @@ def placed(
     low: str | None = None,
     whole: frozenset[str] = frozenset(),
 ) -> tuple[Placed, ...]:
-    """Every tensor once, in definition order. ``splits``: the axes that operators cut dims over, by any name.
+    """Every tensor once, in definition order.
 
-    ``low``: the half-precision dtype to compute in, if any. ``whole``: names of those that are not to be
-    sharded.
+    ``splits``: the axes that operators cut dims over, by any name. ``low``: the half-precision dtype to
+    compute in, if any. ``whole``: names of those that are not to be sharded.
     """
     same: dict[str, list[Param]] = {}
     for p in skeleton.params:
         same.setdefault(p.same_as, []).append(p)
+
+    # what no group of FSDP2's can take: it has one dtype, and is cast as a whole
     kept = wide(skeleton)
-    apart = {name: bool(low) and name in kept for name in same}  # a group of FSDP2's is cast as a whole
+    apart = {name: bool(low) and name in kept for name in same}
     usual = _usual(skeleton)
     alone = {n for n, ps in same.items() if apart[n] or n in whole or ps[0].spec.dtype != usual}
-    return tuple(
-        _placed(ps, stages, sizes, None if n in alone else hsdp, splits or {}, None if apart[n] else low)
-        for n, ps in same.items()
-    )
+
+    out = []
+    for name, ps in same.items():
+        sharding = None if name in alone else hsdp
+        compute = None if apart[name] else low
+        out.append(_placed(ps, stages, sizes, sharding, splits or {}, compute))
+    return tuple(out)
 
 
 def _usual(skeleton: Skeleton) -> str:
@@ -155,12 +159,11 @@ def _placed(
 
 
 def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, ...], ...]) -> bool:
-    """Smaller than the threshold, 0-d and empty tensors and buffers stay whole; on request, so does what is uneven."""
+    """Tensors below the threshold, 0-d and empty ones and buffers stay whole; uneven ones on request."""
     if hsdp is None or p.buffer or not p.spec.shape or sizes.grid["dp_shard"] == 1:
         return False
-    if hsdp.uneven == "whole" and p.spec.shape[0] % prod(
-        sizes.grid[axis] for axis in (*split[0], "dp_shard")
-    ):
+    parts = prod(sizes.grid[axis] for axis in (*split[0], "dp_shard"))
+    if hsdp.uneven == "whole" and p.spec.shape[0] % parts:
         return False
     return p.spec.nbytes > 0 and p.spec.nbytes >= hsdp.threshold * 1024
 

@@ -12,7 +12,7 @@ from launcher.plan.values.facts import Graph, TensorSpec
 
 @dataclass(frozen=True)
 class Pieces:
-    """``graphs[q]``: the model's graph as it runs piece q, with what earlier pieces left; all have the same nodes."""
+    """``graphs[q]``: how the model runs piece q, with what earlier ones left; all have the same nodes."""
 
     lengths: tuple[int, ...]
     graphs: tuple[Graph, ...]
@@ -28,8 +28,7 @@ def equal(length: int, count: int) -> tuple[int, ...]:
 
 
 def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[int, ...]:
-    """Pieces whose dearest costs least, when one from ``a`` to ``b`` costs linear (b - a) + quadratic (b - a)
-    b.
+    """Pieces whose dearest costs least; from ``a`` to ``b``: linear (b - a) + quadratic (b - a) b.
 
     The last term is attention: each position reads all positions up to the end of its piece.
 
@@ -38,9 +37,8 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
     """
 
     ends = [0]
-    for left in range(
-        count, 0, -1
-    ):  # the rest is cut anew each time: what one piece cannot take, all others share
+    # the rest is cut anew each time: what one piece cannot take, all others share
+    for left in range(count, 0, -1):
         limit = _limit(ends[-1], length, left, linear, quadratic)
         ends.append(_ends(ends[-1], length, left, limit, linear, quadratic)[1])
     return tuple(b - a for a, b in pairwise(ends))
@@ -57,7 +55,10 @@ def _limit(start: int, length: int, count: int, linear: float, quadratic: float)
 
 
 def _ends(start: int, length: int, count: int, limit: float, linear: float, quadratic: float) -> list[int]:
-    """Where pieces end when each takes what it can below ``limit``, but at least one, and leaves each later one one."""
+    """Where pieces end when each takes what it can below ``limit``.
+
+    One position at least, and one is left for each later piece.
+    """
     ends = [start]
     for later in reversed(range(count)):
         step = linear + quadratic * ends[-1]
@@ -67,15 +68,14 @@ def _ends(start: int, length: int, count: int, limit: float, linear: float, quad
 
 
 def grain(flow: Flow, tp: int) -> int:
-    """What every length is a multiple of: where an operator cuts the sequence, each rank has its part of each piece."""
-    said = (
-        (o.kind, axes) for o in (s.operator for s in flow.spreads) for axes in (o.input, o.output) if axes
-    )
-    return (
-        tp
-        if any(tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in said)
-        else 1
-    )
+    """What every length is a multiple of.
+
+    Where an operator cuts the sequence, each rank has its part of each piece.
+    """
+    operators = [s.operator for s in flow.spreads]
+    said = ((o.kind, axes) for o in operators for axes in (o.input, o.output) if axes)
+    cut = any(tp_dim(a) == 1 and (len(a) > 2 or kind in ("embedding", "module")) for kind, a in said)
+    return tp if cut else 1
 
 
 def shortened(spec: TensorSpec, length: int, whole: int) -> TensorSpec:

@@ -65,10 +65,12 @@ def _matches(key: str, name: str) -> bool:
 
 
 def stage_of(keys: Mapping[str, int], name: str) -> int | None:
-    """The stage that ``keys`` give to a module or parameter: exact beats glob, deeper shallower, later earlier."""
-    rank = [
-        (not _is_glob(key), key.count("."), at, key) for at, key in enumerate(keys) if _matches(key, name)
-    ]
+    """The stage that ``keys`` give to a name.
+
+    Exact beats glob, deeper shallower, later earlier.
+    """
+    matching = [(at, key) for at, key in enumerate(keys) if _matches(key, name)]
+    rank = [(not _is_glob(key), key.count("."), at, key) for at, key in matching]
     return keys[max(rank)[-1]] if rank else None
 
 
@@ -130,9 +132,8 @@ def _no_such_stage(key: str, stage: int, stages: int, there: str) -> Problem | N
 
 def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
     meant = int(stage) if isinstance(stage, str) and stage.isdecimal() else guess
-    return Problem(
-        f"{KEY}.{key}", f"{stage!r} is no stage number; there are stages {there}", f"{KEY}.{key}={meant}"
-    )
+    text = f"{stage!r} is no stage number; there are stages {there}"
+    return Problem(f"{KEY}.{key}", text, f"{KEY}.{key}={meant}")
 
 
 def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, there: str) -> list[Problem]:
@@ -142,11 +143,8 @@ def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, the
     if not any(_matches(key, n) for n in names):
         tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
         if close := _near(key, names, tops):
-            return [
-                Problem(
-                    where, f"the model has no module {key!r}{did_you_mean(close)}", f"{KEY}.{close}={stage}"
-                )
-            ]
+            text = f"the model has no module {key!r}{did_you_mean(close)}"
+            return [Problem(where, text, f"{KEY}.{close}={stage}")]
         known = ", ".join(tops[:12]) + (" ..." if len(tops) > 12 else "")
         return [Problem(where, f"the model has no module {key!r}; it has {known}")]
     return []
@@ -166,15 +164,14 @@ def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
 
 
 def _without(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[str, int]:
-    """The largest modules (or single parameters) that have no stage, each with the one its neighbours suggest."""
+    """The largest modules (or single parameters) without a stage, each with what its neighbours suggest."""
     has = {p.name: stage_of(keys, p.name) for p in skeleton.params if not p.buffer}
     order = list(has.values())
     out: dict[str, int] = {}
     for at, (name, stage) in enumerate(has.items()):
         if stage is None:
-            bare = [
-                m for m in _prefixes(name)[:-1] if all(has[n] is None for n in has if n.startswith(m + "."))
-            ]
+            above = _prefixes(name)[:-1]
+            bare = [m for m in above if all(has[n] is None for n in has if n.startswith(m + "."))]
             largest = bare[0] if bare else name
             out.setdefault(largest, _suggested(order[:at], order[at:], stages))
     return out
@@ -228,7 +225,7 @@ def units(skeleton: Skeleton, at_least: int = 1, stacks: bool = True) -> tuple[s
 
 
 def _around_layers(skeleton: Skeleton, children: Mapping[str, Sequence[str]]) -> frozenset[str]:
-    """Modules that are mostly layers: most bytes are in containers of alike modules, the outermost that there are."""
+    """Modules that are mostly layers: most bytes are in containers of alike modules, the outermost ones."""
     stacks: list[str] = []
     for name in skeleton.modules:
         if name in skeleton.containers and not any(name.startswith(s + ".") for s in stacks):
@@ -245,9 +242,8 @@ def _around_layers(skeleton: Skeleton, children: Mapping[str, Sequence[str]]) ->
 def _shapes(skeleton: Skeleton, module: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Names and shapes below ``module``: what alike layers have in common."""
     start = module + "."
-    return tuple(
-        (p.name.removeprefix(start), p.spec.shape) for p in skeleton.params if p.name.startswith(start)
-    )
+    inside = [p for p in skeleton.params if p.name.startswith(start)]
+    return tuple((p.name.removeprefix(start), p.spec.shape) for p in inside)
 
 
 def _bytes(skeleton: Skeleton, module: str) -> int:

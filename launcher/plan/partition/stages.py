@@ -14,8 +14,9 @@ from launcher.plan.values.facts import Graph, Node, Segment, Skeleton, TensorSpe
 
 @dataclass(frozen=True)
 class Stage:
-    """``nodes`` in execution order; ``receives``/``sends`` are the values that cross the
-    boundary before/after it.
+    """``nodes`` in execution order; ``receives`` are the values that cross the boundary before it.
+
+    ``sends``: those that cross the one after it.
 
     ``flops`` of a forward, and those ``deferred`` to the second half of a backward, where there are halves.
     """
@@ -37,8 +38,7 @@ def covers(module: str, name: str) -> bool:
 
 
 def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
-    """Stage of every node: modules where told, glue at the latest of its inputs and of the parameters told
-    for it.
+    """Stage of every node: modules where told, glue at the latest of its inputs and told parameters.
 
     Data only flows forward. ``told`` names modules, and parameters that the glue uses.
     """
@@ -83,6 +83,7 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
     """One problem an edge; of modules that no cut can separate, one for all of their edges."""
     if not edges:
         return []
+
     groups = components(graph, list(dict.fromkeys(n.target for n in graph.nodes if n.target in told)))
     found: dict[tuple[str, ...], Problem] = {}
     for node, stage, source, floor in edges:
@@ -90,12 +91,15 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
         if len(group) == 1:
             found[node.name, ""] = _backwards(node, stage, source, floor)
         elif group not in found:
-            text = f"{node.target!r} is on stage {stage} but needs the output of {_what(source)} on stage {floor}"
+            output = f"the output of {_what(source)} on stage {floor}"
+            text = f"{node.target!r} is on stage {stage} but needs {output}"
             text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
             cure = _gathered(graph, told, last, group)
-            found[group] = Problem(
-                KEY, text if cure else f"{text}: use fewer stages, so that they can be", cure
-            )
+            if not cure:
+                text = f"{text}: use fewer stages, so that they can be"
+            found[group] = Problem(KEY, text, cure)
+
+    # where the cures of single modules do not do together, one that names all of them
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
     if single and not _works(graph, {**told, **single}, last):
         cure = _in_order(graph, told, last, groups)
@@ -109,8 +113,9 @@ def _works(graph: Graph, told: Mapping[str, int], last: int) -> bool:
 
 
 def _in_order(graph: Graph, told: Mapping[str, int], last: int, groups: Sequence[Sequence[str]]) -> str:
-    """What gives the modules, as data flows through them, the same stages in rising order; "" where that is no way."""
-    now = dict(zip((m for g in groups for m in g), sorted(told[m] for g in groups for m in g), strict=True))
+    """The ``stage_config`` that gives modules the same stages in rising order; "" where there is none."""
+    modules = [m for g in groups for m in g]
+    now = dict(zip(modules, sorted(told[m] for m in modules), strict=True))
     moved = {m: s for m, s in now.items() if told[m] != s}
     works = len(moved) < 7 and _works(graph, {**told, **now}, last)
     return " ".join(f"{KEY}.{m}={s}" for m, s in moved.items()) if works else ""
@@ -138,11 +143,13 @@ def _unheard(graph: Graph, at: Mapping[str, int], told: Mapping[str, int]) -> li
         for m in node.inputs:
             if graph[m].kind == "param" and graph[m].target in told:
                 used.setdefault(graph[m].target, []).append(at[node.name])
-    return [
-        Problem(f"{KEY}.{name}", f"{name!r} is on stage {told[name]} but is first used on stage {min(stages)}",
-                f"{KEY}.{name}={min(stages)}")
-        for name, stages in used.items() if told[name] not in stages
-    ]  # fmt: skip
+
+    found = []
+    for name, stages in used.items():
+        if told[name] not in stages:
+            text = f"{name!r} is on stage {told[name]} but is first used on stage {min(stages)}"
+            found.append(Problem(f"{KEY}.{name}", text, f"{KEY}.{name}={min(stages)}"))
+    return found
 
 
 def cut(
@@ -195,7 +202,7 @@ def _homeless(skeleton: Skeleton, stages: tuple[Stage, ...]) -> list[Problem]:
 
 
 def _crossing(graph: Graph, at: Mapping[str, int], wants: list[set[str]], stage: int) -> tuple[str, ...]:
-    """Values made before ``stage`` that it or a later stage uses: what travels over the boundary before it."""
+    """Values made before ``stage`` that it or a later one uses: they travel over the boundary before it."""
     later = set().union(*wants[stage:])
     return tuple(n.name for n in graph.nodes if n.name in later and at[n.name] < stage)
 
@@ -221,7 +228,7 @@ def _stage(
 
 
 def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
-    """The stage's parts in order, as ``graph`` runs them: ``whole``, or the same for a piece of its sequences."""
+    """The stage's parts in order, as ``graph`` runs them: ``whole``, or a piece of its sequences."""
     heavy = [n for n in stage.nodes if whole[n].saved or whole[n].backward.work]
     return graph.segments or tuple(_segment(graph[n]) for n in heavy)
 

@@ -18,13 +18,12 @@ from launcher.job.schema.steps import Evaluate, Export
 from launcher.plan.partition.sizes import Note
 from launcher.plan.values.facts import Change, Graph, Skeleton
 from launcher.plan.values.text import listed
+from launcher.plan.verbs import evaluates
 
 
 def asked(job: Job) -> tuple[str, ...]:
     """Who evaluates."""
-    names = [
-        n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)
-    ]
+    names = [n for n, s in job.steps.items() if evaluates(s)]
     trains = any(s.kind == "train" for s in job.steps.values())
     return (*(["train.eval_every"] if job.train.eval_every is not None and trains else []), *names)
 
@@ -44,16 +43,20 @@ def problems(job: Job, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     who = asked(job)
     for c in _unsteady(skeleton, graph) if who else ():
         kind, end = ("buffer", ", which its output depends on") if c.read else ("parameter", "")
-        text = f"in evaluation mode the forward changes the {kind} {c.name}{end}: the loss of {' and '.join(who)} would"
-        text += " depend on how held-out samples are cut into batches"
+        text = f"in evaluation mode the forward changes the {kind} {c.name}{end}: the loss of"
+        text += f" {' and '.join(who)} would depend on how held-out samples are cut into batches"
         yield Problem("model", f"{text}; change it only while self.training, or evaluate nothing")
-    for name, step in job.steps.items() if graph.effects.mixed else ():
-        if isinstance(step, Export | Evaluate) and (
-            step.check if isinstance(step, Export) else step.of != "run"
-        ):
-            text = f"{listed(graph.effects.mixed)} in evaluation mode too normalizes over the samples of a micro batch,"
-            cure = f"steps.{name}.check=false" if isinstance(step, Export) else ""
-            yield Problem(f"steps.{name}", f"{text} and one process would take other ones together", cure)
+
+    if not graph.effects.mixed:
+        return
+    mixed = listed(graph.effects.mixed)
+    text = f"{mixed} in evaluation mode too normalizes over the samples of a micro batch,"
+    text += " and one process would take other ones together"
+    for name, step in job.steps.items():
+        if isinstance(step, Export) and step.check:
+            yield Problem(f"steps.{name}", text, f"steps.{name}.check=false")
+        elif isinstance(step, Evaluate) and step.of != "run":
+            yield Problem(f"steps.{name}", text)
 
 
 def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
@@ -61,8 +64,8 @@ def notes(job: Job, skeleton: Skeleton, graph: Graph) -> list[Note]:
     out = []
     drifting = unsteady(skeleton, graph)
     if drifting and any(s.kind == "certify" for s in job.steps.values()):
-        text = f"a forward in evaluation mode changes {listed(drifting)}: the certificate leaves the validation out"
-        out.append(Note("model", text))
+        text = f"a forward in evaluation mode changes {listed(drifting)}"
+        out.append(Note("model", f"{text}: the certificate leaves the validation out"))
     names = [c.name for c in graph.effects.evaluated]
     if names and asked(job):
         them = "it is" if len(names) == 1 else "they are"

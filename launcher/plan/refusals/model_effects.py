@@ -1,4 +1,4 @@
-"""Which models cannot be trained under a layout for what they do besides computing: why, and what to do instead."""
+"""Models that a layout cannot train for what they do besides computing: why, and what to do instead."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
     for p in skeleton.params:
         if p.name == p.same_as:
             yield from _dtype(p.name, p.spec, "buffer" if p.buffer else "parameter")
-    if synced := skeleton.traits.synced:
-        text = (
-            f"{listed(synced)}: SyncBatchNorm averages over all processes, those of other stages and tp too"
-        )
-        yield Problem(
-            KEY, f"{text}; use BatchNorm, whose statistics are those of each rank's own micro batch"
-        )
+
+    synced = skeleton.traits.synced
+    if synced:
+        does = "SyncBatchNorm averages over all processes, those of other stages and tp too"
+        way_out = "use BatchNorm, whose statistics are those of each rank's own micro batch"
+        yield Problem(KEY, f"{listed(synced)}: {does}; {way_out}")
+
     for names in skeleton.traits.shared:
         kept = [p for p in skeleton.params if p.name in names]
         if len(kept) > 1 and any(p.trainable for p in kept):
-            text = f"{listed([p.name for p in kept])} lie in the same memory, and each would have its own on its rank"
-            yield Problem(
-                KEY,
-                f"{text}; keep one tensor, under one name or several, and take views of it in the forward",
-            )
+            together = listed([p.name for p in kept])
+            text = f"{together} lie in the same memory, and each would have its own on its rank"
+            way_out = "keep one tensor, under one name or several, and take views of it in the forward"
+            yield Problem(KEY, f"{text}; {way_out}")
+
     if not any(p.trainable for p in skeleton.params):
         text = "none of its parameters requires a gradient, so there is nothing to train"
         yield Problem(KEY, f"{text}; leave requires_grad on for those that should learn")
@@ -46,9 +46,8 @@ def unfit(skeleton: Skeleton) -> Iterator[Problem]:
 def _dtype(name: str, spec: TensorSpec, kind: str) -> Iterator[Problem]:
     if spec.dtype.startswith("complex") and kind == "parameter":
         text = f"{name} is a parameter of {spec.dtype}, which no optimizer, norm or sharding here can take"
-        yield Problem(
-            KEY, f"{text}; keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
-        )
+        way_out = "keep it real with a last dim of 2, and use torch.view_as_complex in the forward"
+        yield Problem(KEY, f"{text}; {way_out}")
     elif spec.dtype not in ITEMSIZE:
         text = f"{name} is a {kind} of {spec.dtype}, which no checkpoint can hold"
         cure = "; keep it real with a last dim of 2" if spec.dtype.startswith("complex") else ""
@@ -59,30 +58,35 @@ def refused(at: CutModel, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]
     """What this layout cannot train as one process does."""
     placed = {n: p for p in at.params for n in p.names}
     yield from _sparse(graph)
-    yield from () if at.mixed else _disagree(graph)
+    if not at.mixed:
+        yield from _disagree(graph)
     yield from _references(skeleton, graph)
+
+    # what a forward changes, and gradients that it takes itself or looks at
     for change in graph.effects.changes:
         p = placed.get(change.name)
-        if why := _changed(change, p, at):
+        why = _changed(change, p, at)
+        if why:
             what = "parameter" if p is not None and not p.buffer else "buffer"
             yield Problem(KEY, f"the forward changes the {what} {change.name}{why[0]}", why[1])
     for inner in graph.effects.inner:
-        if why := _inner(inner, at):
+        why = _inner(inner, at)
+        if why:
             how = "calls backward()" if inner.backward else "takes gradients itself (torch.autograd.grad)"
             yield Problem(KEY, f"{_where(inner.module)} {how}, and {why[0]}", why[1])
     for module in graph.effects.grads:
         text = f"{_where(module)} looks at a weight's .grad, of which a rank has its own part, or none yet"
-        yield Problem(
-            KEY, f"{text}; take what it needs in the forward (torch.autograd.grad), or leave it out"
-        )
+        way_out = "take what it needs in the forward (torch.autograd.grad), or leave it out"
+        yield Problem(KEY, f"{text}; {way_out}")
+
+    # what would see less than in one process, or not work in torch
     yield from _hooks(at, skeleton, placed)
     yield from _twins(at, skeleton, placed)
     yield from _overwrites(at, graph)
     for c in (c for row in at.boundaries for c in row):
         if any(t.dtype.startswith("complex") for t in c.specs):
-            text = (
-                f"{c.name} goes from one stage to another as complex numbers, whose gradients do not travel"
-            )
+            how = "goes from one stage to another as complex numbers, whose gradients do not travel"
+            text = f"{c.name} {how}"
             yield Problem(KEY, f"{text}; hand over torch.view_as_real of it, or put both sides on one stage")
 
 
@@ -91,27 +95,32 @@ def _references(skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
     learning = {p.name for p in skeleton.params if p.trainable}
     changed = {n for c in graph.effects.changes for n in c.names}
     kept = {p.name for p in skeleton.params}
+
+    # memory of several names
     for names in skeleton.traits.shared:
+        of = [n for n in names if n in learning]
         for name in names:
-            if of := [n for n in names if n in learning]:
+            if of:
                 if name not in kept and name in graph.effects.reads:
                     text = f"{name} lies in the memory of {of[0]}, which it would no longer follow"
                     yield Problem(KEY, f"{text}; compute it from {of[0]} in the forward")
             elif name in changed:
                 others = listed([n for n in names if n != name])
-                text = (
-                    f"the forward changes {name}, in whose memory {others} lies, which would no longer follow"
-                )
+                text = f"the forward changes {name}, in whose memory {others} lies"
+                text += ", which would no longer follow"
                 yield Problem(KEY, f"{text}; keep one tensor, and take views of it in the forward")
                 break
+
+    # tensors made before the forward, or beside the model
     together = {n for names in skeleton.traits.shared for n in names}
     for name in skeleton.traits.computed:
         if name in graph.effects.reads and name not in together:
-            text = f"{name} was computed from weights when the model was made, and no gradient would go through it"
-            yield Problem(KEY, f"{text}; compute it in the forward")
+            text = f"{name} was computed from weights when the model was made"
+            yield Problem(KEY, f"{text}, and no gradient would go through it; compute it in the forward")
     for shape in graph.effects.foreign:
-        text = f"the forward uses a tensor of shape {shape} that is no parameter or buffer of the model, and that was"
-        yield Problem(KEY, f"{text} not made there: ranks would have no numbers for it; make it a buffer")
+        text = f"the forward uses a tensor of shape {shape} that is no parameter or buffer of the model"
+        text += ", and that was not made there: ranks would have no numbers for it; make it a buffer"
+        yield Problem(KEY, text)
 
 
 def whole(graph: Graph, sizes: Sizes) -> frozenset[str]:
@@ -129,33 +138,35 @@ def notes(params: tuple[Placed, ...], sizes: Sizes, changed: frozenset[str]) -> 
 
 
 DTYPES = (
-    "weights and inputs have the dtype of train.precision, and what a forward makes itself has torch's default, "
-    "float32; give it the dtype of a weight, as in x.to(weight.dtype)"
+    "weights and inputs have the dtype of train.precision, and what a forward makes itself has torch's "
+    "default, float32; give it the dtype of a weight, as in x.to(weight.dtype)"
 )
 
 
 def _disagree(graph: Graph) -> Iterator[Problem]:
-    if found := graph.effects.disagree:
+    found = graph.effects.disagree
+    if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield Problem(KEY, f"the forward calls {found[0]}{more}, which torch refuses; {DTYPES}")
 
 
 def _sparse(graph: Graph) -> Iterator[Problem]:
-    if tables := graph.effects.sparse:
-        text = f"{listed(tables)}: looked up with sparse=True, and sparse gradients can be neither summed nor clipped"
-        yield Problem(KEY, f"{text} here; leave sparse out: dense gradients have the same numbers")
+    tables = graph.effects.sparse
+    if tables:
+        text = "looked up with sparse=True, and sparse gradients can be neither summed nor clipped here"
+        way_out = "leave sparse out: dense gradients have the same numbers"
+        yield Problem(KEY, f"{listed(tables)}: {text}; {way_out}")
 
 
 def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     """Why it cannot be, and the way out."""
     weight = p is not None and not p.buffer
     if at.sizes.pieces > 1:
-        return (
-            ", once for every piece of a sequence",
-            "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b",
-        )
+        cure = "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
+        return ", once for every piece of a sequence", cure
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
-        text = f", by numbers that each of {at.sizes.replicas} data-parallel ranks has its own of, and then uses it"
+        ranks = f"each of {at.sizes.replicas} data-parallel ranks"
+        text = f", by numbers that {ranks} has its own of, and then uses it"
         return f"{text}: they would train different models; use one data-parallel rank", ""
     between = _between(c, p, at) if len(at.stages) > 1 else None
     if between is not None:
@@ -203,34 +214,29 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
 
 def _hooks(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
     for name in skeleton.traits.hooked:
-        if why := _hooked(placed[name], at):
+        why = _hooked(placed[name], at)
+        if why:
             yield Problem(KEY, f"the parameter {name} has hooks, and {why[0]}", why[1])
     for module in skeleton.traits.backward:
         if len(at.stages) > 1 and at.stage_of(module) is None:
             text = f"{_where(module)} has backward hooks, and runs on several stages"
             yield Problem(KEY, f"{text}; put them on a module that one stage runs whole")
         elif at.tp:
-            text = (
-                f"{_where(module)} has backward hooks, which would see a part of a gradient beside operators"
-            )
-            yield Problem(KEY, f"{text} that are cut over tp; cut none in parallel.operators")
+            text = f"{_where(module)} has backward hooks, which would see a part of a gradient beside"
+            yield Problem(KEY, f"{text} operators that are cut over tp; cut none in parallel.operators")
 
 
 def _hooked(p: Placed, at: CutModel) -> Why | None:
     """Why hooks of this parameter would not see what they see in one process, and the way out."""
     if at.sizes.replicas > 1:
-        return (
-            f"each of {at.sizes.replicas} data-parallel ranks would call them with the gradient of its own samples; "
-            "change gradients in an optimizer of your own, or use one data-parallel rank",
-            "",
-        )
+        ranks = f"each of {at.sizes.replicas} data-parallel ranks"
+        way_out = "change gradients in an optimizer of your own, or use one data-parallel rank"
+        return f"{ranks} would call them with the gradient of its own samples; {way_out}", ""
     if len(p.stages) > 1:
         return f"stages {_numbers(p.stages)} use it: each would call them with its part of the gradient", ""
     if _cut(p):
-        return (
-            "it is cut over tp: they would see a part of the gradient; leave it out of parallel.operators",
-            "",
-        )
+        way_out = "leave it out of parallel.operators"
+        return f"it is cut over tp: they would see a part of the gradient; {way_out}", ""
     if at.mixed:
         return "in half precision its gradient is that of a copy", "train.precision=fp32"
     if at.split:
@@ -241,32 +247,38 @@ def _hooked(p: Placed, at: CutModel) -> Why | None:
 def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
     """FSDP2 hands a module that it gathers views of its inputs, which autograd lets nobody change."""
     gathered = {m for g in at.groups for m in g.modules if m}
-    if found := [m for m in graph.inferred if m in gathered]:
-        text = f"{listed(found)} runs in torch.inference_mode, where sharded weights cannot be gathered"
-        yield Problem(KEY, f"{text}; use torch.no_grad instead, or shard nothing", "parallel.hsdp=null")
-    if found := [m for m in graph.overwrites if m in gathered]:
-        text = f"{listed(found)}: its forward changes its input in place, which cannot be where its weights are sharded"
-        yield Problem(KEY, f"{text}; let it make a new tensor (inplace=False, x = x + y), or shard nothing",
-                      "parallel.hsdp=null")  # fmt: skip
-    if found := [m for m in graph.lazy if m in gathered]:
-        text = f"{listed(found)}: its forward returns a generator, whose code would run when its weights are sharded"
-        yield Problem(KEY, f"{text} again; let it return a list, or shard nothing", "parallel.hsdp=null")
-    if found := [m for m in graph.fills if m in gathered]:
-        text = f"{listed(found)}: its forward changes a list or dictionary that it is given, which is another one where"
-        yield Problem(KEY, f"{text} its weights are sharded; let it return what it adds, or shard nothing",
-                      "parallel.hsdp=null")  # fmt: skip
+    for modules, why, way_out in (
+        (graph.inferred, " runs in torch.inference_mode, where sharded weights cannot be gathered",
+         "use torch.no_grad instead"),
+        (graph.overwrites, ": its forward changes its input in place, which cannot be where its weights are "
+         "sharded", "let it make a new tensor (inplace=False, x = x + y)"),
+        (graph.lazy, ": its forward returns a generator, whose code would run when its weights are sharded "
+         "again", "let it return a list"),
+        (graph.fills, ": its forward changes a list or dictionary that it is given, which is another one "
+         "where its weights are sharded", "let it return what it adds"),
+    ):  # fmt: skip
+        found = [m for m in modules if m in gathered]
+        if found:
+            text = f"{listed(found)}{why}; {way_out}, or shard nothing"
+            yield Problem(KEY, text, "parallel.hsdp=null")
+    if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
+        found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
+        if found:
+            text = f"{listed(found)}: called with another tensor in the place of a weight, where level3 would"
+            yield Problem(KEY, f"{text} gather its own", "parallel.hsdp.optimizer_level=level2")
 
 
 def _twins(at: CutModel, skeleton: Skeleton, placed: dict[str, Placed]) -> Iterator[Problem]:
-    """A module that several stages of one rank run, and whose weights are sharded: FSDP2 wraps a module once."""
+    """A module with sharded weights that several stages of one rank run: FSDP2 wraps a module once."""
     for names in skeleton.traits.twins:
         found = (at.stage_of(n) for n in names)
         here = {stage for stage in found if stage is not None}
         ranks = [at.sizes.places[s] for s in here]
         mine = [p for n in names for m, p in placed.items() if covers(n, owner(m))]
         if len(set(ranks)) < len(ranks) and any(p.sharded for p in mine):
-            text = f"{' and '.join(names)} are one module, on stages {_numbers(here)}, two of which are on one rank"
-            yield Problem(KEY, f"{text}, and its weights are sharded", "parallel.hsdp=null")
+            text = f"{' and '.join(names)} are one module, on stages {_numbers(here)}"
+            text += ", two of which are on one rank, and its weights are sharded"
+            yield Problem(KEY, text, "parallel.hsdp=null")
 
 
 def _cut(p: Placed) -> bool:

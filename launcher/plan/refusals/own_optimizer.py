@@ -58,9 +58,8 @@ def _draws(job: Job, traits: OptimizerTraits, sizes: Sizes) -> Iterator[Problem]
     if traits.draws == "elsewhere":
         yield Problem(KEY, f"{text} that torch.manual_seed does not decide: no run could be done again")
     elif traits.draws and sizes.grid.size > 1:
-        yield Problem(
-            KEY, f"{text}, and {sizes.grid.size} ranks would draw others than one: it trains on one rank"
-        )
+        others = f"{sizes.grid.size} ranks would draw others than one: it trains on one rank"
+        yield Problem(KEY, f"{text}, and {others}")
     elif traits.draws and any(step.kind == "certify" for step in job.steps.values()):
         yield Problem(KEY, f"{text}, so that no two trainings can be compared: leave out the certify step")
 
@@ -71,10 +70,11 @@ def _cut(job: Job, traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterat
     if not wrong:
         return
     axes = sorted({axis for p in wrong for axis in p.layout.axes})
+    names = some([p.name for p in wrong])
     text = (
-        f"{traits.name}: what a step does to one number of a tensor depends on the rest of the tensor {SEEN}, "
-        f"and {some([p.name for p in wrong])} would be cut over {' and '.join(axes)}: it trains where tensors are "
-        "whole, so with pipeline stages and replicas"
+        f"{traits.name}: what a step does to one number of a tensor depends on the rest of the tensor {SEEN}"
+        f", and {names} would be cut over {' and '.join(axes)}: it trains where tensors are whole, so with "
+        "pipeline stages and replicas"
     )
     yield Problem(KEY, text, _unsharded(job, axes))
 
@@ -100,7 +100,8 @@ def _apart(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
         over = [*(["pipeline stages"] if len(stages) > 1 else []), *cut]
         text = (
             f"{traits.name}: what a step does to one tensor depends on the others {SEEN}, and over "
-            f"{' and '.join(over)} no rank has them all: it trains in one stage of whole tensors, so with replicas"
+            f"{' and '.join(over)} no rank has them all: it trains in one stage of whole tensors, so with "
+            "replicas"
         )
         yield Problem(KEY, text)
 
@@ -110,7 +111,8 @@ def _empty(traits: OptimizerTraits, trained: Sequence[Placed], sizes: Sizes) -> 
         return
     bare = [p.name for p in trained if p.layout.axes and _empty_somewhere(p, sizes)]
     if bare:
-        text = f"{traits.name}: it fails on a piece without elements {SEEN}, and some ranks have none of {some(bare)}"
+        text = f"{traits.name}: it fails on a piece without elements {SEEN}"
+        text += f", and some ranks have none of {some(bare)}"
         yield Problem(KEY, text, "parallel.hsdp.uneven=whole")
 
 
@@ -124,8 +126,8 @@ def _unused(traits: OptimizerTraits, trained: Sequence[Placed], graph: Graph) ->
     never = {name for name, scope in graph.scopes if scope is None}
     idle = [p.name for p in trained if never.intersection(p.names)]
     if idle and not traits.unused:
-        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}, and no forward uses {some(idle)}"
-        yield Problem(KEY, text)
+        text = f"{traits.name}: it fails on a parameter without a gradient {SEEN}"
+        yield Problem(KEY, f"{text}, and no forward uses {some(idle)}")
 
 
 def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Problem]:
@@ -135,5 +137,5 @@ def _saved(traits: OptimizerTraits, trained: Sequence[Placed]) -> Iterator[Probl
         text = f"{traits.name}: its state cannot be saved and brought back: {traits.lost} {SEEN}"
         yield Problem(KEY, f"{text}. Keep numbers, and tensors, in self.state[p] or in self.param_groups")
     elif traits.odd and cut:
-        text = f"{traits.name}: it keeps {traits.odd}, which cannot be saved where parameters are cut: {some(cut)}"
-        yield Problem(KEY, text)
+        text = f"{traits.name}: it keeps {traits.odd}"
+        yield Problem(KEY, f"{text}, which cannot be saved where parameters are cut: {some(cut)}")

@@ -13,14 +13,13 @@ Groups = Sequence[range]
 
 
 def breadth_first(ranks: int, chunks: int, micros: int) -> Schedule:
-    """GPipe: every forward, then every backward; with chunks Looped BFS (arXiv 2211.05953), chunk after chunk."""
+    """GPipe: all forwards, then all backwards; with chunks Looped BFS (arXiv 2211.05953), chunk by chunk."""
     everything = [range(micros)]
     return tuple(_row(r, ranks, chunks, everything, chunks * micros) for r in range(ranks))
 
 
 def depth_first(ranks: int, chunks: int, micros: int) -> Schedule:
-    """1F1B; with chunks interleaved 1F1B (arXiv 2104.04473): groups of micro batches go
-    through chunk after chunk.
+    """1F1B; with chunks interleaved (arXiv 2104.04473): micro batch groups go through chunk after chunk.
 
     A rank runs ahead of its right neighbour by one forward, with chunks by two: the second hides the
     transfer.
@@ -43,7 +42,7 @@ def _in_groups(ranks: int, chunks: int, micros: int, lead: int) -> Schedule:
 
 
 def forwards(places: tuple[int, ...], micros: int) -> Schedule:
-    """No backward: groups of micro batches go through one stage of a rank after the other, on any placement."""
+    """No backward: groups of micro batches go through the stages of a rank in turn, on any placement."""
     ranks = max(places) + 1
     held = [[s for s, rank in enumerate(places) if rank == r] for r in range(ranks)]
     groups = grouped(ranks, micros)

@@ -51,7 +51,8 @@ def placement(ranks: int, chunks: int, v: bool = False) -> tuple[int, ...]:
     >>> placement(2, 2), placement(2, 2, v=True)
     ((0, 1, 0, 1), (0, 1, 1, 0))
     """
-    return tuple(ranks - 1 - s % ranks if v and s // ranks % 2 else s % ranks for s in range(ranks * chunks))
+    there, back = tuple(range(ranks)), tuple(reversed(range(ranks)))
+    return tuple(rank for chunk in range(chunks) for rank in (back if v and chunk % 2 else there))
 
 
 def build(

@@ -10,12 +10,12 @@ from launcher.plan.schedule.actions import Action, Row, Schedule
 
 @dataclass(frozen=True)
 class Cost:
-    """What one micro batch costs on each virtual stage: times in any one unit, ``activation``
-    bytes kept for backward.
+    """What one micro batch costs on each virtual stage, in any one unit of time.
 
-    ``transfer`` is the time from one rank to another. Where a micro batch passes in ``pieces``, each stage
-    has as many entries, one a piece. Of a backward that is split into I and W, ``weight`` is the time of W,
-    and ``waits`` the bytes that are kept for it; as long as nobody knows, half of the time, and all.
+    ``activation``: bytes kept for backward. ``transfer`` is the time from one rank to another. Where a
+    micro batch passes in ``pieces``, each stage has as many entries, one a piece. Of a backward that is
+    split into I and W, ``weight`` is the time of W, and ``waits`` the bytes that are kept for it; as long
+    as nobody knows, half of the time, and all.
     """
 
     forward: tuple[float, ...]
@@ -78,22 +78,15 @@ class Timeline:
         whole = len(self.busy) * self.makespan
         return (whole - sum(self.busy)) / whole if whole else 0.0
 
-    @property
-    def bubble_ratio(self) -> float:
-        """Idle time over working time of the busiest rank: the papers' measure, (p - 1) / m for 1F1B."""
-        most = max(self.busy, default=0.0)
-        return (self.makespan - most) / most if most else 0.0
-
 
 class Deadlock(ValueError):
     """The ranks would wait for each other for ever."""
 
 
 def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline:
-    """Start each action as soon as its rank is free and its inputs have arrived. ``place``: the rank of each
-    stage.
+    """Start each action as soon as its rank is free and its inputs have arrived.
 
-    Sending takes no time of the sender. Raises ``Deadlock``.
+    ``place``: the rank of each stage. Sending takes no time of the sender. Raises ``Deadlock``.
     """
     rows = _run(schedule, place, cost)
     return Timeline(
@@ -108,7 +101,7 @@ def simulate(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> Timeline
 
 
 def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Event]]:
-    """Ranks take turns: each goes on until it must wait for an action not done yet, and is woken by that one."""
+    """Ranks take turns: each goes on until it must wait for an action, and is woken by that one."""
     done: dict[Action, float] = {}
     waiting: dict[Action, list[int]] = defaultdict(list)
     rows: list[list[Event]] = [[] for _ in schedule]
@@ -119,12 +112,16 @@ def _run(schedule: Schedule, place: tuple[int, ...], cost: Cost) -> list[list[Ev
         while len(row) < len(schedule[rank]):
             action = schedule[rank][len(row)]
             needs = _needs(action, len(place))
+
+            # one that is not done yet wakes the rank later
             missing = next((n for n in needs if n not in done), None)
             if missing is not None:
                 waiting[missing].append(rank)
                 break
-            arrivals = [done[n] + (cost.transfer if place[n.stage] != rank else 0.0) for n in needs]
-            start = max([row[-1].end if row else 0.0, *arrivals])
+
+            free = row[-1].end if row else 0.0
+            arrivals = [done[n] + cost.transfer * (place[n.stage] != rank) for n in needs]
+            start = max([free, *arrivals])
             row.append(Event(rank, start, start + cost.time(action), action))
             done[_result(action)] = row[-1].end
             turns += waiting.pop(_result(action), [])
@@ -149,9 +146,10 @@ def _needs(a: Action, stages: int) -> tuple[Action, ...]:
 
 def _stuck(schedule: Schedule, rows: list[list[Event]], waiting: dict[Action, list[int]]) -> str:
     there = {_result(a) for row in schedule for a in row}
-    reasons = {
-        r: f"{n}{'' if n in there else ', which no rank does'}" for n, ranks in waiting.items() for r in ranks
-    }
+    reasons: dict[int, str] = {}
+    for needed, ranks in waiting.items():
+        nobody = "" if needed in there else ", which no rank does"
+        reasons |= dict.fromkeys(ranks, f"{needed}{nobody}")
     lines = [f"rank {r} at {schedule[r][len(rows[r])]} waits for {reasons[r]}" for r in sorted(reasons)]
     return f"the schedule deadlocks: {'; '.join(lines)}"
 

@@ -1,4 +1,4 @@
-"""Orders whose backward comes in two parts: input gradients at once, weight gradients where there would be a bubble."""
+"""Orders whose backward is split: input gradients at once, weight gradients where there would be a bubble."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def _h1(rank: int, ranks: int, micros: int) -> Row:
 
 
 def zero_bubble_v(ranks: int, chunks: int, micros: int) -> Schedule:
-    """ZB-V (arXiv 2401.10241, section 6), torch's hand-written order: made for F, I and W that take equally
-    long.
+    """ZB-V (arXiv 2401.10241, section 6), torch's hand-written order: for F, I and W of equal time.
 
     It is written for enough micro batches to fill the V; of fewer, the actions of those that there are.
     """
@@ -44,7 +43,7 @@ def _v(r: int, p: int, m: int) -> str:
 
 
 def dualpipe_v(ranks: int, chunks: int, micros: int) -> Schedule:
-    """DualPipeV (DeepSeek), torch's order: where DualPipe overlaps a forward and a backward, one follows the other."""
+    """DualPipeV (DeepSeek), torch's order: a forward and a backward that DualPipe overlaps come in turn."""
     assert chunks == 2, chunks
     assert micros >= 2 * ranks, (ranks, micros)
     return tuple(_spelled(_dual(r, ranks, micros), r, 2 * ranks - 1 - r) for r in range(ranks))
@@ -54,14 +53,12 @@ def _dual(r: int, p: int, m: int) -> str:
     later = p - r - 1
     warm = "f" * (2 * later) + "fF" * (r + 1) + "I?F" * later
     steady = "fBFb" * (m - 2 * p + r + 1) + "BFb" * later
-    return (
-        warm + steady + ("Bb" * (r + 1))[: r + 1] + ("Ii" * (r + 1))[r + 1 :] + "?i" * later + "?" * (r + 1)
-    )
+    cool = ("Bb" * (r + 1))[: r + 1] + ("Ii" * (r + 1))[r + 1 :]
+    return warm + steady + cool + "?i" * later + "?" * (r + 1)
 
 
 def _spelled(word: str, there: int, back: int) -> Row:
-    """The actions of a V: small letters for the stage on the way ``there``, capitals for the
-    one on the way ``back``.
+    """The actions of a V: small letters for its stage on the way there, capitals on the way back.
 
     Each takes that stage's next micro batch; ``?`` is the oldest weight gradient kept back.
     """

@@ -23,12 +23,11 @@ STYLE = (
 
 
 def svg(timeline: Timeline) -> str:
-    """Colour says what runs, the number which micro batch, a paler shade a later chunk; hover for torch's
-    name of it.
+    """Colour says what runs, the number which micro batch, a paler shade a later chunk.
 
-    As wide as its labels need, within bounds; actions too narrow for a number have none. Of more
-    than ``MANY`` actions those of one kind that touch are drawn as one, without names and numbers,
-    and the picture says so.
+    Hovering shows torch's name of it. As wide as its labels need, within bounds; actions too narrow for a
+    number have none. Of more than ``MANY`` actions those of one kind that touch are drawn as one, without
+    names and numbers, and the picture says so.
     """
     mean = sum(timeline.busy) / max(len(timeline.events), 1) or 1.0
     inner = min(max(760.0, 26 * timeline.makespan / mean), 2400.0)
@@ -79,7 +78,8 @@ def _head(t: Timeline) -> Iterator[str]:
         label = NAMES[kind] + (f", chunks 0 to {shades - 1}" if shades > 1 else "")
         yield f'<text x="{x + 4}" y="73">{label}</text>'
         x += 28 + 7 * len(label)
-    yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="#eef1f4"/><text x="{x + 20}" y="73">idle</text>'
+    idle = f'<text x="{x + 20}" y="73">idle</text>'
+    yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="#eef1f4"/>{idle}'
 
 
 def _grid(t: Timeline, inner: float) -> Iterator[str]:
@@ -122,7 +122,8 @@ def _merged(shaded: list[tuple[Event, str]], scale: float) -> Iterator[str]:
         spans.append((start, end))
     yield f'<g transform="translate({LEFT} {TOP + BAR // 2}) scale(.1 1)" stroke-width="{BAR}">'
     for fill, rows in runs.items():
-        yield f'<path stroke="{fill}" d="{"".join(_stretches(ROW * rank, spans) for rank, spans in rows.items())}"/>'
+        path = "".join(_stretches(ROW * rank, spans) for rank, spans in rows.items())
+        yield f'<path stroke="{fill}" d="{path}"/>'
     yield "</g>"
 
 

@@ -42,7 +42,7 @@ def _letter(a: Action, pieces: int) -> str:
 
 
 def chrome(timeline: Timeline, step_us: float = 1e6) -> str:
-    """A trace for chrome://tracing or Perfetto, one event an action; the step lasts ``step_us`` microseconds."""
+    """A trace for chrome://tracing or Perfetto, one event an action; a step of ``step_us`` microseconds."""
     scale = step_us / (timeline.makespan or 1.0)
     names = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": r, "args": {"name": f"pipeline rank {r}"}}

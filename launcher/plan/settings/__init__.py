@@ -1,8 +1,9 @@
 """What becomes of each setting: applied, satisfied, degraded, or refused with the reason.
 
-A module here is called as its section of ``conf/config.yaml``: ``parallel.comm_fusion`` is in
-``comm_fusion``. It has what its section needs of ``refused`` (what is wrong before a model is read),
-``refused_for`` (what is wrong for this model) and ``rows`` (what the plan shows of it).
+A module here, or on the shelves ``files`` and ``numbers``, is called as its section of
+``conf/config.yaml``: ``parallel.comm_fusion`` is in ``comm_fusion``. It has what its section needs of
+``refused`` (what is wrong before a model is read), ``refused_for`` (what is wrong for this model) and
+``rows`` (what the plan shows of it).
 """
 
 from __future__ import annotations
@@ -19,25 +20,22 @@ from launcher.plan.settings import (
     comm_fusion,
     compile,
     dataset_strategy,
-    deterministic,
-    gradients_mean,
     grid,
-    group_file,
     hsdp,
     local_norm,
-    loss_repeated_mean,
     mode,
-    operator_strategy,
-    param_strategy,
     pipeline,
-    precision,
+    recompute,
     shared,
     steps,
     transformer_opt,
 )
+from launcher.plan.settings.files import group_file, operator_strategy, param_strategy
+from launcher.plan.settings.numbers import deterministic, gradients_mean, loss_repeated_mean, precision
+from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
-__all__ = ["checkpoint", "compile", "dataset_strategy", "steps", "transformer_opt"]
+__all__ = ["checkpoint", "compile", "dataset_strategy", "recompute", "steps", "transformer_opt"]
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
@@ -60,13 +58,17 @@ def refused_for(job: Job, params: tuple[Placed, ...]) -> Iterator[Problem]:
     yield from comm_fusion.refused_for(job, params)
 
 
-def rows(job: Job, sizes: Sizes, fused: Fused | None = None) -> Iterator[Setting]:
+def rows(
+    job: Job, sizes: Sizes, fused: Fused | None = None, recomputed: tuple[Recomputed, ...] = ()
+) -> Iterator[Setting]:
     """The settings that are not at their default, as the plan shows them.
 
-    ``fused`` is what the plan sends together; ``None`` before the model is read.
+    ``fused`` is what the plan sends together; ``None`` before the model is read. ``recomputed``: what runs
+    again.
     """
     yield from deterministic.rows(job)
     yield from pipeline.rows(job, sizes)
+    yield from recompute.rows(job, recomputed)
     yield from hsdp.rows(job, sizes, fused)
     yield from gradients_mean.rows(job, sizes)
     yield from dataset_strategy.rows(job, sizes)

@@ -29,10 +29,8 @@ def rows(job: Job) -> Iterator[Setting]:
         yield Setting("checkpoint.async", "true", *_asynchronous(job))
 
     if asked.encrypt is not None:
-        why = (
-            "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key; names, shapes and "
-            "digests of tensors stay readable"
-        )
+        why = "tensor files are sealed with AES-256-GCM, the manifest has a MAC of the same key"
+        why += "; names, shapes and digests of tensors stay readable"
         yield Setting("checkpoint.encrypt", told(asked.encrypt), "applied", why)
 
     if asked.accept_plain:

@@ -98,9 +98,8 @@ def _nothing_fused(sizes: Sizes, fused: Fused | None) -> Setting:
         parts.append("every module is gathered by itself")
     if fused.buckets:
         parts.append("every whole parameter is reduced by itself")
-    return Setting(
-        key, "false", "applied", "; ".join(parts) or "no parameter learns, nothing to sum or to gather"
-    )
+    why = "; ".join(parts) or "no parameter learns, nothing to sum or to gather"
+    return Setting(key, "false", "applied", why)
 
 
 def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Fused | None) -> Setting:
@@ -131,8 +130,8 @@ def _gathers(fusion: CommFusion, shards: bool) -> Iterator[Setting]:
         if not shards:
             yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")
         elif limit is not None and nbytes > limit:
-            why = f"{bytes_text(limit)}, as the other: torch scatters the gradients of what it gathered together"
-            yield Setting(key, value, "degraded", why)
+            why = "as the other: torch scatters the gradients of what it gathered together"
+            yield Setting(key, value, "degraded", f"{bytes_text(limit)}, {why}")
         else:
             yield Setting(key, value, "applied", "units that feed each other travel together up to this size")
 
@@ -144,13 +143,14 @@ def _reduces(fusion: CommFusion, sizes: Sizes, fused: Fused | None) -> Iterator[
         return
     key = f"{KEY}.allreduce"
     value = _written(asked)
+    sharded = sizes.grid["dp_shard"] > 1 if fused is None else bool(fused.groups)
     if sizes.replicas == 1:
         yield Setting(key, value, "satisfied", ALONE)
     elif fused is not None and not fused.buckets:
         yield Setting(key, value, "satisfied", "no gradient is summed whole")
-    elif sizes.grid["dp_replicate"] > 1 and (sizes.grid["dp_shard"] > 1 if fused is None else fused.groups):
-        why = "of whole parameters; gradients of shards are summed over replicas in the groups that scattered them"
-        yield Setting(key, value, "degraded", why)
+    elif sizes.grid["dp_replicate"] > 1 and sharded:
+        why = "gradients of shards are summed over replicas in the groups that scattered them"
+        yield Setting(key, value, "degraded", f"of whole parameters; {why}")
     else:
         yield Setting(key, value, "applied", "gradients of whole parameters, in buckets")
 

@@ -50,7 +50,8 @@ def _within(strategy: Slices) -> Problem | None:
     for i, dims in enumerate(strategy):
         for dim, n in enumerate(dims[1:], 1):
             if n > 1:
-                text = f"{written(strategy)}: item [{i}][{dim}] = {n}: only dim 0, the samples, is handed out to ranks"
+                text = f"{written(strategy)}: item [{i}][{dim}] = {n}"
+                text += ": only dim 0, the samples, is handed out to ranks"
                 text += "; what cuts a sequence cuts it inside the model (parallel.operators)"
                 return Problem(KEY, text, _pasted(tuple(_whole(d[0], len(d)) for d in strategy)))
     return None
@@ -90,7 +91,7 @@ def written(strategy: str | Slices) -> str:
 
 
 def reading(job: Job, sizes: Sizes) -> BatchReading:
-    """Who reads; ``dataset_broadcast_opt_level`` 1 spares stages a reading, 2 tensor-parallel ranks, 3 both."""
+    """Who reads; ``dataset_broadcast_opt_level`` 1 spares stages reading, 2 tensor-parallel ranks, 3 both."""
     strategy, level = job.parallel.dataset_strategy, transformer_opt.broadcast_level(job)
     if isinstance(strategy, str):
         parts = {"data_parallel": sizes.replicas, "full_batch": 1}[strategy]
@@ -113,7 +114,5 @@ def _outcome(how: BatchReading, sizes: Sizes) -> Outcome:
         return "applied", "each data-parallel rank reads its own part, as data_parallel"
     part = "the whole batch" if how.parts == 1 else f"one of {how.parts} parts"
     read = many(sizes.global_batch // how.parts, "sample")
-    return (
-        "applied",
-        f"each data-parallel rank reads {part}, {read}, and keeps its slice of {sizes.local_batch}",
-    )
+    keeps = f"keeps its slice of {sizes.local_batch}"
+    return "applied", f"each data-parallel rank reads {part}, {read}, and {keeps}"

@@ -1,4 +1,4 @@
-"""``parallel.grid``, and every number that needs no model: ranks on each axis, micro batches, samples a rank."""
+"""``parallel.grid`` and all numbers that need no model: ranks of each axis, micro batches, samples a rank."""
 
 from __future__ import annotations
 
@@ -86,9 +86,8 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
     # the number of ranks: as asked for, or as few as the layout needs
     need = lcm(pp * tp * (shard or 1) * (asked.dp_replicate or 1), job.launch.nnodes)
     if job.launch.nproc is None:
-        notes.append(
-            Note("launch.nproc", f"null -> {need // job.launch.nnodes}: as many ranks as the layout needs")
-        )
+        a_node = need // job.launch.nnodes
+        notes.append(Note("launch.nproc", f"null -> {a_node}: as many ranks as the layout needs"))
     world = need if job.launch.nproc is None else job.launch.nproc * job.launch.nnodes
     if world % (pp * tp):
         found.append(_indivisible(job, world, tp, pp * tp * (shard or 1)))
@@ -109,7 +108,7 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
 
 
 def _indivisible(job: Job, world: int, tp: int, unit: int) -> Problem:
-    """The cure is the next larger number of ranks a node that makes whole pipelines, and whole groups of shards."""
+    """The cure is the next larger number of ranks a node that makes whole pipelines and groups of shards."""
     pp, nodes = job.parallel.pipeline.stages, job.launch.nnodes
     step = unit // gcd(unit, nodes)
     what = many(pp, "pipeline stage") + (f" x {tp}-way tensor parallelism" if tp > 1 else "")

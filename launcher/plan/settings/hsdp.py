@@ -26,13 +26,13 @@ LEVELS = {
 }
 
 DROPPED = (
-    "drops the weights after each forward, and {} computes weight gradients after the weights were dropped again: "
-    "FSDP2 would lose them without a word"
+    "drops the weights after each forward, and {} computes weight gradients after the weights were dropped "
+    "again: FSDP2 would lose them without a word"
 )
 
 
 def shards(job: Job, found: list[Problem]) -> int | None:
-    """Ranks that share one copy of the weights; ``None`` for all data-parallel ranks, however many there are."""
+    """Ranks that share one copy of the weights; ``None``: all data-parallel ranks, however many."""
     hsdp, asked = job.parallel.hsdp, job.parallel.grid.dp_shard
     if hsdp is None:
         if asked not in (None, 1):
@@ -109,8 +109,8 @@ def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     if small:
         verb = "stays" if small == 1 else "stay"
         how = "together" if job.parallel.comm_fusion.openstate else "each by itself"
-        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole, gradients are summed {how}"
-        yield Note(f"{KEY}.threshold", text)
+        text = f"{hsdp.threshold} KB: {many(small, 'smaller parameter')} {verb} whole"
+        yield Note(f"{KEY}.threshold", f"{text}, gradients are summed {how}")
 
     ragged = [p for p in params if p.spec.shape and p.spec.shape[0] % n]
     cut = [p.name for p in ragged if p.sharded]

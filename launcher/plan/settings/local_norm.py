@@ -18,9 +18,8 @@ def refused(job: Job) -> Iterator[Problem]:
     """A form of norms that are neither printed nor dumped."""
     asked = job.parallel.local_norm
     if asked.device and not asked.print and asked.dump is None:
-        text = (
-            "true: says how norms are told, and they are told nowhere: print them, or dump them to a folder"
-        )
+        text = "true: says how norms are told, and they are told nowhere"
+        text += ": print them, or dump them to a folder"
         yield Problem(f"{KEY}.device", text, f"{KEY}.print=true")
 
 
@@ -37,7 +36,7 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
 
 
 def _outcome(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
-    """Local means: of the loss on a rank's own samples, summed over micro batches, before any sum over ranks."""
+    """Local means: of a rank's own samples, summed over micro batches, before any sum over ranks."""
     ranks = sizes.replicas
     before = "; one data-parallel rank has all"
     if ranks > 1:

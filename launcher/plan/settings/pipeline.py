@@ -54,9 +54,8 @@ def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
 
 def _one_stage(pipe: Pipeline) -> Iterator[Problem]:
     if pipe.seq_chunks > 1:
-        text = (
-            f"{pipe.seq_chunks}: pieces of a sequence fill the bubble between stages, and there is one stage"
-        )
+        text = f"{pipe.seq_chunks}: pieces of a sequence fill the bubble between stages"
+        text += ", and there is one stage"
         yield Problem(PIECES, text, f"{PIECES}=1")
 
 
@@ -105,7 +104,7 @@ def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
 
 
 def candidates(job: Job, sizes: Sizes) -> tuple[str, ...]:
-    """The schedulers that ``auto`` may take: what is legal for this job with as many virtual stages a rank."""
+    """The schedulers that ``auto`` may take: those legal for this job with as many virtual stages a rank."""
     if job.parallel.pipeline.stages == 1:
         return ("1f1b",)
     return tuple(name for name, rule in RULES.items() if _suits(job, sizes, name, rule))

@@ -60,7 +60,7 @@ def _told(
 def _as_asked(
     config: Config, called: Sequence[str], glued: Collection[str], skeleton: Skeleton
 ) -> dict[str, int]:
-    """A module without a stage of its own is where its parameters are; a parameter counts only when it is named."""
+    """A module without a stage of its own is where its parameters are; one counts only if it is named."""
     out: dict[str, int] = {}
     for module in called:
         stage = stage_config.stage_of(config, module)
@@ -149,8 +149,7 @@ def _too_few(
 
 
 def _fewer(job: Job, sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
-    """What would make fewer stages: the key to blame, and changes of ``parallel.pipeline``;
-    the smallest change first.
+    """What makes fewer stages: the key to blame, and changes of ``parallel.pipeline``, smallest first.
 
     A key that would keep its value is no change.
     """

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from shlex import quote
 
 from launcher.errors import Problem
+from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
+from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
-from launcher.plan.values.facts import Skeleton
+from launcher.plan.settings.module_names import nobody
+from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.recomputed import Recomputed
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.text import listed, many
 
 KEY = "parallel.recompute"
 MODULES = f"{KEY}.modules"
 
 
-def resolve(asked: Recompute | None, skeleton: Skeleton) -> tuple[tuple[Recomputed, ...], list[Problem]]:
-    """One entry a module that is asked for, in definition order; nothing inside of a module that runs again as a whole.
+def resolve(
+    asked: Recompute | None, skeleton: Skeleton, leaves: tuple[str, ...] | None
+) -> tuple[tuple[Recomputed, ...], list[Problem]]:
+    """One entry a module that is asked for, in definition order, and no second one inside of it.
 
-    Exact names beat globs, later keys earlier.
+    Exact names beat globs, later keys earlier. ``leaves``: what is not cut, where there are several stages.
     """
     if asked is None:
         return (), []
     policies = _policies(asked)
-    found = [p for key in policies for p in _nobody(key, skeleton)]
+    found = [p for key in policies for p in nobody(MODULES, key, skeleton)]
     if found:
         return (), found
 
@@ -32,15 +40,24 @@ def resolve(asked: Recompute | None, skeleton: Skeleton) -> tuple[tuple[Recomput
     for module in skeleton.modules:
         key = _key(policies, module)
         inside = any(covers(around, module) for around in chosen)
-        if key is not None and not inside and module not in skeleton.containers:
+        if key is not None and not inside and module not in skeleton.lists:
             chosen[module] = key
-    each = [m for key in policies for m in [n for n, k in chosen.items() if k == key][:: asked.every]]
+    each = {m for key in policies for m in [n for n, k in chosen.items() if k == key][:: asked.every]}
 
-    def one(module: str) -> Recomputed:
+    out = []
+    for module in (m for m in skeleton.modules if m in each):
         keep = asked.keep if policies[chosen[module]] == "selective" else ()
-        return Recomputed(module, keep, asked.comm == "recompute")
+        out.append(Recomputed(module, keep, asked.comm == "recompute"))
+    cut = [r.module for r in out if leaves is not None and not any(covers(leaf, r.module) for leaf in leaves)]
+    return tuple(out), [_over_stages(m, out, leaves or ()) for m in cut[:1]]
 
-    return tuple(one(m) for m in skeleton.modules if m in each), []
+
+def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
+    """A module that the code between stages is a part of."""
+    inside = listed([leaf for leaf in leaves if covers(module, leaf)])
+    text = f"{module} is cut into stages, {inside}, and runs on no rank as a whole; name what is in it"
+    names = ",".join(f"{module}.*" if r.module == module else r.module for r in recomputed)
+    return Problem(MODULES, text, quote(f"{MODULES}=[{names}]"))
 
 
 def _policies(asked: Recompute) -> dict[str, str]:
@@ -57,12 +74,87 @@ def _key(policies: Mapping[str, str], module: str) -> str | None:
     return next((key for key in reversed(list(policies)) if fnmatchcase(module, key)), None)
 
 
-def _nobody(key: str, skeleton: Skeleton) -> Iterator[Problem]:
-    """A key that stands for no module, or for one whose forward nobody calls."""
-    named = [m for m in skeleton.modules if fnmatchcase(m, key)]
-    if not named:
-        tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
-        yield Problem(MODULES, f"{key}: no module is called so; there are {', '.join(tops)}")
-    elif all(m in skeleton.containers for m in named):
-        text = f"{key}: a list of modules, which is not called itself; name what is in it"
-        yield Problem(MODULES, text, quote(f"{MODULES}={key}.*"))
+def settled(
+    recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
+) -> tuple[tuple[Recomputed, ...], list[Problem]]:
+    """With the buffers that are to be put back, and what cannot run twice, for it would do something else."""
+    weights = {p.name for p in skeleton.params if not p.buffer}
+    compiled = skeleton.traits.compiled
+    wrong = {
+        r: next(_unlike(r.module, graph, weights), "") or _compiled(r.module, compiled) or _once(r, graph)
+        for r in recomputed
+    }
+    others = [r.module for r, why in wrong.items() if not why]
+    cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
+    found = [
+        Problem(MODULES, f"{r.module} cannot run again in the backward: {why}", cure)
+        for r, why in wrong.items()
+        if why
+    ]
+    return tuple(replace(r, restored=_restored(r.module, graph)) for r in recomputed), found
+
+
+def _compiled(module: str, compiled: tuple[str, ...]) -> str:
+    """What the compiler looks into runs as it was compiled."""
+    found = [m for m in compiled if covers(m, module) or covers(module, m)]
+    return f"the model has {found[0] or 'itself'} compiled (torch.compile)" if found else ""
+
+
+def _restored(module: str, graph: Graph) -> tuple[str, ...]:
+    """The buffers that a second forward of ``module`` would change once more, by their names inside of it."""
+    names = (n for c in graph.effects.changes if not c.once for n in c.names if covers(module, owner(n)))
+    return tuple(n.removeprefix(f"{module}.") for n in names)
+
+
+def _once(r: Recomputed, graph: Graph) -> str:
+    """What is kept serves one run: gradients that a forward takes itself would need another one."""
+    if not r.keep or not graph.effects.inner:
+        return ""
+    return "the forward takes gradients itself, and what policy selective keeps serves one run only"
+
+
+def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
+    """Why a second forward of ``module`` would do something else than the first; ``weights``: no buffers."""
+
+    def here(name: str) -> bool:
+        return covers(module, name)
+
+    if dict(graph.calls).get(module, 1) == 0:
+        yield "its forward is never called"
+    for c in graph.effects.changes:
+        own = any(here(owner(n)) for n in c.names)
+        used = c.read or c.kept or not weights.isdisjoint(c.names) or not own
+        if (own or any(map(here, c.at))) and used and not c.once:
+            yield f"the model changes {c.name} and uses it, so that it would compute with another one"
+    for i in graph.effects.inner:
+        if here(i.module):
+            yield "it takes gradients itself"
+    for name in graph.effects.grads:
+        if here(name):
+            yield "it looks at a weight's .grad"
+    for what, names in (
+        ("changes an input in place", graph.overwrites),
+        ("changes a list or dictionary that it is given", graph.fills),
+        ("returns a generator", graph.lazy),
+        ("runs in inference mode", graph.inferred),
+        ("is called with other weights than its own", graph.swapped),
+    ):
+        deep = what.startswith(("returns", "is called"))
+        if module in names or (deep and any(map(here, names))):
+            yield f"it {what}"
+    backwards = (*(n.backward for n in graph.nodes), *(s.backward for s in graph.segments))
+    for b in backwards:
+        if found := [n for n in b.twice if here(n)]:
+            yield f"each of its forwards changes {found[0]}"
+        if module in b.unlike:
+            yield "a second forward of it was seen to keep other tensors than the first"
+    for name in graph.toggles:
+        if here(owner(name)):
+            yield f"the forward changes whether {name} requires a gradient"
+
+
+def rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setting]:
+    """The setting, if there is one."""
+    if job.parallel.recompute is not None:
+        named = ", ".join(_policies(job.parallel.recompute))
+        yield Setting(KEY, named, "applied", f"{many(len(recomputed), 'module')} run again in the backward")

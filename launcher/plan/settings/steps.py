@@ -12,6 +12,7 @@ from launcher.job.schema.steps import Evaluate, Export, Transform
 from launcher.plan import step_order
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.values.text import many
+from launcher.plan.verbs import evaluates
 
 
 def refused(job: Job, sizes: Sizes | None) -> list[Problem]:
@@ -30,14 +31,16 @@ def _samples(job: Job) -> Iterator[Problem]:
 
 def _held_out(job: Job) -> Iterator[Problem]:
     """Who reads held-out samples, when there are to be none."""
-    readers = [
-        n for n, s in job.steps.items() if isinstance(s, Evaluate) or (isinstance(s, Export) and s.check)
-    ]
+    readers = [n for n, s in job.steps.items() if evaluates(s)]
     if job.train.eval_every is not None and any(s.kind == "train" for s in job.steps.values()):
         readers.append("train.eval_every")
     if readers and getattr(job.data, "val_fraction", None) == 0:
         text = f"0: leaves no held-out samples for {', '.join(readers)}"
         yield Problem("data.val_fraction", text)
+
+
+LAYOUT = ("nproc", "stages", "shard_size", "tp")
+"""The settings of ``transform`` that say a layout, in place of a strategy file."""
 
 
 def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
@@ -49,15 +52,9 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         source = sizes.grid["pp"] if step.src is None and sizes is not None else None
         yield from _rank_files(key, step, job)
         if step.strategy is None:
-            layout = {
-                "nproc": step.nproc,
-                "stages": step.stages,
-                "shard_size": step.shard_size,
-                "tp": step.tp,
-            }
-            yield from unmergeable(key, source, **layout)
+            yield from unmergeable(key, source, **{field: getattr(step, field) for field in LAYOUT})
             continue
-        for field in ("nproc", "stages", "shard_size", "tp"):
+        for field in LAYOUT:
             n = getattr(step, field)
             if n != 1:
                 text = f"{n}: the layout is that of the strategy file {step.strategy}"

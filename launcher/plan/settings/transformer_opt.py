@@ -1,4 +1,4 @@
-"""``parallel.transformer_opt``: the switches of a ``parallel_speed_up.json``, and what becomes of each here."""
+"""``parallel.transformer_opt``: the switches of a ``parallel_speed_up.json``, and what becomes of each."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Switch:
 
 
 def wrong(values: Mapping[str, Any], where: Callable[[str], str] | None = None) -> Iterator[Problem]:
-    """Unknown names and values of the wrong type; ``where(name)`` is the file and line that has it, if a file does."""
+    """Unknown names and values of the wrong type; ``where(name)``: file and line of it, if a file has it."""
     for name, value in values.items():
         expected = FLAG if name == STRICT else SWITCHES.get(name)
         if expected is not None and _fits(expected, value):
@@ -138,7 +138,7 @@ def asked_for(job: Job) -> Mapping[str, Any]:
 
 
 def broadcast_level(job: Job) -> int:
-    """Where none is asked for, no sample is read twice by the ranks of one pipeline or tensor-parallel group."""
+    """By default no sample is read twice by the ranks of one pipeline or tensor-parallel group."""
     level = asked_for(job).get(BROADCAST, 3)
     assert isinstance(level, int)
     return level
@@ -180,7 +180,7 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
 
 
 def switches(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Switch, ...]:
-    """Every switch that is on, in MindSpore's order; ``fused`` is what the plan sends together, if there is one."""
+    """Every switch that is on, in MindSpore's order; ``fused``: what the plan sends together, if known."""
     values = asked_for(job)
     on = [n for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
     return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused)) for n in on)
@@ -202,7 +202,8 @@ def _outcome(name: str, value: Any, job: Job, sizes: Sizes, fused: Fused | None)
 
 ALWAYS: dict[str, SwitchOutcome] = {
     "recomputation_communication_overlap": (
-        "degraded", "nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
+        "degraded",
+        "nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
         "collectives",
     ),
     MATMUL: (
@@ -210,7 +211,8 @@ ALWAYS: dict[str, SwitchOutcome] = {
     ),
     "grad_fa_allgather_overlap": ("rejected", "attention gathers no keys or values here: nothing to overlap"),
     SLICED_MATMUL: (
-        "rejected", "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
+        "rejected",
+        "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
     ),
     BIAS: ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
     SLICED_SUM: (
@@ -312,10 +314,8 @@ def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
         return "satisfied", "no weight is sharded: nothing is gathered"
     assert job.parallel.hsdp is not None
     if job.parallel.hsdp.optimizer_level != "level3":
-        return (
-            "degraded",
-            "weights are gathered once a step, and a stage's first forward waits for all of its groups",
-        )
+        why = "weights are gathered once a step, and a stage's first forward waits for all of its groups"
+        return "degraded", why
     if job.launch.device != "cuda":
         return _beside(job, "FSDP2 gathers the next group beside this one's computation")
     if fused is not None and all(n == 1 for n in Counter(g.stage for g in fused.groups).values()):

@@ -11,6 +11,7 @@ __all__ = [
     "layout",
     "optimizer_traits",
     "precision",
+    "recomputed",
     "text",
     "trust",
 ]

@@ -23,7 +23,7 @@ class BatchReading:
 
 @dataclass(frozen=True)
 class BatchRole:
-    """One rank's part in handing out a batch's inputs (or targets): it reads, gives to ranks, takes from one, uses."""
+    """A rank's part in handing out a batch's inputs (or targets): reads, gives, takes from a rank, uses."""
 
     reads: bool
     gives: tuple[int, ...]
@@ -32,7 +32,7 @@ class BatchRole:
 
 
 def roles(how: BatchReading, grid: Grid, first: int, last: int, rank: int) -> tuple[BatchRole, BatchRole]:
-    """What ``rank`` does with inputs, and with targets; the pipeline ranks ``first`` and ``last`` use them."""
+    """What ``rank`` does with inputs, and with targets; pipeline ranks ``first`` and ``last`` use them."""
     inputs = _role(how, grid, first, first, rank)
     targets = _role(how, grid, first if how.over_stages else last, last, rank)
     return inputs, targets

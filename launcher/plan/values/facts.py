@@ -8,8 +8,9 @@ from functools import cached_property
 from math import prod
 
 ITEMSIZE = {
-    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2, "uint32": 4, "uint64": 8,
+    "float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
+    "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "uint16": 2,
+    "uint32": 4, "uint64": 8,
 }  # fmt: skip
 
 WIDTH = ITEMSIZE | {
@@ -29,8 +30,7 @@ IGNORED = -100
 
 
 def class_dims(output: Sequence[int], target: Sequence[int]) -> tuple[int, ...]:
-    """The dims that an output may have its classes on, for targets of this shape; best first, none where it
-    fits not.
+    """Dims that an output may have its classes on for targets of this shape; best first, none if it fits not.
 
     >>> class_dims((8, 10), (8,)), class_dims((8, 16, 100), (8, 16)), class_dims((8, 4, 6, 5), (8, 6, 5))
     ((1,), (2,), (1,))
@@ -73,12 +73,12 @@ class Param:
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What a model has besides modules and tensors, by first names: whatever is lost when one of them is
-    replaced.
+    """What a model has besides modules and tensors, by first names: what is lost when one is replaced.
 
     ``hooked``: parameters with hooks; ``backward``: modules with backward hooks; ``synced``: SyncBatchNorm;
     ``twins``: the names of each module that has several; ``shared``: names of tensors that lie in one
-    another's memory; ``computed``: attributes made of weights.
+    another's memory; ``computed``: attributes made of weights; ``compiled``: modules that the model itself
+    has had compiled.
     """
 
     hooked: tuple[str, ...] = ()
@@ -87,15 +87,16 @@ class ModelTraits:
     twins: tuple[tuple[str, ...], ...] = ()
     shared: tuple[tuple[str, ...], ...] = ()
     computed: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A model before tracing: its modules in definition order, its parameters, and what each module is made
-    of.
+    """A model before tracing: modules in definition order, parameters, and what each module is made of.
 
     ``containers`` are modules without a forward of their own (ModuleList, ModuleDict, Sequential): automatic
-    stages look inside them. ``kinds``: of modules that are linear, embedding, norm or elementwise, which.
+    stages look inside them; ``lists`` those of them that nobody can call. ``kinds``: of modules that are
+    linear, embedding, norm or elementwise, which.
     """
 
     modules: tuple[str, ...]
@@ -103,19 +104,30 @@ class Skeleton:
     containers: frozenset[str]
     kinds: tuple[tuple[str, str], ...] = ()
     traits: ModelTraits = ModelTraits()
+    lists: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Backward:
     """Bytes that a backward needs besides what the forward saved for it.
 
-    ``work``: at its fullest moment. Where it is split, the second half has ``deferred`` flops to do, and
-    ``kept`` bytes wait for it: inputs and output gradients of products with a parameter.
+    ``work``: at its fullest moment; ``summed``: there with the gradients of its weights, where they are new.
+    Where it is split, the second half has ``deferred`` flops to do, and ``kept`` bytes wait for it: inputs
+    and output gradients of products with a parameter. ``again``: flops of forwards that it runs again, which
+    ``spared`` so many bytes; ``sent``: the collectives over tp of these, a kind and its bytes; ``twice``: the
+    Python attributes that each of these changes; ``unlike``: modules of which a second one saved other
+    tensors.
     """
 
     work: int = 0
     kept: int = 0
     deferred: int = 0
+    summed: int = 0
+    again: int = 0
+    spared: int = 0
+    sent: tuple[tuple[str, int], ...] = ()
+    twice: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,10 +198,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Inner:
-    """Gradients that the forward takes itself while ``module`` runs: by ``backward()``, which adds to the
-    weights'.
+    """Gradients that the forward takes itself while ``module`` runs.
 
-    ``crosses``: modules around it of which another argument was made of what the gradient is taken of.
+    ``backward``: by ``backward()``, which adds to the weights'. ``crosses``: modules around it of which
+    another argument was made of what the gradient is taken of.
     """
 
     module: str
@@ -233,7 +245,8 @@ class Graph:
     with other numbers. ``overwrites``: modules that change their inputs in place. ``recomputed``: modules
     around several units that one checkpoint runs again. ``nested``: modules that run inside of themselves.
     ``inferred``: those that run in inference mode. ``fills``: those that change a list or dictionary that
-    they are given. ``lazy``: those that return a generator.
+    they are given. ``lazy``: those that return a generator. ``toggles``: parameters of which a forward says
+    whether they require a gradient. ``swapped``: modules that are called with other parameters than theirs.
     """
 
     nodes: tuple[Node, ...]
@@ -251,6 +264,8 @@ class Graph:
     inferred: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()
     lazy: tuple[str, ...] = ()
+    toggles: tuple[str, ...] = ()
+    swapped: tuple[str, ...] = ()
 
     @cached_property
     def _named(self) -> dict[str, Node]:

@@ -99,9 +99,8 @@ class Layout:
     def twins(self, rank: int) -> tuple[int, ...]:
         """Ranks of the same stage that hold the same elements as ``rank``, ascending, ``rank`` included."""
         pinned = {axis for axis, _ in self.at}
-        return self.grid.peers(
-            rank, *(a for a, _ in self.grid.axes if a not in pinned and a not in self.axes)
-        )
+        free = [a for a, _ in self.grid.axes if a not in pinned and a not in self.axes]
+        return self.grid.peers(rank, *free)
 
     @property
     def axes(self) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ FIRST_SCALE = 65536.0
 
 @dataclass(frozen=True)
 class Precision:
-    """``kept``: weights, gradients and optimizer state; ``compute``: the model; ``reduce``:
-    gradients as they travel.
+    """Dtypes: ``kept`` of weights, gradients and optimizer state, ``compute`` of the model.
+
+    ``reduce``: of gradients as they travel.
 
     ``scale``: what the loss is multiplied by before backward, ``None`` for 1; with ``dynamic`` only to begin
     with.
@@ -37,7 +38,7 @@ class Precision:
 
 
 def precision(job: Job) -> Precision:
-    """Gradients travel in the kept dtype unless ``gradient_fp32_sync`` is off and nothing else asks for fp32."""
+    """Gradients travel as kept unless ``gradient_fp32_sync`` is off and nothing else asks for fp32."""
     kept, compute = DTYPE[job.train.precision], COMPUTE[job.train.precision]
     low = not (job.parallel.gradient_fp32_sync or job.parallel.fp32_communication)
     scaled = compute == "float16"

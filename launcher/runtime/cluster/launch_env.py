@@ -36,7 +36,9 @@ def rank(env: Mapping[str, str] = os.environ) -> int | None:
     with problems() as found:
         read = _Reader(env, found)
         launcher = _outer_launcher(read)
-        return None if launcher is None else read.number("RANK" if launcher == "torchrun" else "SLURM_PROCID")
+        if launcher is None:
+            return None
+        return read.number("RANK" if launcher == "torchrun" else "SLURM_PROCID")
 
 
 def place(env: Mapping[str, str] = os.environ) -> Place | None:
@@ -96,6 +98,7 @@ def _torchrun(read: _Reader) -> Place | None:
         )
         read.found.append(Problem("launch.mode", text))
         return None
+
     size = read.number("WORLD_SIZE")
     if not size:
         if not read.found:
@@ -103,42 +106,46 @@ def _torchrun(read: _Reader) -> Place | None:
         return None
     here = read.number("LOCAL_WORLD_SIZE", size)
     return Place(
-        read.number("RANK", below=size),
-        size,
-        read.number("LOCAL_RANK", below=here),
-        here,
-        read.number("TORCHELASTIC_RESTART_COUNT"),
-        read.env["MASTER_ADDR"],
-        read.number("MASTER_PORT", below=1 << 16),
-        read.env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        rank=read.number("RANK", below=size),
+        size=size,
+        local_rank=read.number("LOCAL_RANK", below=here),
+        local_size=here,
+        attempt=read.number("TORCHELASTIC_RESTART_COUNT"),
+        host=read.env["MASTER_ADDR"],
+        port=read.number("MASTER_PORT", below=1 << 16),
+        hosted=read.env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
 def _srun(read: _Reader) -> Place | None:
+    # how many ranks, here and in all
     size = read.number("SLURM_STEP_NUM_TASKS")
-    nodes = tasks_per_node(read.env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    each = read.env.get("SLURM_STEP_TASKS_PER_NODE", "")
+    nodes = tasks_per_node(each)
     if sum(nodes) != size:
-        read.wrong(
-            f"SLURM_STEP_TASKS_PER_NODE is {read.env.get('SLURM_STEP_TASKS_PER_NODE', '')!r}, "
-            f"which are not the {size} tasks of SLURM_STEP_NUM_TASKS"
-        )
+        tasks = f"the {size} tasks of SLURM_STEP_NUM_TASKS"
+        read.wrong(f"SLURM_STEP_TASKS_PER_NODE is {each!r}, which are not {tasks}")
         return None
     node = read.number("SLURM_NODEID", below=len(nodes))
     here = nodes[node] if node < len(nodes) else size
-    host = read.env.get("MASTER_ADDR") or first_host(read.env.get("SLURM_STEP_NODELIST", ""))
+
+    # where they meet: the first node of the step, at a port that is the step's own
+    names = read.env.get("SLURM_STEP_NODELIST", "")
+    host = read.env.get("MASTER_ADDR") or first_host(names)
     if not host:
-        read.wrong(f"SLURM_STEP_NODELIST is {read.env.get('SLURM_STEP_NODELIST', '')!r}, which names no node")
+        read.wrong(f"SLURM_STEP_NODELIST is {names!r}, which names no node")
     job, step = read.number("SLURM_JOB_ID"), read.number("SLURM_STEP_ID")
     port = read.number("MASTER_PORT", step_port(job, step), below=1 << 16)
+
     local = read.number("SLURM_LOCALID", below=here)
     return Place(
-        read.number("SLURM_PROCID", below=size),
-        size,
-        local,
-        here,
-        read.number("SLURM_RESTART_COUNT"),
-        host or "",
-        port,
+        rank=read.number("SLURM_PROCID", below=size),
+        size=size,
+        local_rank=local,
+        local_size=here,
+        attempt=read.number("SLURM_RESTART_COUNT"),
+        host=host or "",
+        port=port,
     )
 
 
@@ -175,12 +182,10 @@ def job(env: Mapping[str, str] = os.environ) -> str | None:
     """What stays the same when Slurm runs a job again, ``None`` outside of one."""
     if not env.get("SLURM_JOB_ID"):
         return None
-    array = (
-        f"{env['SLURM_ARRAY_JOB_ID']}_{env.get('SLURM_ARRAY_TASK_ID', '')}"
-        if "SLURM_ARRAY_JOB_ID" in env
-        else ""
-    )
-    return f"slurm {env.get('SLURM_CLUSTER_NAME', '')} {array or env['SLURM_JOB_ID']}"
+    number = env["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in env:
+        number = f"{env['SLURM_ARRAY_JOB_ID']}_{env.get('SLURM_ARRAY_TASK_ID', '')}"
+    return f"slurm {env.get('SLURM_CLUSTER_NAME', '')} {number}"
 
 
 def again(env: Mapping[str, str] = os.environ) -> bool:

@@ -28,10 +28,9 @@ def nothing() -> None:
 
 def open_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None] = nothing) -> Store:
     """The store that all ranks share: the outer launcher's own, or one that rank 0 hosts.
-    Nobody waits for anybody.
 
-    ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has passed without an answer,
-    and what ``look`` raises, which is called again and again meanwhile.
+    Nobody waits for anybody. ``timeout_s`` is asked for when it is needed. Raises ``RunError`` when it has
+    passed without an answer, and what ``look`` raises, which is called again and again meanwhile.
     """
     if place.rank == 0 and not place.hosted:
         return _hosted(place)
@@ -41,7 +40,8 @@ def open_store(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], No
             place.host, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60)
         )
     except RuntimeError as error:
-        text = f"what listens at {place.host}:{place.port} is not rank 0 of this job ({str(error).splitlines()[0]})"
+        why = str(error).splitlines()[0]
+        text = f"what listens at {place.host}:{place.port} is not rank 0 of this job ({why})"
         raise RunError(f"rank {place.rank}: {text}; MASTER_ADDR and MASTER_PORT say where it is") from error
 
 
@@ -68,6 +68,8 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None])
             return
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or str(error)
+
+        # not yet: it may be slow to start
         look()
         waited = time.monotonic() - began
         if waited > SAY_S and not said:
@@ -82,8 +84,7 @@ def _reach(place: Place, timeout_s: Seconds, say: Say, look: Callable[[], None])
 def await_ranks(
     store: Store, prefix: str, ranks: Sequence[int], timeout_s: float, say: Say, what: str
 ) -> list[int]:
-    """Waits for ``<prefix><rank>`` of each rank; returns the ranks whose key has not come within
-    ``timeout_s``.
+    """Waits for ``<prefix><rank>`` of each rank; returns those whose key has not come within ``timeout_s``.
 
     ``what`` they have not done is said of them after ``SAY_S``.
     """
@@ -109,5 +110,6 @@ def ranks_text(ranks: Sequence[int]) -> str:
     >>> ranks_text([3]), ranks_text([1, 2]), ranks_text(range(100))
     ('rank 3', 'ranks 1, 2', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more')
     """
-    few = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {few}"
+    few = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {few}{more}"

@@ -58,9 +58,14 @@ def backend_of(device: str) -> str:
 
 def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
     """The rank at a place that an outer launcher has given it."""
-    local = place(device, at.local_rank)
     return World(
-        at.rank, at.size, at.local_rank, at.local_size, at.attempt, local, backend or backend_of(device)
+        rank=at.rank,
+        size=at.size,
+        local_rank=at.local_rank,
+        local_size=at.local_size,
+        attempt=at.attempt,
+        device=place(device, at.local_rank),
+        backend=backend or backend_of(device),
     )
 
 
@@ -73,9 +78,11 @@ def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> I
     none reads the addresses of the dead.
     """
     torch.set_num_threads(threads)
-    device, timeout = torch.device(world.device), timedelta(seconds=timeout_s)
+    device = torch.device(world.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+    timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
     with bounded(timeout), _complete():
         dist.init_process_group(
@@ -107,8 +114,7 @@ def _complete() -> Iterator[None]:
 
 @contextmanager
 def bounded(timeout: timedelta) -> Iterator[None]:
-    """Groups made in the block, by us, by torch or by the user's own code, take ``timeout`` if not told
-    another.
+    """Groups made in the block, by us, torch or the user's own code, take ``timeout`` if not told another.
 
     A group does not inherit that of the world: torch gives it half an hour, and a mesh has no way to say
     another.
@@ -141,7 +147,7 @@ def wait_for(timeout: timedelta) -> None:
 
 
 def deterministic() -> None:
-    """From here on an operation without a deterministic form raises; call it before the first use of a device."""
+    """Operations without a deterministic form raise from here on; call it before the first use of devices."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

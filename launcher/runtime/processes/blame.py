@@ -1,4 +1,4 @@
-"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written or have not."""
+"""Finds the rank of an outer launcher that failed first, from the faults that ranks have written or not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def failed(
 
 
 def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
-    """What the ranks of this attempt have written; a rank that has only lost its peer waits for that one to tell."""
+    """What ranks of this attempt have written; one that only lost its peer waits for the peer's fault."""
     end = time.monotonic() + CAUSE_S
     while True:
         read = [Fault(**json.loads(f.read_text(encoding="utf-8"))) for f in folder.glob("errors/rank*.json")]
@@ -67,21 +67,20 @@ def _written(folder: Path, world: World, patient: bool) -> list[Fault]:
 
 
 def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: float) -> list[Fault]:
-    """The faults of ranks that have written none: those known to be dead or stopped, else all that nobody can see."""
+    """Faults of ranks that wrote none: those known to be dead or stopped, else all that cannot be seen."""
     known: list[Fault] = []
     unseen: list[Fault] = []
     for rank in sorted(ranks):
         host, _, pid = where(rank).partition(" ")
-        if host == socket.gethostname() and not _lives(int(pid)):
+        here = host == socket.gethostname()
+        if here and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
-        elif host == socket.gethostname() and stopped(int(pid)):
-            known.append(
-                faults.hung(rank, world.attempt, timeout_s, "it is stopped (SIGSTOP, Ctrl-Z or a debugger)")
-            )
+        elif here and stopped(int(pid)):
+            why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
+            known.append(faults.hung(rank, world.attempt, timeout_s, why))
         else:
-            unseen.append(
-                _lost(rank, world, f"has said nothing: it is dead, or it hangs{host and f', on {host}'}")
-            )
+            where_else = f", on {host}" if host else ""
+            unseen.append(_lost(rank, world, f"has said nothing: it is dead, or it hangs{where_else}"))
     return known or unseen
 
 

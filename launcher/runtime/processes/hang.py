@@ -23,7 +23,7 @@ _ROUTES = (
 
 
 def answer(path: Path) -> None:
-    """From now on ``ASK`` makes this process write the stack of each thread, whatever holds the interpreter."""
+    """From now on ``ASK`` makes this process write each thread's stack, whatever holds the interpreter."""
     file = path.open("w")
     faulthandler.register(ASK, file=file, all_threads=True, chain=False)
     _open.append(file)
@@ -52,11 +52,12 @@ def culprits(
     Those that a signal has stopped, or else those whose stack does not end in a collective: a rank that waits
     for the culprit ends there.
     """
-    halted = {
-        rank: "it is stopped (SIGSTOP, Ctrl-Z or a debugger)" for rank, pid in pids.items() if stopped(pid)
-    }
+    why = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
+    halted = {rank: why for rank, pid in pids.items() if stopped(pid)}
     if halted:
         return halted
+
+    # each is asked for its stack, and is given some time to write it
     for rank in pids:
         ask(rank)
     end = time.monotonic() + ANSWER_S
@@ -95,7 +96,7 @@ def _collective(frames: list[tuple[str, str, str]]) -> bool:
 
 
 def _told(text: str, pid: int) -> str:
-    """Where the main thread is: its innermost frame outside of torch and of Python's own library, if there is one."""
+    """Where the main thread is: its innermost frame outside of torch and Python's own library, if any."""
     frames = _FRAME.findall(text.split("\n\n")[-1])
     if not frames:
         return "it does not answer" + (", it waits for a disk or a device" if _state(pid) == "D" else "")

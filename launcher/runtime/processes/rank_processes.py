@@ -46,16 +46,17 @@ class Child:
 
 
 def fork(task: Task, rank: int, started: list[Child]) -> Child:
-    """A rank that has all that this process imported. ``started`` are its elders, whose ends of pipes it lets
-    go.
+    """A rank that has all that this process imported.
 
-    Nothing but imports may have happened here before: threads of a multi-threaded operation do not survive a
-    fork.
+    ``started`` are its elders, whose ends of pipes it lets go. Nothing but imports may have happened here
+    before: threads of a multi-threaded operation do not survive a fork.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
     pid = os.fork()
+
+    # the child
     if pid == 0:
         code = 1
         gc.freeze()  # what it shares with its parent is not searched for garbage: that would copy all of it
@@ -65,6 +66,7 @@ def fork(task: Task, rank: int, started: list[Child]) -> Child:
             code = run_rank(task, rank, write)
         finally:
             os._exit(code)
+
     os.close(write)
     return Child(rank=rank, pid=pid, pidfd=os.pidfd_open(pid), inbox=Inbox(read), process=None)
 

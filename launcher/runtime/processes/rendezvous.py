@@ -20,7 +20,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What a rank needs to open the store: a file of ``folder``, which nobody else has, or a port of this machine."""
+    """What a rank needs to open the store: a file of ``folder``, ours alone, or a port of this machine."""
 
     folder: Path
     port: int | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
@@ -51,37 +52,48 @@ def run_ranks(
     signal that asks to stop (only the main thread sees them), ``RequestError`` if the port is taken. No rank
     outlives the call or this process.
     """
-    start = start or ("fork" if device == "cpu" else "spawn")
-    backend = backend or backend_of(device)
-    error: faults.RanksFailed | None = None
+    task = partial(
+        Task,
+        work=work,
+        size=size,
+        device=device,
+        backend=backend or backend_of(device),
+        timeout_s=timeout_s,
+        threads=threads,
+        folder=folder,
+        parent=os.getpid(),
+        alone=alone,
+        polls=polls,
+    )
+    how = start or ("fork" if device == "cpu" else "spawn")
     with caught() as stop:
-        for attempt in range(max_restarts + 1):
-            with rendezvous(port) as place:
-                task = Task(
-                    work=work,
-                    size=size,
-                    attempt=attempt,
-                    device=device,
-                    backend=backend,
-                    timeout_s=timeout_s,
-                    threads=threads,
-                    folder=folder,
-                    rendezvous=place,
-                    parent=os.getpid(),
-                    alone=alone,
-                    polls=polls,
-                )
-                out = _attempt(task, start, stop, on_message)
-            error = _judge(out, task)
-            if error is None:
-                return [cast(T, out.results[rank]) for rank in range(size)]
-            if out.signum is not None:
-                break
-            if attempt < max_restarts:
-                failure = error.fault.headline
-                _log.warning("attempt %d of %d: %s; starting again", attempt + 1, max_restarts + 1, failure)
+        attempt = partial(_attempt, start=how, stop=stop, on_message=on_message)
+        found = _repeated(task, attempt, port, times=max_restarts + 1)
+    if isinstance(found, faults.RanksFailed):
+        raise found
+    return [cast(T, found[rank]) for rank in range(size)]
+
+
+def _repeated(
+    task: Callable[..., Task], attempt: Callable[[Task], AttemptOutcome], port: int | None, times: int
+) -> Mapping[int, object] | faults.RanksFailed:
+    """The results by rank of the first attempt in which no rank fails, else why the last one failed."""
+    error: faults.RanksFailed | None = None
+    for k in range(times):
+        with rendezvous(port) as place:
+            tried = task(attempt=k, rendezvous=place)
+            out = attempt(tried)
+
+        # done, asked to stop, or to be tried again
+        error = _judge(out, tried)
+        if error is None:
+            return out.results
+        if out.signum is not None:
+            break
+        if k + 1 < times:
+            _log.warning("attempt %d of %d: %s; starting again", k + 1, times, error.fault.headline)
     assert error is not None, "max_restarts is negative"
-    raise error
+    return error
 
 
 def _judge(out: AttemptOutcome, task: Task) -> faults.RanksFailed | None:

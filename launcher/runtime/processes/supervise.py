@@ -52,6 +52,8 @@ def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
     if threading.current_thread() is not threading.main_thread():
         yield None
         return
+
+    # a handler writes the number of its signal into a pipe
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -113,6 +115,8 @@ class _Supervisor:
             for child in self._live.values():
                 ready.register(child.inbox.fd, selectors.EVENT_READ, partial(self._heard, ready, child))
                 ready.register(child.pidfd, selectors.EVENT_READ, partial(self._ended, ready, child))
+
+            # what children and signals bring, and now and then a look around, until the last has ended
             while self._live:
                 for key, _ in ready.select(min(TICK_S, self._patience())):
                     key.data()
@@ -180,9 +184,8 @@ class _Supervisor:
                 for child in self._live.values():
                     child.send_signal(signal.SIGTERM)
                 if self._task.polls:
-                    _log.warning(
-                        "%s: stopping after a save; a second signal stops at once", signal_name(signum)
-                    )
+                    text = "%s: stopping after a save; a second signal stops at once"
+                    _log.warning(text, signal_name(signum))
                 else:
                     self._hurry()
         if self._flag.insisted:

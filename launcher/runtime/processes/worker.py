@@ -47,7 +47,10 @@ class Task:
 
 
 def run_rank(task: Task, rank: int, fd: int) -> int:
-    """Do the work of ``rank``, send ``("result", value)`` or ``("fault", Fault)`` to ``fd``; returns the exit code."""
+    """Do the work of ``rank``; returns the exit code.
+
+    Sends ``("result", value)`` or ``("fault", Fault)`` to ``fd``.
+    """
     box = Outbox(fd)
     try:
         told = _settle(task, rank, box)
@@ -73,6 +76,7 @@ def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object
         send=partial(box.send, "message"),
         told=told,
     )
+
     with nullcontext() if task.alone else _connected(world, task):
         try:
             return task.work(world)
@@ -104,7 +108,8 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
 
     # signals
     for signum in STOPS:
-        signal.signal(signum, signal.SIG_DFL if signum in _OWN else signal.SIG_IGN)
+        handler = signal.SIG_DFL if signum in _OWN else signal.SIG_IGN
+        signal.signal(signum, handler)
     told = polled(_OWN) if task.polls else never
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
@@ -120,7 +125,7 @@ def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:
 
 
 def _variables(rank: int, size: int) -> dict[str, str]:
-    """What torch and users look up; one node needs no name service, so gloo stays on the loopback unless told."""
+    """What torch and users look up; on one node gloo stays on the loopback unless told: no name service."""
     near = {"GLOO_SOCKET_IFNAME": "lo"} if "lo" in {name for _, name in socket.if_nameindex()} else {}
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     return near | dict(os.environ) | {key: str(value) for key, value in place.items()}

@@ -92,17 +92,19 @@ class RuntimeStage(Base):
         return made
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
-        """A gradient that is missing is zeros; before 2.13 torch would fail, after it send those of the first piece."""
+        """A missing gradient is zeros; before 2.13 torch fails, after it sends those of the first piece."""
         if self.has_backward and not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
-            self.grad_send_info = [self.stage_index - 1 if t.requires_grad else None for t in takes]
-            self.bwd_cache[bwd_chunk_id] = tuple(
-                torch.zeros_like(t, device=self.device, requires_grad=False)
-                if g is None and t.requires_grad
-                else g
-                for g, t in zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
-            )
+            before = self.stage_index - 1
+            self.grad_send_info = [before if t.requires_grad else None for t in takes]
+            found = zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
+            self.bwd_cache[bwd_chunk_id] = tuple(self._gradient(g, t) for g, t in found)
         return super().get_bwd_send_ops(bwd_chunk_id)
+
+    def _gradient(self, g: torch.Tensor | None, t: torch.Tensor) -> torch.Tensor | None:
+        if g is None and t.requires_grad:
+            return torch.zeros_like(t, device=self.device, requires_grad=False)
+        return g
 
     def backward_one_chunk(
         self,
@@ -123,9 +125,9 @@ class RuntimeStage(Base):
                 self.products[bwd_chunk_id] = around.enter_context(self.deferral.deferring(outputs))
             super().backward_one_chunk(bwd_chunk_id, loss, True, last_backward)
         if loss is not None:
-            loss.detach_()  # torch keeps it until the step is over, and with it all that the graph still holds
+            loss.detach_()  # torch keeps it until the step is over, and with it what the graph still holds
 
-        # what it leaves: a contiguous gradient to send, gradients of half-precision weights, what pieces carried
+        # what it leaves: a contiguous gradient to send, those of half-precision weights, what pieces carried
         sent = self.bwd_cache[bwd_chunk_id]
         self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in sent)
         self.collect()
@@ -133,7 +135,7 @@ class RuntimeStage(Base):
             self.carry.forget(*divmod(bwd_chunk_id, len(self.takes)))
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Raises ``RunError`` when what crosses is not as planned: the receiver would read other numbers, silently."""
+        """Raises ``RunError`` when what crosses is not as planned: the receiver would silently misread it."""
         # the forward, with all that it is to be told
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
         with ExitStack() as around:
@@ -148,10 +150,9 @@ class RuntimeStage(Base):
         if not self.is_last:
             for got, planned in zip(out, self.sends[piece], strict=True):
                 if (got.shape, got.dtype) != (planned.shape, planned.dtype):
-                    text = (
-                        f"stage {self.stage_index} hands on {_spec(got)} where {_spec(planned)} was planned"
-                    )
-                    raise RunError(f"{text}; shapes and dtypes between stages must not depend on the data")
+                    text = f"hands on {_spec(got)} where {_spec(planned)} was planned"
+                    why = "shapes and dtypes between stages must not depend on the data"
+                    raise RunError(f"stage {self.stage_index} {text}; {why}")
         return out
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -199,7 +200,7 @@ class RuntimeStage(Base):
         fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
 
     def _post_metadata_inference_cleanup(self) -> None:
-        """Static metadata leave nothing to clean up; torch would drop the gradients, also before an evaluation."""
+        """Static metadata need no cleaning up; torch would drop gradients, also before an evaluation."""
 
 
 def _groups(module: FSDPModule) -> Iterator[Any]:
@@ -223,8 +224,7 @@ def _spec(t: torch.Tensor) -> str:
 
 
 class ScheduleRuntime(_PipelineScheduleRuntime):
-    """A schedule that gathers the weights of a stage once, before it is first used, and drops them after the
-    last.
+    """A schedule that gathers a stage's weights once, before its first use, and drops them after its last.
 
     torch would drop them earlier when a rank holds more than three stages. Stages that gather for
     each use (level3) are left to FSDP2's hooks: gathered all at once, they would take the memory
@@ -291,7 +291,7 @@ def _action(a: Action) -> _Action:
 def run(
     schedule: Runtime, inputs: list[tuple[torch.Tensor, ...]] | None, targets: list[torch.Tensor] | None
 ) -> None:
-    """One step, or one evaluation, of micro batches (or pieces) that are cut already: they may differ in size."""
+    """One step, or one evaluation, of micro batches (or pieces) that are cut already; sizes may differ."""
     for part in schedule._stages:
         part.has_backward = schedule._has_backward
         part.clear_runtime_states()

@@ -13,12 +13,14 @@ from launcher.errors import Problem, RequestError
 SUPPORTED = ">=2.11,<2.14"
 
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("torch.distributed.pipelining.schedules", "_Action", ("stage_index", "computation_type", "microbatch_index")),
+    ("torch.distributed.pipelining.schedules", "_Action",
+     ("stage_index", "computation_type", "microbatch_index")),
     ("torch.distributed.pipelining.schedules", "_ComputationType.FORWARD", ()),
     ("torch.distributed.pipelining.schedules", "_ComputationType.FULL_BACKWARD", ()),
     ("torch.distributed.pipelining.schedules", "_ComputationType.BACKWARD_INPUT", ()),
     ("torch.distributed.pipelining.schedules", "_ComputationType.BACKWARD_WEIGHT", ()),
-    ("torch.distributed.pipelining.schedules", "_add_send_recv", ("compute_actions", "stage_to_rank", "num_stages")),
+    ("torch.distributed.pipelining.schedules", "_add_send_recv",
+     ("compute_actions", "stage_to_rank", "num_stages")),
     ("torch.distributed.pipelining.schedules", "_add_unshard_reshard",
      ("compute_actions", "max_active_stages")),
     ("torch.distributed.pipelining.schedules", "_add_reduce_grad", ("actions", "n_microbatches")),
@@ -33,8 +35,10 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
      ("backward_type", "bwd_kwargs", "last_backward")),
     ("torch.distributed.pipelining", "PipelineStage.backward_one_chunk", ()),
     ("torch.distributed.pipelining", "PipelineStage.backward_weight_one_chunk", ()),
-    ("torch.distributed.fsdp", "MixedPrecisionPolicy", ("param_dtype", "reduce_dtype", "cast_forward_inputs")),
-    ("torch.distributed.pipelining._backward", "stage_backward", ("stage_output", "output_grads", "input_values")),
+    ("torch.distributed.fsdp", "MixedPrecisionPolicy",
+     ("param_dtype", "reduce_dtype", "cast_forward_inputs")),
+    ("torch.distributed.pipelining._backward", "stage_backward",
+     ("stage_output", "output_grads", "input_values")),
     ("torch.distributed.fsdp", "FSDPModule.set_is_last_backward", ("is_last_backward",)),
     ("torch.distributed.fsdp", "FSDPModule.set_reshard_after_backward", ("reshard_after_backward",)),
     ("torch.distributed.fsdp", "FSDPModule.set_requires_all_reduce", ("requires_all_reduce",)),
@@ -47,11 +51,13 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.post_backward", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.use_training_state", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.wait_for_unshard", ()),
-    ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup._prefetch_unshard", ("pass_type",)),
+    ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup._prefetch_unshard",
+     ("pass_type",)),
     ("torch.distributed.fsdp._fully_shard._fsdp_common", "TrainingState.FORWARD", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam.to_accumulated_grad_if_needed", ()),
     ("torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam.accumulate_unsharded_grad_if_needed", ()),
-    ("torch.distributed.fsdp", "fully_shard", ("mesh", "reshard_after_forward", "ignored_params", "mp_policy")),
+    ("torch.distributed.fsdp", "fully_shard",
+     ("mesh", "reshard_after_forward", "ignored_params", "mp_policy")),
     ("torch.distributed.distributed_c10d", "default_pg_timeout", ()),
     ("torch.distributed.distributed_c10d", "default_pg_nccl_timeout", ()),
     ("torch.distributed.pipelining", "PipelineStage.perform_reduce_grad", ()),
@@ -67,6 +73,25 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.nn.init", "_no_grad_trunc_normal_", ("tensor",)),
 )  # fmt: skip
 """Module, name in it, and arguments that we pass or override by name."""
+
+COMPILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("torch._dynamo", "list_backends", ("exclude_tags",)),
+    ("torch._dynamo.callback", "callback_handler.register_start_callback", ()),
+    ("torch._dynamo.callback", "callback_handler.register_end_callback", ()),
+    ("torch._dynamo.callback", "CallbackArgs", ("callback_trigger", "compile_id")),
+    ("torch._dynamo.callback", "CallbackTrigger.DYNAMO", ()),
+    ("torch._dynamo.config", "recompile_limit", ()),
+    ("torch._dynamo.config", "accumulated_recompile_limit", ()),
+    ("torch._dynamo.config", "skip_fwd_side_effects_in_bwd_under_checkpoint", ()),
+    ("torch._dynamo.exc", "FailOnRecompileLimitHit", ()),
+    ("torch._dynamo.exc", "TorchDynamoException", ()),
+    ("torch._inductor.config", "fallback_random", ()),
+    ("torch._inductor.runtime.cache_dir_utils", "default_cache_dir", ()),
+    ("torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout", "group")),
+    ("torch.distributed.distributed_c10d", "_rank_not_in_group", ("group",)),
+    ("torch.distributed.distributed_c10d", "_world.pg_map", ()),
+)  # fmt: skip
+"""The same for ``train.compile``: to look at these takes seconds."""
 
 
 def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:

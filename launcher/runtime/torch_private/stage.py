@@ -1,4 +1,4 @@
-"""torch 2.11's pipeline stage, made to behave as 2.12's: there every value between stages had to be a float."""
+"""torch 2.11's pipeline stage, made to behave as 2.12's: values between stages need not be floats."""
 
 from __future__ import annotations
 

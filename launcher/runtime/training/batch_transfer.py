@@ -14,11 +14,10 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def deal(hand: BatchRole, read: Callable[[], Tensors]) -> Tensors:
-    """The tensors, on the CPU, on a rank that uses them; none on the others. Only a rank that is to ``read``
-    does.
+    """The tensors, on the CPU, on a rank that uses them; none on the others.
 
-    They travel between pairs of ranks of the default group, in host memory: no group of the model is in use
-    then.
+    Only a rank that is to ``read`` does. They travel between pairs of ranks of the default group, in host
+    memory: no group of the model is in use then.
     """
     if hand.takes is not None:
         return _take(hand.takes)

@@ -32,7 +32,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """``inputs`` only where the first stage is, ``targets`` where the last is; ``valid`` samples are no padding."""
+    """``inputs`` on the first stage, ``targets`` on the last, else none; ``valid`` samples are no padding."""
 
     inputs: tuple[Tensor, ...]
     targets: Tensor | None
@@ -68,7 +68,7 @@ class Feed:
         return self._read(self.train, indices, self.plan.sizes.local_batch, f"step {step + 1}")
 
     def held_out(self, batches: int | None) -> Iterator[Batch]:
-        """Every held-out sample once, in order, in batches of the training shape; the last is padded by repetition."""
+        """Every held-out sample once, in order, in training-sized batches; repeats pad the last."""
         size = self.plan.sizes.global_batch
         n = len(self.val)
         count = -(-n // size)  # ceil
@@ -95,18 +95,23 @@ class Feed:
 
         # read here, or handed over by the rank that reads them
         for_inputs, for_targets = self._hands
-        inputs = deal(
-            for_inputs, lambda: tuple(_each(t, read, where, split)[keep] for t in source.inputs(read))
-        )
-        targets = deal(for_targets, lambda: (self._targets(source, read, where, split)[keep],))
-        return Batch(tuple(map(self._move, inputs)), self._move(*targets) if targets else None, valid)
+
+        def read_inputs() -> tuple[Tensor, ...]:
+            return tuple(_each(t, read, where, split)[keep] for t in source.inputs(read))
+
+        def read_targets() -> tuple[Tensor, ...]:
+            return (self._targets(source, read, where, split)[keep],)
+
+        inputs = tuple(map(self._move, deal(for_inputs, read_inputs)))
+        targets = tuple(map(self._move, deal(for_targets, read_targets)))
+        return Batch(inputs, targets[0] if targets else None, valid)
 
     def _targets(self, source: Samples, read: Indices, where: str, split: str) -> Tensor:
         """Checked by who reads them, still on the CPU: nobody has to wait for a GPU to know."""
         targets = _each(source.targets(read), read, where, split)
         count = classes(self.plan, targets.shape)
         if count is not None:
-            check(targets, read, count, where, split)
+            check(targets, read, count, where, split=split)
         return targets
 
     @cached_property
@@ -114,7 +119,8 @@ class Feed:
         return self.plan.batch_roles(self.rank)
 
     def _move(self, t: Tensor) -> Tensor:
-        return t.to(self.device, self.floating if t.is_floating_point() else t.dtype)
+        dtype = self.floating if t.is_floating_point() else t.dtype
+        return t.to(self.device, dtype)
 
 
 def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from launcher.plan.values.compilation import Compilation
 from launcher.runtime.cluster.world import bounded, usual_timeout, wait_for
+from launcher.runtime.torch_private.selftest import COMPILING, verify
 
 if TYPE_CHECKING:
-    from launcher.parallel.compile.times import CompileTimes
+    from launcher.parallel.forward.compile_times import CompileTimes
 
 _log = logging.getLogger(__name__)
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -27,9 +28,9 @@ class FirstStep:
     def __init__(self, plan: Compilation | None) -> None:
         self.plan = plan
         self.usual = usual_timeout()
-        self.times: CompileTimes | None = None
         self.done = plan is None
         if plan is not None:
+            verify(COMPILING)
             keep_compiled()
 
     @property
@@ -39,14 +40,15 @@ class FirstStep:
 
     @contextmanager
     def groups(self) -> Iterator[None]:
-        """Groups made in the block can wait as long as that: gloo lets messages between two ranks wait no longer
-        than was said when their group was made.
+        """Groups made in the block can wait as long as that.
+
+        gloo lets messages between two ranks wait no longer than was said when their group was made.
         """
         with bounded(self.patience) if self.plan is not None else nullcontext():
             yield
 
     @contextmanager
-    def around(self) -> Iterator[None]:
+    def around(self, times: CompileTimes | None) -> Iterator[None]:
         """Around every step; the first of them is the one."""
         if self.done:
             yield
@@ -55,18 +57,20 @@ class FirstStep:
         yield
         wait_for(self.usual)
         self.done = True
-        if self.times is not None:
-            _log.info("train.compile: %s", self.times.told())
+        if times is not None:
+            _log.info("train.compile: %s", times.told())
 
 
 def keep_compiled() -> None:
     """What inductor makes is kept below the user's cache, so that a second start takes it from there.
 
-    torch's own place is below ``/tmp``, where others could put what we load. ``TORCHINDUCTOR_CACHE_DIR`` wins.
+    torch's own place is below ``/tmp``, where others could put what we load. ``TORCHINDUCTOR_CACHE_DIR``
+    wins.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # not before somebody compiles
 
-    if os.environ.get(FOLDER, default_cache_dir()) != default_cache_dir():  # torch writes its own there, too
+    # torch writes its own choice there, too
+    if os.environ.get(FOLDER, default_cache_dir()) != default_cache_dir():
         return
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "launcher" / "compile"

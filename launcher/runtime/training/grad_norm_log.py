@@ -52,7 +52,7 @@ class LocalNormLog:
                 self.emit({"text": "\n".join(lines(step, every))})
 
     def _write(self, folder: Path, step: int, norms: Mapping[str, float]) -> None:
-        """``rank<N>.jsonl``; rows of this step and later ones, of a run before or an attempt that failed, go."""
+        """``rank<N>.jsonl``; drops rows from this step on, of an earlier run or an attempt that failed."""
         if self._file is None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = Metrics(folder / f"rank{self.world.rank}.jsonl", step)
@@ -68,9 +68,7 @@ def lines(step: int, every: Sequence[Mapping[str, float]]) -> list[str]:
     """
     names = list(dict.fromkeys(name for norms in every for name in norms))
     start = f"local_norm, step {step}: "
-    return [
-        f"{start}{name} {_spread(name, every)}" if name else start + _spread(name, every) for name in names
-    ]
+    return [f"{start}{name and f'{name} '}{_spread(name, every)}" for name in names]  # "": of all together
 
 
 def _spread(name: str, every: Sequence[Mapping[str, float]]) -> str:

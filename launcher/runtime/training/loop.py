@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from resource import RUSAGE_SELF, getrusage
 from typing import NoReturn
@@ -55,7 +55,7 @@ def train(s: Session, loop: Loop) -> None:
         began = time.perf_counter()
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
-        with s.first_step.around():
+        with s.first_step.around(s.model.compiled):
             loss, norm = step(s, loop.clip)
         s.step += 1
         if math.isfinite(loss):
@@ -66,23 +66,8 @@ def train(s: Session, loop: Loop) -> None:
         if s.local_norm is not None:
             s.local_norm.tell(s.step, loud, scaled)
         if s.world.rank == 0 and loud and math.isfinite(loss + norm):
-            seconds = time.perf_counter() - began
-            row = {
-                "step": s.step,
-                "steps": loop.until,
-                "loss": loss,
-                "lr": lr,
-                "grad_norm": norm,
-                f"{loop.unit}_per_s": loop.units / seconds,
-                "step_ms": seconds * 1e3,
-                "bubble": s.plan.estimate.timeline.bubble,
-                "memory_mb": memory(s) / 2**20,
-            }
-            if s.scaling.dynamic:
-                row["loss_scale"] = s.scaling.factor
-            if s.unsaved:
-                row["unsaved"] = s.unsaved
-            s.emit(row | stall)
+            figures = {"loss": loss, "lr": lr, "grad_norm": norm}
+            s.emit(_row(s, loop, figures, time.perf_counter() - began) | stall)
             stall = {}
 
         # what follows it: the end if anybody asked for that, a validation, a checkpoint
@@ -94,6 +79,24 @@ def train(s: Session, loop: Loop) -> None:
             began = time.perf_counter()
             loop.save(s)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
+
+
+def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -> dict[str, float]:
+    """What rank 0 reports of a step that took so many ``seconds``."""
+    row = {
+        "step": s.step,
+        "steps": loop.until,
+        **figures,
+        f"{loop.unit}_per_s": loop.units / seconds,
+        "step_ms": seconds * 1e3,
+        "bubble": s.plan.estimate.timeline.bubble,
+        "memory_mb": memory(s) / 2**20,
+    }
+    if s.scaling.dynamic:
+        row["loss_scale"] = s.scaling.factor
+    if s.unsaved:
+        row["unsaved"] = s.unsaved
+    return row
 
 
 def due(s: Session, loop: Loop) -> bool:
@@ -120,8 +123,7 @@ def stop(s: Session) -> NoReturn:
 
 
 def step(s: Session, clip: float | None) -> tuple[float, float]:
-    """One optimizer step. Returns the global batch's loss, as it was asked for, and the
-    gradient norm before clipping.
+    """One optimizer step; returns the global batch's loss, as the job has it, and the norm before clipping.
 
     When either is not finite the weights stay those of the step before. With dynamic loss scaling all ranks
     skip such a step and lower the scale; else, or when the scale is at its end, it raises ``RunError``.
@@ -147,14 +149,11 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
             return loss, norm
         if s.local_norm is not None:  # which rank, which parameter
             s.local_norm.tell(s.step + 1, loud=True, scaled=s.scaling.factor)
-        text = f"step {s.step + 1}: the loss is {loss} and the gradient norm {norm}; the weights were not touched"
+        text = f"the loss is {loss} and the gradient norm {norm}; the weights were not touched"
+        cure = ". Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
         if s.scaling.factor > 1 and math.isfinite(loss):
-            raise RunError(
-                f"{text}: the gradients overflowed: train.loss_scale=null lowers the scale when they do"
-            )
-        raise RunError(
-            f"{text}. Lower optim.lr, lengthen schedule.warmup_steps, or look at the data of this step"
-        )
+            cure = ": the gradients overflowed: train.loss_scale=null lowers the scale when they do"
+        raise RunError(f"step {s.step + 1}: {text}{cure}")
 
     s.norm.clip(norm, clip, s.scaling.factor)
     s.optimizer.step()
@@ -168,9 +167,8 @@ def _check_counted(s: Session) -> None:
     dist.all_reduce(counted)
     if not counted.item():
         text = f"all targets of the global batch are {IGNORED}, which count for nothing, so there is no loss"
-        raise RunError(
-            f"step {s.step + 1}: {text}; the weights were not touched. Look at the data of this step"
-        )
+        cure = "the weights were not touched. Look at the data of this step"
+        raise RunError(f"step {s.step + 1}: {text}; {cure}")
 
 
 def _skip(s: Session) -> None:
@@ -182,8 +180,8 @@ def _skip(s: Session) -> None:
     s.scaling.overflowed()
     s.optimizer.zero_grad(set_to_none=True)
     if s.world.rank == 0:
-        said = f"step {s.step + 1}: gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
-        s.emit({"text": said})
+        said = f"gradients overflowed at loss scale {was:g}: skipped, now {s.scaling.factor:g}"
+        s.emit({"text": f"step {s.step + 1}: {said}"})
 
 
 def validate(s: Session, batches: int | None) -> float:
@@ -193,12 +191,13 @@ def validate(s: Session, batches: int | None) -> float:
         look(s)
         sums += s.pipeline.evaluate(batch.inputs, batch.targets, batch.valid).cpu()
     dist.all_reduce(sums)
+
+    # the mean, on every rank
     total, counted = sums.tolist()
     if not counted:
         text = f"all targets of the held-out samples are {IGNORED}, which count for nothing"
-        raise RunError(
-            f"validation after step {s.step}: {text}, so there is no loss. Look at the held-out data"
-        )
+        cure = "so there is no loss. Look at the held-out data"
+        raise RunError(f"validation after step {s.step}: {text}, {cure}")
     loss: float = total / counted * s.plan.loss_terms
     s.results |= {"val_loss": loss, "val_step": s.step}
     if s.world.rank == 0:

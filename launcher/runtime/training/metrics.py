@@ -59,11 +59,14 @@ class Metrics:
             os.close(self._fd)
 
     def write(self, row: Mapping[str, Any]) -> None:
+        # a step that is trained again replaces what was told of it
         at = _place(row)
         if at <= self._last:
             self._flush()
             os.truncate(self._path, _kept(self._path, at))
         self._last = at
+
+        # a full disk gets the rows that wait when it has room
         waited = bool(self._waiting)
         self._waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
         try:

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.plan import Plan
@@ -18,9 +18,10 @@ from launcher.plan.values.facts import IGNORED, TensorSpec
 from launcher.runtime.torch_private import pipelining
 
 Loss = Callable[..., torch.Tensor]
-"""As ``launcher.models.loss.cross_entropy``: (output, target, reduction="sum") of one micro batch ->
-the sum of the losses of its targets that count, 0-d; of an output whose classes are cut, (output,
-target, axis, reduction="sum").
+"""As ``launcher.models.loss.cross_entropy``: the sum of the losses of the targets that count, 0-d.
+
+Called as (output, target, reduction="sum") for one micro batch; for an output whose classes are cut, as
+(output, target, axis, reduction="sum").
 """
 
 
@@ -61,10 +62,8 @@ class Pipeline:
         training = _stages(model, inputs, device, plan.pieces)
         count = plan.sizes.micros * max(len(plan.pieces), 1)
         self._train = pipelining.runtime(training, plan.schedule, count, self._training_loss)
-        evaluation = _stages(model, inputs, device)
-        self._evaluate = pipelining.runtime(
-            evaluation, plan.evaluation, plan.sizes.micros, self._evaluation_loss
-        )
+        whole, micros = _stages(model, inputs, device), plan.sizes.micros
+        self._evaluate = pipelining.runtime(whole, plan.evaluation, micros, self._evaluation_loss)
 
     def step(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, scaled: float = 1.0
@@ -88,8 +87,7 @@ class Pipeline:
     def evaluate(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int
     ) -> torch.Tensor:
-        """Loss and number of all targets that count, both summed over the first ``valid``
-        samples of this rank's part.
+        """Loss and number of targets that count, summed over the first ``valid`` samples of this rank's part.
 
         The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
         """
@@ -116,10 +114,10 @@ class Pipeline:
     def _forward(
         self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None, valid: int | None, keep: bool
     ) -> None:
-        """Evaluation mode for as long as it takes. ``keep``: ``outputs`` are those of the
-        micro batches, in order.
+        """Evaluation mode for as long as it takes.
 
-        Nothing of it stays, as ``launcher.plan.refusals.evaluation`` has it.
+        ``keep``: ``outputs`` are those of the micro batches, in order. Nothing of it stays, as
+        ``launcher.plan.refusals.evaluation`` has it.
         """
         self.keep = keep
         modules = [p.module for p in self.model.parts]
@@ -158,14 +156,19 @@ class Pipeline:
 
     def _check_sizes(self, inputs: Sequence[torch.Tensor], targets: torch.Tensor | None) -> None:
         """Raises ``RunError`` for samples of another shape than was planned."""
-        mine = [*(inputs if self.first else ()), *([] if targets is None else [targets])]
+        mine = [*inputs] if self.first else []
+        if targets is not None:
+            mine.append(targets)
         sizes = {len(t) for t in mine}
         planned_size = self.model.plan.sizes.micro_batch * self.model.plan.sizes.micros
         assert sizes <= {planned_size}, f"{sizes} samples, planned {planned_size}: torch would not notice"
-        for got, planned in zip(inputs, self.model.plan.inputs, strict=True) if self.first else ():
-            if got.shape[1:] != planned.shape[1:]:
-                text = f"the data returned inputs of shape {tuple(got.shape[1:])} a sample where {planned.shape[1:]}"
-                raise RunError(f"{text} was planned, that of the first one; all samples must have one shape")
+        if not self.first:
+            return
+        for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
+            shape, first = tuple(got.shape[1:]), planned.shape[1:]
+            if shape != first:
+                text = f"the data returned inputs of shape {shape} a sample where {first} was planned"
+                raise RunError(f"{text}, that of the first one; all samples must have one shape")
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         loss = self.loss(output, self.targets[int(number)], *self.parts, reduction="sum")
@@ -192,7 +195,7 @@ class Pipeline:
 
 
 class _Count:
-    """How many targets of the global batch count: summed over the data-parallel ranks while the first stages run."""
+    """How many targets of the global batch count, summed over data-parallel ranks while first stages run."""
 
     def __init__(self, model: ParallelModel) -> None:
         self._group = model.meshes.dp
@@ -225,15 +228,17 @@ def broadcast(outputs: list[torch.Tensor], model: ParallelModel) -> list[torch.T
     else:
         shape = (plan.sizes.micros, *spec.shape)
         flat = torch.empty(shape, dtype=dtype_of(spec.dtype), device=model.meshes.mesh.device_type)
-    dist.broadcast(
-        flat.view(torch.uint8), group_src=plan.sizes.places[-1], group=model.meshes.pp
-    )  # gloo: few dtypes
+    as_bytes = flat.view(torch.uint8)  # gloo knows few dtypes
+    dist.broadcast(as_bytes, group_src=plan.sizes.places[-1], group=model.meshes.pp)
     return list(flat.unbind())
 
 
 def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tensor]:
     """Micro batches of ``size`` samples, each in ``pieces`` of its sequence, which is dim 1."""
-    return [p for m in t.split(size) for p in (m.split(pieces, 1) if pieces else (m,))]
+    micros = t.split(size)
+    if not pieces:
+        return [*micros]
+    return [piece for micro in micros for piece in micro.split(pieces, 1)]
 
 
 def _stages(
@@ -243,11 +248,15 @@ def _stages(
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
     for part, half, order in zip(model.parts, model.halves, model.orders, strict=True):
+        # what it takes and hands on, and for what of it there are gradients
         index = part.stage.index
-        before, takes = (inputs, [False] * len(inputs)) if index == 0 else _flat(plan, index - 1)
-        after, gives = (plan.output, [True] * len(plan.output))
+        before, takes = inputs, [False] * len(inputs)
+        if index > 0:
+            before, takes = _flat(plan, index - 1)
+        after, gives = plan.output, [True] * len(plan.output)
         if index < len(plan.stages) - 1:
             after, gives = _flat(plan, index)
+
         stage = pipelining.RuntimeStage(
             part.module,
             index,

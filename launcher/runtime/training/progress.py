@@ -93,6 +93,8 @@ class ProgressBar(SilentProgress):
         if said is not None:
             self._bar.console.print(said, markup=False, highlight=False, soft_wrap=True)
             return
+
+        # a training step: the bar moves, if it was not drawn just now
         step, steps = news["step"], news["steps"]
         text = "  ".join(facts(news, self._pace.left(news)))
         if self._task is None:
@@ -143,9 +145,8 @@ def message(news: News) -> str | None:
     """What to print as a line of its own: a text or a validation; ``None`` for a training step."""
     if "text" in news:
         return str(news["text"])
-    found = [
-        f"{key.removeprefix('val_')} {value:.4f}" for key, value in news.items() if key.startswith("val_")
-    ]
+    values = {key: value for key, value in news.items() if key.startswith("val_")}
+    found = [f"{key.removeprefix('val_')} {value:.4f}" for key, value in values.items()]
     if not found:
         return None
     after = [f"step {news['step']}"] if "step" in news else []

@@ -51,7 +51,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Ranks:
-    """All ranks as they write the checkpoint ``name`` together; ``group`` is that of their threads, if it is these."""
+    """All ranks as they write the checkpoint ``name``; ``group``: that of their threads, if these write."""
 
     world: World
     group: dist.ProcessGroup | None
@@ -59,7 +59,11 @@ class Ranks:
 
     def first(self, act: Callable[[], None]) -> None:
         """Rank 0 does it; all return after it, or raise as ``all`` does."""
-        self.all(act if self.world.rank == 0 else lambda: None)
+
+        def nothing() -> None:
+            """What the others do meanwhile."""
+
+        self.all(act if self.world.rank == 0 else nothing)
 
     def all(self, act: Callable[[], T]) -> list[T]:
         """What ``act`` returned on every rank.
@@ -100,7 +104,7 @@ def save(s: Session, keep: int | None) -> Path:
 
 
 def begin(s: Session, keep: int | None) -> None:
-    """As ``save``, of a copy in host memory: returns when that is made; ``s.saver`` tells when the write has failed."""
+    """As ``save``, of a copy in host memory: returns once it is made; ``s.saver`` tells of failed writes."""
     assert s.saver is not None
     finish(s)
     shot = _snapshot(s, keep, s.saver.host)
@@ -169,12 +173,11 @@ def _snapshot(s: Session, keep: int | None, place: Callable[[str, Tensor], Tenso
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
     }
-    return Snapshot(final, writer, blobs, extra(s), state, keep)
+    return Snapshot(final, writer, tensors=blobs, extra=extra(s), state=state, keep=keep)
 
 
 def _complete(shot: Snapshot, ranks: Ranks) -> None:
-    """All ranks write; when their files are on the disk rank 0 puts the manifest and renames; then all
-    return.
+    """All ranks write; once their files are on the disk rank 0 puts the manifest and renames; all return.
 
     When one of them fails nothing is left of it: the disk may be full.
     """

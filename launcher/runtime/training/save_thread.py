@@ -26,7 +26,7 @@ class Saver:
         self._error: BaseException | None = None
 
     def host(self, name: str, t: Tensor) -> Tensor:
-        """A copy of ``t`` in host memory, which is used again for the next one of this name: ``wait`` before."""
+        """A copy of ``t`` in host memory, reused for the next one of this name: ``wait`` before."""
         assert self._thread is None
         kept = self._host.get(name)
         if kept is None or kept.shape != t.shape or kept.dtype != t.dtype:

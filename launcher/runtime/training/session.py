@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.norms.grad_norm import Norm
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.plan import Plan
 from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
@@ -24,17 +24,17 @@ from launcher.runtime.training.save_thread import Saver
 
 @dataclass
 class Session:
-    """``step``: how many optimizer steps the weights have seen. ``emit`` takes news for the
-    console and the metrics.
+    """What a rank trains with, and how far it is: ``step`` counts the optimizer steps the weights have seen.
 
-    ``saver`` writes checkpoints while training goes on; ``None``: training waits for them. ``trust.key``
-    says where the key is that checkpoints are encrypted with; ``None``: they are not. ``on_stop`` saves what
-    the session has learned when all ranks have agreed to stop, and says in which checkpoint; ``resumed``:
-    the weights are those of a checkpoint, which may have been saved in front of a validation; ``told``: some
-    rank had been asked to stop when the last step was taken. ``spare``: training goes on without a
-    checkpoint that cannot be written; ``unsaved`` counts those. ``settings``: what its checkpoints say that
-    they were trained with. ``baseline`` is the loss on held-out samples of the best model that ignores its
-    input, where the data knows it.
+    ``emit`` takes news for the console and the metrics. ``saver`` writes checkpoints while training goes
+    on; ``None``: training waits for them. ``trust.key`` says where the key is that checkpoints are
+    encrypted with; ``None``: they are not. ``on_stop`` saves what the session has learned when all ranks
+    have agreed to stop, and says in which checkpoint; ``resumed``: the weights are those of a checkpoint,
+    which may have been saved in front of a validation; ``told``: some rank had been asked to stop when the
+    last step was taken. ``spare``: training goes on without a checkpoint that cannot be written;
+    ``unsaved`` counts those. ``settings``: what its checkpoints say that they were trained with.
+    ``baseline`` is the loss on held-out samples of the best model that ignores its input, where the data
+    knows it.
     """
 
     world: World

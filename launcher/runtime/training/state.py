@@ -1,4 +1,4 @@
-"""A rank's tensors as they go into a checkpoint and come back: weights, buffers, optimizer, random streams."""
+"""A rank's tensors on their way to a checkpoint and back: weights, buffers, optimizer, random streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RNG, RNG_CUDA = STREAMS
 
 @dataclass(frozen=True)
 class State:
-    """One tensor of the optimizer's state: its name in a checkpoint, and the parameter on this rank that it is of."""
+    """One tensor of the optimizer's state: its name in a checkpoint, and this rank's parameter it is of."""
 
     name: str
     placed: Placed
@@ -39,14 +39,20 @@ class State:
 
     @property
     def alike(self) -> bool:
-        """Whether it is laid out as its parameter; if not, every rank that has a piece of that has all of this."""
+        """Whether it is laid out as its parameter; if not, ranks with a piece of that have all of this."""
         return local(self.tensor).shape == local(self.param).shape
+
+    @property
+    def described(self) -> tuple[str, tuple[int, ...] | None, str]:
+        """The name of its parameter, its shape where that is not the parameter's, and its dtype."""
+        shape = None if self.alike else tuple(self.tensor.shape)
+        return self.placed.name, shape, spec(self.tensor).dtype
 
 
 def states(s: Session) -> list[State]:
     """Those of each parameter's first copy on this rank."""
     return [
-        State(_named(key, p.name), p, t, key, value)
+        State(_named(key, p.name), p, t, key, tensor=value)
         for p, t in s.model.named()
         for key, value in pack(s.optimizer, t, _counters(s)).items()
     ]
@@ -66,10 +72,9 @@ def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
     Every rank calls this: what states exist is agreed on by all.
     """
     # what each rank has, and in which shape where that is not the parameter's
-    mine = {
-        x.name: (x.placed.name, None if x.alike else tuple(x.tensor.shape), spec(x.tensor).dtype)
-        for x in (states(s) if found is None else found)
-    }
+    if found is None:
+        found = states(s)
+    mine = {x.name: x.described for x in found}
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
 
@@ -92,8 +97,10 @@ def tensors(s: Session, found: Sequence[State] | None = None) -> dict[str, Tenso
 
     They share memory with the model, except Python numbers of its state.
     """
+    if found is None:
+        found = states(s)
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
-    return out | {x.name: local(x.tensor) for x in (states(s) if found is None else found)}
+    return out | {x.name: local(x.tensor) for x in found}
 
 
 def blob(t: Tensor) -> Blob:
@@ -112,13 +119,10 @@ def fill(t: Tensor, b: Blob) -> None:
 
 def unpacked(b: Blob) -> Tensor:
     """Its numbers as a tensor of their own."""
-    dtype = dtype_of(b.dtype)
-    raw = (
-        torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
-        if b.data.nbytes
-        else torch.empty(0, dtype=torch.uint8)
-    )
-    return raw.view(dtype).reshape(b.shape)
+    raw = torch.empty(0, dtype=torch.uint8)
+    if b.data.nbytes:  # frombuffer takes no empty one
+        raw = torch.frombuffer(bytearray(b.data), dtype=torch.uint8)
+    return raw.view(dtype_of(b.dtype)).reshape(b.shape)
 
 
 def extra(s: Session) -> Mapping[str, Blob]:
@@ -130,8 +134,7 @@ def extra(s: Session) -> Mapping[str, Blob]:
 
 @torch.no_grad()
 def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]:
-    """Take weights, optimizer state, step and (in the same layout) random streams from a
-    checkpoint of any layout.
+    """Take weights, optimizer state and step from a checkpoint; random streams too in the same layout.
 
     Returns what the checkpoint says of itself. ``broadcast``: one rank reads a piece for all that hold it;
     otherwise every rank reads what it holds.
@@ -147,7 +150,7 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
         found = _blank(s, checkpoint.strategy)
 
     want = strategy(s, found)
-    _read(s, checkpoint, want, tensors(s, found), broadcast)
+    _read(s, checkpoint, want, tensors(s, found), broadcast=broadcast)
     _give_back(s, found)
 
     # where training was
@@ -162,31 +165,30 @@ def load(s: Session, folder: Path, broadcast: bool = False) -> Mapping[str, Any]
 
 
 def _blank(s: Session, saved: Strategy) -> list[State]:
-    """Room for what was saved of this rank's parameters: an optimizer of the user's own is not asked what it keeps."""
+    """Room for what was saved of this rank's parameters; a user's optimizer is not asked what it keeps."""
     keys: dict[str, list[tuple[str, Entry]]] = {}
     for name, entry in saved.only("optim").entries.items():
         key, _, param = name.removeprefix("optim.").partition(".")
         keys.setdefault(param, []).append((key, entry))
     mine = [(p, t) for p, t in s.model.named() if p.trainable]
     return [
-        State(_named(key, p.name), p, t, key, _room(s, p, t, key, entry))
+        State(_named(key, p.name), p, t, key, tensor=_room(s, p, t, key, entry=entry))
         for p, t in mine
         for key, entry in keys.get(p.name, [])
     ]
 
 
 def _room(s: Session, p: Placed, t: Tensor, key: str, entry: Entry) -> Tensor:
-    """Where torch keeps it when it loads an optimizer's state: a step counter and Python's numbers on the CPU."""
+    """Where torch's optimizers keep it after loading: step counters and Python's numbers on the CPU."""
     alike = entry.layout.shape == p.spec.shape
     counts = not alike and (key == "step" or "/" in key) and not on_device(s.optimizer, t)
     device = torch.device("cpu") if counts else t.device
-    return torch.zeros(
-        local(t).shape if alike else entry.layout.shape, dtype=dtype_of(entry.dtype), device=device
-    )
+    shape = local(t).shape if alike else entry.layout.shape
+    return torch.zeros(shape, dtype=dtype_of(entry.dtype), device=device)
 
 
 def _give_back(s: Session, found: Sequence[State]) -> None:
-    """The optimizer gets the state that is ``found``, for every copy of a parameter: numbers are no tensors again."""
+    """The optimizer gets the state ``found``, for every copy of a parameter, with Python's own numbers."""
     if s.plan.observed.optimizer is not None:
         kept: dict[str, tuple[Tensor, dict[str, Tensor]]] = {p.name: (t, {}) for p, t in s.model.named()}
         for x in found:
@@ -271,7 +273,7 @@ def _same_copies(s: Session) -> None:
 
 
 def prime(s: Session) -> None:
-    """Make the optimizer create its state without moving any weight: one step with a rate and gradients of zero."""
+    """Make the optimizer create its state, moving no weight: one step with a rate and gradients of zero."""
     if s.optimizer.state:
         return
 

@@ -18,8 +18,8 @@ def check(targets: Tensor, indices: npt.NDArray[np.int64], classes: int, where: 
     at = wrong.nonzero()[0].tolist()
     more = f" and {int(wrong.sum()) - 1} more" if wrong.sum() > 1 else ""
     spot = f" at {', '.join(map(str, at[1:]))}" if at[1:] else ""
-    text = (
-        f"{where}: the target of {split} sample {indices[at[0]]}{spot} is {targets[tuple(at)].item()}{more}"
-    )
-    text += f", and the model's output has {classes} classes: 0 to {classes - 1}, and {IGNORED} counts for nothing"
-    raise RunError(f"{text}. Look at the data, or give the model more classes")
+    number = targets[tuple(at)].item()
+    text = f"{where}: the target of {split} sample {indices[at[0]]}{spot} is {number}{more}"
+    known = f"{classes} classes: 0 to {classes - 1}, and {IGNORED} counts for nothing"
+    cure = "Look at the data, or give the model more classes"
+    raise RunError(f"{text}, and the model's output has {known}. {cure}")

@@ -20,17 +20,17 @@ PARTS = (
 _WORDS = {
     "weights": "the weights at step 0", "loss": "the loss", "norm": "the global gradient norm",
     "gradient": "the gradient", "update": "the weights after the update", "buffer": "the buffer",
-    "samples": "the samples of the next batch", "rate": "the learning rate", "validation": "the validation loss",
-    "loaded": "what was loaded",
+    "samples": "the samples of the next batch", "rate": "the learning rate",
+    "validation": "the validation loss", "loaded": "what was loaded",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Finding:
-    """How far ``part`` of ``name`` ("" for a single number) is from one process after
-    ``step``; ``note`` says why.
+    """How far ``part`` of ``name`` ("" for a single number) is from one process after ``step``.
 
-    ``allowed``: of this number more than of others, because roundings alone move it as far.
+    ``note`` says why. ``allowed``: of this number more than of others, because roundings alone move it as
+    far.
     """
 
     step: int
@@ -94,15 +94,17 @@ def verdict(passes: Sequence[Certificate]) -> str:
 
 
 def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> str:
-    """The certificate with all that is needed to make it again; ``own`` is that in the request's own precision."""
+    """The certificate with all that is needed to make it again; ``own``: in the request's own precision."""
+    # the first pass is in the precision of the comparison, a second one in the request's own
     (c, copy, plan), *others = passes
     sizes, job = plan.sizes, copy.job
+    versions = {name: _version(distribution) for name, distribution in DISTRIBUTIONS.items()}
     said: dict[str, Any] = {
         "holds": all(c.holds for c, _, _ in passes),
         "verdict": verdict([c for c, _, _ in passes]),
         "name": job.name,
         "recipe": job.recipe,
-        "versions": {"python": platform.python_version()} | {n: _version(d) for n, d in DISTRIBUTIONS.items()},
+        "versions": {"python": platform.python_version()} | versions,
         "device": device,
         "layout": dict(sizes.grid.axes) | {
             "scheduler": plan.scheduler, "chunks": sizes.chunks, "micro_batches": sizes.micros,
@@ -111,6 +113,7 @@ def as_json(passes: Sequence[tuple[Certificate, Copy, Plan]], device: str) -> st
         "settings": job.parallel.model_dump(mode="json", exclude_defaults=True),
         "seed": plan.seed,
     } | _compared(c, copy)  # fmt: skip
+
     own = {"own": _compared(*others[0][:2])} if others else {}
     rows = [f" {json.dumps(key)}: {_written(value)}" for key, value in (said | own).items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"

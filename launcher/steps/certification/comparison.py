@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf, isfinite
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from launcher.data.source import Dataset
 from launcher.plan.certify_copy import Copy
@@ -17,35 +17,23 @@ from launcher.steps.certification.gather_full import Whole, error
 from launcher.steps.certification.oracle import model as models
 from launcher.steps.certification.oracle import start
 from launcher.steps.certification.oracle.samples import Narrow, Samples
-from launcher.steps.certification.oracle.training import Cut, Outcome, Training
+from launcher.steps.certification.oracle.training import Cut, Outcome, Prepare, Training
 
 SHARE = 8.0
 """An error is a rounding's when rounding every weight once more moves a number by an eighth of it."""
 
 
 class Judge:
-    """Rank 0 has it. ``prepare`` is done to every model that is built.
+    """Rank 0 has it. ``done``: optimizer steps so far, by its own count."""
 
-    ``done``: optimizer steps so far, by its own count.
-    """
-
-    def __init__(
-        self,
-        copy: Copy,
-        plan: Plan,
-        data: Dataset,
-        device: torch.device,
-        prepare: Callable[[nn.Module], None],
-    ) -> None:
+    def __init__(self, copy: Copy, plan: Plan, data: Dataset, device: torch.device, prepare: Prepare) -> None:
         self.findings: list[Finding] = []
         self.done = 0
         self.job, self.plan, self.tolerance = copy.job, plan, copy.tolerance
         self._data, self._device, self._prepare = data, device, prepare
         self._buffers = {p.name for p in plan.params if p.buffer}
-        eps = torch.finfo(models.kept(self.job.train.precision)).eps
-        self._floor = (
-            eps / copy.tolerance
-        )  # times the norm: what is less than one rounding of the norm is no error
+        # times the norm: what is less than one rounding of the norm is no error
+        self._floor = torch.finfo(models.kept(self.job.train.precision)).eps / copy.tolerance
 
     def scale(self, most: float) -> float:
         """Of the loss, such that no gradient of one process overflows."""
@@ -63,21 +51,27 @@ class Judge:
         self._complain("weights", 0, list(got.complaints))
         plain = models.state(models.construct(self.job, self.job.seed))
         made = {n: t for n, t in (got.tensors | dict(others)).items() if n in plain}
-        found = start.complaints(
-            plain, lambda n: models.state(models.construct(self.job, self.job.seed + n)), made
-        )
+
+        def construct(n: int) -> Mapping[str, Tensor]:
+            return models.state(models.construct(self.job, self.job.seed + n))
+
+        # what no construction makes, and what is not there
+        found = start.complaints(plain, construct, made)
+        for name in {p.name for p in self.plan.params} & plain.keys() - made.keys():
+            found.setdefault(name, "there is none")
         for name in plain:
-            lost = "" if name in made or name not in {p.name for p in self.plan.params} else "there is none"
-            note = found.get(name, lost)
-            self.findings.append(Finding(0, "weights", name, inf if note else 0.0, note))
+            self.findings.append(_judged(0, "weights", name, found.get(name, "")))
+
         self.training = Training(
             self.job, self._data, self._cut(), made, device=self._device, prepare=self._prepare
         )
 
     def _cut(self) -> Cut:
         sizes, plan = self.plan.sizes, self.plan
-        times = plan.loss_repeats * plan.loss_terms * (1 if plan.gradients_mean else sizes.replicas)
-        return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times)
+        times = plan.loss_repeats * plan.loss_terms
+        if not plan.gradients_mean:
+            times *= sizes.replicas
+        return Cut(sizes.global_batch, sizes.replicas, sizes.micros, sizes.steps, times=times)
 
     def narrow(self) -> Narrow:
         """Of the next step: samples that leave experts idle."""
@@ -101,9 +95,9 @@ class Judge:
         """The next step came to no numbers; whether that is the layout's fault."""
         want = self._outcome(None, scale, narrow)
         fine = isfinite(want.loss) and isfinite(want.norm)
-        self.findings += [
-            Finding(self.done + 1, "loss", "", inf, f"{why}; in one process it is {want.loss}")
-        ] * fine
+        if fine:
+            note = f"{why}; in one process it is {want.loss}"
+            self.findings.append(_judged(self.done + 1, "loss", "", note))
         return fine
 
     def _gradients(self, row: Mapping[str, float], got: Whole, want: Outcome) -> list[Finding]:
@@ -113,27 +107,30 @@ class Judge:
             _one(step, "norm", row.get("grad_norm"), want.norm),
             *(self._complaint(step, text) for text in got.complaints),
         ]  # fmt: skip
+
+        # tensor by tensor
         tensors = {n: t for n, t in got.tensors.items() if n not in self._buffers}
         for name in sorted(want.grads.keys() | tensors.keys()):
             g = want.grads.get(name)
             if g is None:  # behind an unused output: nothing in one process, zeros behind a stage boundary
                 g = torch.zeros_like(tensors[name])
-            found.append(_far(step, "gradient", name, tensors.get(name), g, want.norm * self._floor))
+            floor = want.norm * self._floor
+            found.append(_far(step, "gradient", name, tensors.get(name), want=g, rounding=floor))
         for name, b in want.buffers.items():
-            found.append(_far(step, "buffer", name, got.tensors.get(name), b, 0.0))
+            found.append(_far(step, "buffer", name, got.tensors.get(name), want=b))
         return found
 
     def _complaint(self, step: int, text: str) -> Finding:
         name, _, note = text.partition(": ")
-        return Finding(step, "buffer" if name in self._buffers else "gradient", name, inf, note)
+        part = "buffer" if name in self._buffers else "gradient"
+        return Finding(step, part, name, inf, note=note)
 
     def _excused(self, found: list[Finding], want: Outcome) -> list[Finding]:
         """With what a rounding of the weights does to each number as what is allowed, where that is more."""
         rounded = self.training.rounding()
         whole = Whole({**rounded.grads, **rounded.buffers}, ())
-        moved = self._gradients(
-            {"loss": rounded.loss * self.plan.loss_terms, "grad_norm": rounded.norm}, whole, want
-        )
+        row = {"loss": rounded.loss * self.plan.loss_terms, "grad_norm": rounded.norm}
+        moved = self._gradients(row, whole, want)
         allowed = {(f.part, f.name): f.error * SHARE for f in moved if self.tolerance < f.error * SHARE < inf}
         return [replace(f, allowed=allowed.get((f.part, f.name), 0.0)) for f in found]
 
@@ -152,27 +149,34 @@ class Judge:
     def samples(self, rank: int, same: bool) -> None:
         """Whether a rank would read in the next step what it should."""
         note = "" if same else f"rank {rank} would read others"
-        self.findings.append(Finding(self.done + 1, "samples", f"rank {rank}", 0.0 if same else inf, note))
+        self.findings.append(_judged(self.done + 1, "samples", f"rank {rank}", note))
 
     def _weights(self, part: str, got: Whole, want: Mapping[str, Tensor]) -> None:
         self._complain(part, self.done, [c for c in got.complaints if c.split(":")[0] in want])
-        self.findings += [
-            _far(self.done, part, name, got.tensors.get(name), w, 0.0) for name, w in want.items()
-        ]
+        for name, w in want.items():
+            self.findings.append(_far(self.done, part, name, got.tensors.get(name), want=w))
 
     def _complain(self, part: str, step: int, found: list[str]) -> None:
         for text in found:
             name, _, note = text.partition(": ")
-            self.findings.append(Finding(step, part, name, inf, note))
+            self.findings.append(Finding(step, part, name, inf, note=note))
 
 
-def _far(step: int, part: str, name: str, got: Tensor | None, want: Tensor, rounding: float) -> Finding:
+def _judged(step: int, part: str, name: str, note: str) -> Finding:
+    """What is right or wrong, with no figure between: wrong if there is a ``note``."""
+    return Finding(step, part, name, inf if note else 0.0, note=note)
+
+
+def _far(
+    step: int, part: str, name: str, got: Tensor | None, *, want: Tensor, rounding: float = 0.0
+) -> Finding:
     if got is None:
-        return Finding(step, part, name, inf, "there is none")
+        return _judged(step, part, name, "there is none")
     return Finding(step, part, name, error(got, want, rounding))
 
 
 def _one(step: int, part: str, got: float | None, want: float) -> Finding:
     if got is None:
-        return Finding(step, part, "", inf, "there is none")
-    return Finding(step, part, "", abs(got - want) / abs(want) if want else abs(got))
+        return _judged(step, part, "", "there is none")
+    far = abs(got - want)
+    return Finding(step, part, "", far / abs(want) if want else far)

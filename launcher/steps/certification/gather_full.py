@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from launcher.parallel.apply_plan import ParallelModel
 from launcher.parallel.local import grad, local
+from launcher.parallel.parallel_model import ParallelModel
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
 from launcher.plan.values.layout import Box
@@ -21,7 +21,7 @@ UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 @dataclass(frozen=True)
 class Piece:
-    """What ``rank`` holds of the tensor ``name``; a second copy of a tied tensor on that rank is a second piece."""
+    """What ``rank`` holds of the tensor ``name``; a tied tensor's second copy on a rank is a second piece."""
 
     name: str
     rank: int
@@ -31,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Whole:
-    """Full tensors by first name; ``complaints``: copies that are not bit-equal, elements that no rank holds."""
+    """Full tensors by first name; ``complaints``: copies not bit-equal, elements that no rank holds."""
 
     tensors: dict[str, Tensor]
     complaints: tuple[str, ...]

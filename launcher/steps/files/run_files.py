@@ -17,7 +17,7 @@ from launcher.plan.verbs import VERBS
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Files of the run in ``folder``; ``name`` is that of the step, ``figures`` are those of the steps before it."""
+    """Files of the run in ``folder``; ``name`` is the step's, ``figures`` are those of steps before it."""
 
     name: str
     job: Job
@@ -60,6 +60,6 @@ class RunFiles:
         return found
 
     def suffix(self, thing: str) -> str:
-        """What tells the place of this step from that of the first one that leaves ``thing`` in the run's folder."""
+        """What tells this step's place from that of the first that leaves ``thing`` in the run's folder."""
         first = next(n for n, s in self.job.steps.items() if VERBS[s.kind].leaves == thing)
         return "" if self.name == first else f"-{self.name}"

@@ -19,9 +19,9 @@ from launcher.job.schema.run_paths import place
 from launcher.models.loss import cross_entropy
 from launcher.optim.build import build_optimizer
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import ParallelModel, parallelize
 from launcher.parallel.norms import grad_norm
 from launcher.parallel.norms.local_grad_norm import watch
+from launcher.parallel.parallel_model import ParallelModel, parallelize
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan import sample_checks
 from launcher.plan.changed_settings import recorded
@@ -51,13 +51,15 @@ def build(
 
     ``data``: what is open already; ``drawn``: before ranks were forked.
     """
+    # the model, its parts where the plan has them
     device = torch.device(world.device)
     first = FirstStep(plan.compilation)
     with first.groups():
         meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
-    first.times = model.compiled
     pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
+
+    # the samples of this rank
     data = data or open_data(job.data, seed=job.seed, allow=job.security.allow)
     if uneven := sample_checks.uneven(job, plan, len(data.val)):
         raise RunError(str(uneven))
@@ -71,6 +73,8 @@ def build(
         floating=dtype_of(plan.dtypes.compute),
         limit=job.debug.overfit,
     )
+
+    # what training takes besides: random numbers, an optimizer, somebody who writes checkpoints
     streams = np.random.SeedSequence(plan.seed, spawn_key=(meshes.coords["pp"], feed.part))
     torch.manual_seed(int(streams.generate_state(1)[0]))  # of dropout, say: each rank has its own
     optimizer = build_optimizer(job.optim, model.trainable(), job.security.allow)
@@ -86,7 +90,7 @@ def build(
         feed=feed,
         emit=world.send,
         baseline=data.entropy,
-        local_norm=_local_norm(job, world, model, pipeline, folder),
+        local_norm=_local_norm(job, world, model, pipeline, folder=folder),
         scaling=scaling(plan.dtypes),
         trust=_trust(job),
         settings=recorded(with_data_read(job), plan),
@@ -117,9 +121,12 @@ def _local_norm(
     own = watch(model)
     pipeline.before_reduce = own.see_whole
     dump = None if asked.dump is None else Path(place(asked.dump, str(folder)))
+
+    # said once
     if world.rank == 0:
-        told = [*(["printed"] if asked.print else []), *([f"written to {dump}"] if dump else [])]
-        world.send({"text": f"local_norm is on: norms of each rank's own gradients are {' and '.join(told)}"})
+        told = {"printed": asked.print, f"written to {dump}": dump is not None}
+        ways = " and ".join(way for way, taken in told.items() if taken)
+        world.send({"text": f"local_norm is on: norms of each rank's own gradients are {ways}"})
     scale = model.plan.sizes.replicas if model.plan.gradients_mean else 1
     return LocalNormLog(
         own=own, world=world, emit=world.send, print=asked.print, dump=dump, device=asked.device, scale=scale

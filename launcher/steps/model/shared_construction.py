@@ -21,8 +21,7 @@ def draw(job: Job, plan: Plan) -> Blueprint:
 
 
 class Drawings:
-    """Blueprints by plan, each for one build of every rank that is forked afterwards: it takes a rank's own
-    copy.
+    """Blueprints by plan, each for one build of every rank forked afterwards: it takes a rank's own copy.
 
     Each is drawn as if it were the first: what constructors count in Python starts anew.
     """

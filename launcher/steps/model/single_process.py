@@ -49,23 +49,32 @@ def of(job: Job, found: Mapping[str, torch.Tensor]) -> torch.nn.Module:
 @torch.no_grad()
 def held_out_loss(model: torch.nn.Module, job: Job, batches: int | None, terms: int = 1) -> float:
     """The loss that ``evaluate`` finds on ranks, over the same samples; ``terms`` as the plan has them."""
-    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
-    compute, size = COMPUTE[job.train.precision], job.train.batch_size
+    # the model, in the precision of the run
+    compute = COMPUTE[job.train.precision]
     dtype = dtype_of(compute)
     if compute in ("bfloat16", "float16"):
         model = narrowed(model, compute)
+    model.eval()
+
+    # the samples, in small pieces: the logits of a whole batch may not fit
+    val = open_data(job.data, seed=job.seed, allow=job.security.allow).val
+    size = job.train.batch_size
     n = len(val) if batches is None else min(len(val), batches * size)
+    piece = max(1, size // 8)
+
     total = torch.zeros((), dtype=torch.float64)
     counted = 0
-    model.eval()
-    piece = max(1, size // 8)  # small pieces: the logits of a whole batch may not fit
     for start in range(0, n, piece):
         indices = torch.arange(start, min(start + piece, n)).numpy()
-        xs = tuple(x.to(dtype) if x.is_floating_point() else x for x in val.inputs(indices))
         y = val.targets(indices)
-        output = model(*xs)
+        output = model(*(_in(dtype, x) for x in val.inputs(indices)))
         if dims := class_dims(output.shape, y.shape):
-            check(y, indices, output.shape[dims[0]], "validation", "held-out")
+            check(y, indices, output.shape[dims[0]], "validation", split="held-out")
         total += cross_entropy(output.double(), y, reduction="sum")  # as the run does
         counted += int((y != IGNORED).sum())
     return float(total / counted) * terms
+
+
+def _in(dtype: torch.dtype, x: torch.Tensor) -> torch.Tensor:
+    """Token ids stay as they are."""
+    return x.to(dtype) if x.is_floating_point() else x

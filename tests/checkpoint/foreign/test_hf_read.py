@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from launcher.checkpoint import Blob, import_full, read_hf, single, transform, verify, write_hf
-from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, save, small, strategies, tensors
+from tests.checkpoint.saving import files, filled, save, small, strategies, tensors, write_file
 
 INDEX = "model.safetensors.index.json"
 

@@ -20,10 +20,9 @@ from launcher.checkpoint.foreign.read import read_incoming
 from launcher.checkpoint.full_tensors import FullTensors, chunks
 from launcher.checkpoint.mindspore.formats import merged_file, write_ckpt, write_strategy
 from launcher.checkpoint.tensorfile.blob import words
-from launcher.checkpoint.tensorfile.safetensors import write_file
 from launcher.plan.values.layout import Box
 from tests.checkpoint.mindspore.small_net import net
-from tests.checkpoint.saving import files, filled, held
+from tests.checkpoint.saving import files, filled, held, write_file
 
 TARGET = net(4, 2)
 FULL = filled(TARGET)

@@ -14,12 +14,11 @@ from launcher.checkpoint import (
     transform_checkpoints,
 )
 from launcher.checkpoint.mindspore.formats import StrategyForm, merged_file, write_ckpt, write_strategy
-from launcher.checkpoint.tensorfile.safetensors import write_file
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.truth import blobs
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import files, filled, held
+from tests.checkpoint.saving import files, filled, held, write_file
 
 SHAPES = {"emb.w": (8, 8), "l-1.w": (8, 8), "norm": (4,), "scale": (), "adam_m.l-1.w": (8, 8)}
 Files = dict[str, Blob]

@@ -24,13 +24,12 @@ from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
 from launcher.checkpoint.mindspore.strategy_input import of_whole
 from launcher.checkpoint.mindspore.strategy_input import open_strategy as read
-from launcher.checkpoint.tensorfile.safetensors import write_file
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.mindspore.small_net import net
 from tests.checkpoint.mindspore.truth import CASES, blobs, rank_files
 from tests.checkpoint.refusal import refusal
-from tests.checkpoint.saving import cut, files, filled, held, save, small, strategies, tensors
+from tests.checkpoint.saving import cut, files, filled, held, save, small, strategies, tensors, write_file
 
 WRONG = {"c16_bug_opt_shard_ascending_map"}  # what MindSpore wrote has wrong values
 Files = dict[int, dict[str, Blob]]

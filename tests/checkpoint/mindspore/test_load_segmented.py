@@ -9,8 +9,8 @@ import torch
 
 from launcher.checkpoint import Blob, load_segmented_checkpoints
 from launcher.checkpoint.mindspore.formats import open_ckpt
-from launcher.checkpoint.tensorfile.safetensors import write_file
 from tests.checkpoint.refusal import refusal
+from tests.checkpoint.saving import write_file
 
 FORMATS = Path(__file__).parent / "fixtures" / "formats"
 

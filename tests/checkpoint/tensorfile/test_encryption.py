@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import random
 import shutil
 from pathlib import Path
@@ -17,7 +16,7 @@ from launcher.checkpoint.store import commit
 from launcher.checkpoint.tensorfile.blob import Blob
 from launcher.checkpoint.tensorfile.encryption import BLOCK, HEAD, TAG, EncryptedFile, Encryptor, key_id, sealed_size
 from launcher.checkpoint.tensorfile.header import read_header
-from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS, load_key
+from launcher.checkpoint.tensorfile.keys import ANOTHER, FORMS
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import Full, filled, held, save
@@ -253,24 +252,3 @@ def test_an_encrypted_file_alone_says_what_it_is(sealed: tuple[Path, Full]) -> N
         read_header(path)
     text = f"{path}: it is encrypted: name the whole checkpoint, its manifest says where the key is"
     assert str(caught.value) == text
-
-
-def test_a_key_is_read_in_each_of_its_forms_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "key"
-    for text in (KEY, KEY.hex().encode() + b"\n", base64.b64encode(KEY)):
-        path.write_bytes(text)
-        assert load_key(f"file:{path}") == KEY
-    for secret in ("hunter2", KEY[:16].hex(), "a phrase of thirty-two letters!!"):  # no key, nor half a one
-        path.write_text(secret)
-        monkeypatch.setenv("K", secret)
-        for place in ("env:K", f"file:{path}"):
-            with pytest.raises(ValueError) as caught:  # noqa: PT011  # the text is what is tested
-                load_key(place)
-            assert str(caught.value) == (
-                f"{place}: no key of AES-256: it has {len(secret)} bytes; wanted are 32 random bytes, as 64 "
-                "hexadecimal digits (openssl rand -hex 32), as base64 or, in a file, as they are"
-            )
-    shutil.rmtree(tmp_path)
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        load_key(f"file:{path}")
-    assert str(caught.value) == f"file:{path}: the key cannot be read: No such file or directory"

@@ -13,10 +13,10 @@ import torch
 
 from launcher.job.schema.job import Job
 from launcher.optim.build import build_optimizer
-from launcher.parallel.cost.memory_meter import MemoryMeter
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.testing.measured_memory import MeasuredMemory
 from tests.parity import build, job, step
 from tests.ranks import on_ranks
 from tests.tiers import some
@@ -43,9 +43,9 @@ CASES = [
 ]  # fmt: skip
 
 
-def layout(pipeline: str, level: str) -> Job:
+def layout(pipeline: str, level: str, recompute: dict[str, Any] | None = None) -> Job:
     """On 4 ranks."""
-    parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline]}
+    parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline], "recompute": recompute}
     if level == "unsharded":
         parallel |= {"grid": {"dp_replicate": 4 if pipeline == "one stage" else 2}}
     else:
@@ -68,7 +68,7 @@ def rank_peak(world: World, j: Job, plan: Plan) -> int:
     optimizer.step()
     gc.collect()  # of the first step, which would be let go at some moment of this one
     there = [*(t for _, t in par.named()), *(v for s in optimizer.state.values() for v in s.values())]
-    with MemoryMeter(there) as held:
+    with MeasuredMemory(there) as held:
         optimizer.zero_grad(set_to_none=True)
         step(j, par, pipe)
         optimizer.step()
@@ -101,7 +101,7 @@ def test_bytes_fall_level_by_level(steps, pipeline, which):
 
 
 def test_a_storage_is_counted_once_and_while_it_lives():
-    with MemoryMeter() as held:
+    with MeasuredMemory() as held:
         x = torch.zeros(1000)
         y = x.view(10, 100)[:5]
         assert held.now == 4000
@@ -121,7 +121,7 @@ def test_what_another_thread_is_about_to_let_go_of_is_not_counted():
         hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)  # as gloo's threads: busy, without the interpreter's lock
         messages.clear()
 
-    with MemoryMeter() as held:
+    with MeasuredMemory() as held:
         thread = Thread(target=transport, args=([torch.zeros(1000)],))
         assert held.peak == 4000
         thread.start()

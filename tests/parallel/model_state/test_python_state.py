@@ -12,7 +12,6 @@ from torch import nn
 
 from launcher.errors import RequestError
 from launcher.parallel.model_state.deep_copy import copied
-from launcher.parallel.model_state.module_globals import files, put_back, variables
 from launcher.parallel.model_state.python_state import changed, held, reading
 from launcher.planner.plan_job import plan_job
 from tests.parallel import python_state_nets as nets
@@ -125,23 +124,6 @@ def test_what_several_hold_goes_by_all_its_names():
     after = held(model)
     (key,) = changed(before, after)
     assert after.names(key) == ["both", "inner.both"]
-
-
-def test_variables_and_what_they_hold_are_put_back():
-    own_files = files(nets.Net)
-    assert own_files == [nets.__name__]
-    nets.KEPT = {"list": [1, nets.Box()], "array": np.ones(2)}
-    try:
-        before = variables(own_files)
-        with put_back(own_files):
-            nets.KEPT["list"][1].steps[0] = 5
-            nets.KEPT["list"].append(2)
-            nets.KEPT["array"][0] = 7
-            nets.NEW, nets.Numbered.more, nets.CALLS = 1, 2, -1
-            assert len(changed(before, variables(own_files))) == 6
-        assert not changed(before, variables(own_files))
-    finally:
-        del nets.KEPT
 
 
 def test_reads_are_told_and_nothing_stays_patched():

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from launcher.errors import RequestError
-from launcher.parallel.sequence.carry import Carry
 from launcher.planner.plan_job import plan_job
 from tests.parity import assert_parity, batch, build, error, job, own, plain, step
 from tests.ranks import on_ranks
@@ -99,21 +98,3 @@ def test_what_is_held_is_counted_with_what_each_piece_reads_of_those_before():
     assert cut.pieces == (16, 16, 16, 16)
     assert max(cut.estimate.timeline.peak) < max(whole.estimate.timeline.peak)
     assert cut.estimate.timeline.bubble < whole.estimate.timeline.bubble
-
-
-def test_a_piece_that_runs_again_forgets_what_it_left():
-    carry = Carry((2, 3))
-    with carry.running(0, 0):
-        carry.left.setdefault(0, {})["a"] = [()]
-    assert (carry.starts, carry.now, carry.left) == ((0, 2), None, {0: {"a": [()]}})
-    with carry.running(0, 0):
-        assert carry.left == {}
-
-
-def test_a_piece_that_went_backward_is_forgotten_and_those_before_it_are_not():
-    carry, first, second = Carry((2, 2, 2)), (), ()
-    carry.left = {0: {"a": [first, second], "b": [first, second]}, 1: {"a": [first]}}
-    carry.forget(0, 1)
-    assert carry.left == {0: {"a": [first], "b": [first]}, 1: {"a": [first]}}
-    carry.forget(0, 0)
-    assert carry.left == {1: {"a": [first]}}

@@ -37,4 +37,9 @@ LAYOUTS = {
     "shard4 level2": Layout(4, parallel=_shard(4, "level2")),
     "replicate2 shard2": Layout(4, parallel=_shard(2, "level1")),
     "zero_bubble_v shard2 level2": Layout(4, 2, 4, 4, {"scheduler": "zero_bubble_v"}, _shard(2, "level2")),
+    "shard2 level3": Layout(2, parallel=_shard(2, "level3")),
+    "pp2 recompute": Layout(2, 2, 2, 4, parallel={"recompute": {"modules": "*"}}),
+    "shard2 level3 selective": Layout(
+        2, parallel=_shard(2, "level3") | {"recompute": {"modules": "*", "policy": "selective"}}
+    ),
 }

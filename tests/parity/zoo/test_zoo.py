@@ -15,11 +15,13 @@ from tests.tiers import some
 
 PAGE = Path(__file__).parents[3] / "docs" / "zoo.md"
 CUT, HALVED, THREE = "pp2 shard2 level3", "zero_bubble_v shard2 level2", "pp3 zero_bubble_h1"
+LEVEL3, AGAIN, SELECTIVE = "shard2 level3", "pp2 recompute", "shard2 level3 selective"
 REPLICAS, SHARDS = "replicate2 shard2", "shard4 level2"
 SAMPLE = {
     "FrozenMiddle": (HALVED,), "GradientReversal": (CUT,), "RootHook": (THREE,), "MaskedGradient": (REPLICAS,),
     "BaseChangedAcross": (THREE,), "TiedThrice": (CUT, HALVED), "TeacherInGlue": (CUT,), "SharedBuffer": (REPLICAS,),
     "IgnoredTied": (REPLICAS,), "IdleExperts": (SHARDS, HALVED), "UNet": (THREE,), "FrozenStage": ("pp2", HALVED),
+    "LayerDrop": (AGAIN, SELECTIVE), "GumbelHard": (AGAIN,), "Gru": (SELECTIVE,), "FunctionalCall": (LEVEL3,),
 }  # fmt: skip
 """Each way to go wrong, under the layouts that it goes wrong in: stages, split backwards, shards, replicas."""
 

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import Problem
 from launcher.plan.operators.resolve import Operator, resolve, splits
-from launcher.plan.operators.strategy import degree
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
-from tests.plan.made import refusal, spec
+from tests.plan.made import spec
 
 KINDS = {"embed": "embedding", "up": "linear", "norm": "norm", "act": "elementwise", "head": "linear"}
 SHAPES = {"embed.weight": (8, 6), "up.weight": (12, 6), "up.bias": (12,), "norm.weight": (6,), "head.weight": (8, 6)}
@@ -186,28 +184,3 @@ def test_a_strategy_that_cannot_be_is_refused_with_its_readings(config, where, t
 
 def test_a_glob_over_many_layers_is_wrong_once():
     assert len(wrong({"[eu]*": {"weight": ["dp", None]}})) == 1
-
-
-def test_the_size_of_tp_is_that_of_the_slices():
-    assert degree({"up": {"in": [[4, 1], [1, 2]]}, "norm": {"input": [None, "tp"]}}) == (2, "")
-    assert degree({"up": {"layout": {"device_matrix": [2, 4], "alias_name": ["a", "b"]}}}) == (4, "")
-    assert degree({"up": {"weight": ["tp", None]}}) == (None, "")
-    assert degree({"up": {"in": [[1, 2], [2, 1]]}, "head": {"in": [[1], [3]]}}) == (None, "2 in up but 3 in head")
-
-
-TP = "parallel.grid.tp"
-REFUSED = {
-    "parallel.operators.head={weight: [tp, null]}": Problem(
-        TP, "null: parallel.operators names the axis tp, and nothing says how many ranks it has", f"{TP}=2"
-    ),
-    f"{TP}=2": Problem(TP, "2: parallel.operators cuts nothing over tp", "operators=megatron"),
-    f"{TP}=4 parallel.operators.head={{in: [[1,1,2],[2,1]]}}": Problem(
-        TP, "4: parallel.operators cuts into 2 slices", f"{TP}=2"
-    ),
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_a_degree_that_nothing_or_two_things_say_is_refused_before_the_model_is_built(words):
-    overrides = words.split(" ", 1) if words.startswith(TP) else [words]
-    assert refusal(*overrides, "launch.nproc=4").problems == (REFUSED[words],)

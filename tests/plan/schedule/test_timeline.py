@@ -1,45 +1,12 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from itertools import pairwise
-from xml.etree import ElementTree
 
 import pytest
 
-from launcher.plan.schedule import schedules
-from launcher.plan.schedule.actions import Action
-from launcher.plan.schedule.simulate import Cost, Timeline, simulate
-from launcher.plan.schedule.svg import MANY, ROW
-from launcher.plan.schedule.timeline import chrome, svg, text
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def drawn(scheduler: str, ranks: int, chunks: int, micros: int) -> Timeline:
-    n = ranks * chunks
-    cost = Cost((1.0,) * n, (2.0,) * n, (1,) * n)
-    return simulate(schedules.build(scheduler, ranks, chunks, micros), schedules.placement(ranks, chunks), cost)
-
-
-def split() -> Timeline:
-    """One rank, one micro batch, its backward in two halves."""
-    row = (Action(0, "F", 0), Action(0, "I", 0), Action(0, "W", 0))
-    return simulate((row,), (0,), Cost((1.0,), (2.0,), (1,)))
-
-
-NOTHING = simulate(((),), (0,), Cost((1.0,), (2.0,), (1,)))
-TIMELINES = {
-    "gpipe": drawn("gpipe", 2, 1, 3),
-    "1f1b": drawn("1f1b", 4, 1, 4),
-    "interleaved": drawn("1f1b", 2, 3, 5),
-    "one rank": drawn("1f1b", 1, 1, 12),
-    "many": drawn("1f1b", 12, 1, 100),
-    "split": split(),
-    "nothing": NOTHING,
-}
-every = pytest.mark.parametrize("timeline", TIMELINES.values(), ids=TIMELINES)
+from launcher.plan.schedule.simulate import Timeline
+from launcher.plan.schedule.timeline import chrome, text
+from tests.plan.schedule.drawn import NOTHING, TIMELINES, drawn, every, split
 
 GOLDEN = {
     "1f1b": (
@@ -65,102 +32,6 @@ def test_text_has_a_row_a_rank_as_wide_as_asked(timeline: Timeline) -> None:
     rows = text(timeline, 50).splitlines()
     assert len(rows) == len(timeline.busy)
     assert {len(row) for row in rows} == {len(f"rank {len(rows) - 1} ||") + 50}
-
-
-def bars(picture: str) -> list[tuple[str, dict[str, str]]]:
-    """(action, attributes) of every bar."""
-    rects = ElementTree.fromstring(picture).iter(f"{SVG}rect")
-    return [(str(title.text), r.attrib) for r in rects if (title := r.find(f"{SVG}title")) is not None]
-
-
-@every
-def test_the_picture_has_a_bar_an_action(timeline: Timeline) -> None:
-    assert [name for name, _ in bars(svg(timeline))] == [str(e.action) for e in timeline.events]
-
-
-@every
-def test_bars_of_a_rank_lie_side_by_side_in_its_own_row(timeline: Timeline) -> None:
-    found = [at for _, at in bars(svg(timeline))]
-    rows = [float(at["y"]) for at in found]
-    assert len(set(rows)) == len({e.rank for e in timeline.events})
-    for a, b in pairwise(found):
-        same = a["y"] == b["y"]
-        assert float(a["y"]) < float(b["y"]) or (same and float(a["x"]) + float(a["width"]) <= float(b["x"]) + 0.02)
-
-
-@every
-def test_nothing_is_drawn_outside_the_picture(timeline: Timeline) -> None:
-    root = ElementTree.fromstring(svg(timeline))
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    assert root.attrib["viewBox"] == f"0 0 {root.attrib['width']} {root.attrib['height']}"
-    for at in (e.attrib for e in root.iter() if "x" in e.attrib):
-        assert 0 <= float(at["x"]) <= float(at["x"]) + float(at.get("width", 0)) <= width
-        assert 0 <= float(at["y"]) <= float(at["y"]) + float(at.get("height", 0)) <= height
-
-
-def words(picture: str) -> Iterator[str]:
-    return (str(e.text) for e in ElementTree.fromstring(picture).iter(f"{SVG}text"))
-
-
-def test_the_picture_says_what_it_shows() -> None:
-    said = [w for w in words(svg(TIMELINES["gpipe"])) if not w.isdigit()]
-    assert said == [
-        "One step: 2 pipeline ranks, 3 micro batches, bubble 25.0%",
-        "6 messages between ranks; a bar shows its micro batch, a rank the most it holds at once",
-        "forward", "backward", "idle",
-        "rank 0", "busy 75%, holds 3", "rank 1", "busy 75%, holds 3",
-        *(f"{n} %" for n in range(0, 101, 10)), "share of the step",
-    ]  # fmt: skip
-
-
-def test_the_legend_has_what_occurs() -> None:
-    assert {"forward", "input gradient", "weight gradient", "idle"} <= {*words(svg(TIMELINES["split"]))}
-    assert "backward" not in {*words(svg(TIMELINES["split"]))}
-    assert "backward, chunks 0 to 2" in {*words(svg(TIMELINES["interleaved"]))}
-
-
-def test_each_kind_and_chunk_has_its_own_colour() -> None:
-    colours = {(a[1], int(a[0]) // 2): at["fill"] for a, at in bars(svg(TIMELINES["interleaved"]))}
-    assert len(colours) == len({*colours.values()}) == 2 * 3
-
-
-def test_a_bar_too_narrow_for_its_number_has_none() -> None:
-    wide, narrow = svg(TIMELINES["gpipe"]), svg(drawn("1f1b", 2, 1, 400))
-    assert sum(w.isdigit() for w in words(wide)) == 12
-    assert not any(w.isdigit() for w in words(narrow))
-
-
-STRETCH = re.compile(r"M(\d+) (\d+)|m(\d+) 0|h(\d+)")
-
-
-def stretches(picture: str) -> dict[tuple[int, str], list[tuple[int, int]]]:
-    """By row and colour, from where to where in tenths of a pixel."""
-    found: dict[tuple[int, str], list[tuple[int, int]]] = {}
-    for path in ElementTree.fromstring(picture).iterfind(f"{SVG}g/{SVG}path"):
-        x = y = 0
-        for start, row, skip, length in STRETCH.findall(path.attrib["d"]):
-            x, y = (int(start), int(row)) if row else (x + int(skip or 0), y)
-            if length:
-                found.setdefault((y, path.attrib["stroke"]), []).append((x, x + int(length)))
-                x += int(length)
-    return found
-
-
-@pytest.mark.parametrize("scheduler", ["gpipe", "1f1b"])
-def test_bars_of_too_many_actions_are_merged_where_they_touch_and_the_picture_says_so(scheduler: str) -> None:
-    timeline = drawn(scheduler, 20, 1, 128)
-    assert len(timeline.events) > MANY
-    picture = svg(timeline)
-    scale, runs = 10 * 2400 / timeline.makespan, stretches(picture)
-    for rank in range(20):
-        rows = [spans for (y, _), spans in runs.items() if y == ROW * rank]
-        assert all(b[0] > a[1] for spans in rows for a, b in pairwise(spans))
-        drawn_in_all = sum(b - a for spans in rows for a, b in spans)
-        assert abs(drawn_in_all - timeline.busy[rank] * scale) <= sum(map(len, rows))
-    said = f"a bar merges those of one kind that touch, of {len(timeline.events)} actions, a rank the most"
-    assert any(said in w for w in words(picture))
-    assert not bars(picture)
-    assert len(picture) < 12 * len(timeline.events)
 
 
 @every

@@ -84,7 +84,7 @@ REFUSED = {
     "train.compile.modules=layer.*":
         "train.compile.modules: layer.*: no module is called so; there are embed, layers, norm, head",
     "train.compile.modules=layers":
-        "train.compile.modules: layers: a forward calls none of these; of a list of modules name what is in it "
+        "train.compile.modules: layers: a list of modules, which is not called itself; name what is in it "
         "(try: 'train.compile.modules=layers.*')",
     f"{SHARD2} train.compile.modules=stages":
         "train.compile.modules: stages: a stage is one graph, and weights are gathered inside of it, for "
@@ -97,8 +97,8 @@ REFUSED = {
         "train.compile.modules: layers.0.attn.q: cut over tp, it shares its input with the operators beside it; "
         "compile the module around it (try: train.compile.modules=auto)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
-        "train.compile.modules: layers.0.attn runs again and is cut over tp: as a graph it would send again what "
-        "nobody needs; policy selective does not (try: parallel.recompute.policy=selective)",
+        "train.compile.modules: layers.0.attn, layers.1.attn: run again and cut over tp, as a graph it would send "
+        "again what nobody needs; policy selective does not (try: parallel.recompute.policy=selective)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*, policy: selective, comm: keep}}'":
         "parallel.recompute.comm: keep: what a graph has received over tp is received again with it "
         "(try: parallel.recompute.comm=recompute)",
@@ -110,7 +110,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_compiled_is_refused_with_a_cure_that_holds(words: str) -> None:
-    from launcher.parallel.compile.backends import backends
+    from launcher.parallel.forward.compile import backends
 
     typed = [ON, "model.layers=2", *asked(words.replace(ON, ""))]
     with pytest.raises(RequestError) as caught:

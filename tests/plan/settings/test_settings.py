@@ -7,8 +7,7 @@ import pytest
 from launcher.plan import settings
 from launcher.plan.plan import ask
 from launcher.plan.settings.hsdp import LEVELS
-from launcher.plan.show import text
-from tests.plan.made import chain, job, planned, refusal, skeleton, words
+from tests.plan.made import job, refusal, words
 
 P = "parallel"
 PIPE = "parallel.pipeline"
@@ -141,30 +140,3 @@ def test_every_switch_says_what_became_of_it(overrides: str) -> None:
     j = job(*apart(overrides))
     found = settings.rows(j, ask(j).sizes)
     assert [f"{s.key}={s.value}: {s.status}, {s.why}" for s in found] == BECOMES[overrides]
-
-
-UNSHARDED = {
-    "threshold=65536": "the largest has 128.0 KB, parallel.hsdp.threshold is 65536 KB",
-    "threshold=0 parallel.hsdp.uneven=whole": "none of them can be cut over the ranks that share the weights",
-}
-
-
-@pytest.mark.parametrize("asked", UNSHARDED)
-def test_a_level_of_which_nothing_comes_says_why(asked: str) -> None:
-    rows = 513 if "uneven" in asked else 512
-    model = skeleton({"a.weight": (rows, 64), "b.weight": (rows, 64)})
-    made = planned(job(*HSDP.split(), *f"{P}.hsdp.{asked}".split()), model, chain("a", "b"))
-    if "uneven" not in asked:
-        assert [(s.key, s.status) for s in made.settings] == [(f"{P}.hsdp.optimizer_level", "degraded")]
-    (found,) = (s for s in made.settings if s.key == f"{P}.hsdp.optimizer_level")
-    assert found.why == f"no parameter is sharded: {UNSHARDED[asked]}; every rank keeps all of them whole"
-    assert "hsdp      level1: no parameter is sharded over 2 ranks\n" in text(made)
-
-
-def test_norms_that_are_told_nowhere_are_refused() -> None:
-    error = refusal(f"{P}.local_norm.device=true")
-    assert str(error) == (
-        f"{P}.local_norm.device: true: says how norms are told, and they are told nowhere: print them, or dump them to "
-        f"a folder (try: {P}.local_norm.print=true)"
-    )
-    ask(job(f"{P}.local_norm.device=true", *words(error)))

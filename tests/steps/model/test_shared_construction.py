@@ -10,7 +10,7 @@ import torch
 
 from launcher.job.schema.job import Job
 from launcher.parallel import mesh
-from launcher.parallel.apply_plan import parallelize
+from launcher.parallel.parallel_model import parallelize
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World

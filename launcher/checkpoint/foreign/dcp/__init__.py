@@ -1,4 +1,4 @@
-"""Folders of torch's distributed checkpoint (DCP), read without torch and without running what is pickled in them."""
+"""Folders of torch's distributed checkpoint (DCP), read without torch, and nothing pickled in them is run."""
 
 from launcher.checkpoint.foreign.dcp.folder import DcpFolder, read_dcp
 

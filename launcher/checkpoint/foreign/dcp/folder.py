@@ -77,9 +77,11 @@ class DcpFolder:
             both = chunk.box & part
             if not both:
                 continue
-            path = self.folder / chunk.file
             there = slices(both.within(chunk.box))
             here = out[slices(both.within(part))]
+
+            # the window reads contiguous tensors only
+            path = self.folder / chunk.file
             if saved.contiguous:
                 slot = Slot(saved.spec, saved.start, saved.start + saved.spec.nbytes)
                 self._window.copy(path, slot, there, here)

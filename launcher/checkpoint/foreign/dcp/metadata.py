@@ -16,8 +16,10 @@ from launcher.untrusted.files import DIMS, RefusedFile, brief, read_bytes
 NAME = ".metadata"
 LONGEST = 128 << 20
 """Bytes: 140 a piece. Llama 3 70B with Adam over 256 ranks has 555 000 pieces, in 78 MB."""
-_CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-            "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_CLASSES = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+            "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING")  # fmt: skip
+_PATHS = ("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
+          "pathlib._local.PosixPath", "pathlib._local.WindowsPath")  # fmt: skip
 
 
 class _Tensor(Record): ...
@@ -39,10 +41,7 @@ KNOWN: Known = {
     "torch.Size": _size,
     "collections.OrderedDict": plain,
     "builtins.getattr": Record,  # how Python 3.11.0 to 3.11.3 writes the member of an enumeration
-    **{
-        f"pathlib.{kind}": Record for kind in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
-    },
-    **{f"pathlib._local.{kind}": Record for kind in ("PosixPath", "WindowsPath")},
+    **dict.fromkeys(_PATHS, Record),
     **{f"torch.{dtype}": dtype for dtype in ITEMSIZE},
 }
 
@@ -93,6 +92,7 @@ def _contents(root: Any) -> Contents:
     where = {
         (index["fqn"], _plain(index["offset"])): info for index, info in (root["storage_data"] or {}).items()
     }
+
     tensors = {name: _stored(name, meta, where) for name, meta in listed.items() if isinstance(meta, _Tensor)}
     odd = [name for name, meta in listed.items() if not isinstance(meta, _Tensor | _Bytes)]
     if odd:
@@ -125,11 +125,14 @@ def _chunk(name: str, chunk: Any, where: Mapping[Any, Any]) -> Chunk:
         raise ValueError(
             f"tensor {name}: its files are compressed or otherwise transformed, which is not read"
         )
+
+    # where it is, which is in this folder
     file = info["relative_path"]
     start, length = _naturals((info["offset"], info["length"]))
     if not isinstance(file, str) or "/" in file or "\\" in file or "\0" in file or file in ("", ".", ".."):
         raise ValueError(f"tensor {name}: {brief(file)} is not the name of a file in this folder")
-    return Chunk(Box(lo, tuple(a + n for a, n in zip(lo, sizes, strict=True))), file, start, length)
+    hi = tuple(a + n for a, n in zip(lo, sizes, strict=True))
+    return Chunk(Box(lo, hi), file, start, length)
 
 
 def _dtype(name: str, properties: Any) -> str:

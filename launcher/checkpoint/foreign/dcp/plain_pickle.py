@@ -14,7 +14,8 @@ class Record:
     __iter__: ClassVar[None] = None  # else Python takes it for a sequence, which has no end
 
     def __init__(self, *args: Any) -> None:
-        self.args, self.state = args, None
+        self.args = args
+        self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -24,7 +25,7 @@ class Record:
 
 
 Known = Mapping[str, Any]
-"""By ``module.name``: what a pickle gets for it, a ``Record``, a plain value or a function of plain values."""
+"""By ``module.name`` what a pickle gets for it: a ``Record``, a plain value or a function of plain values."""
 
 
 def plain(*args: Any) -> dict[str, Any]:
@@ -52,10 +53,12 @@ class _Reader(Bounded):
 
     def __init__(self, data: bytes, known: Known, storage: Callable[[Any], Any] | None) -> None:
         super().__init__(data)
-        self._known, self._storage = known, storage
+        self._known = known
+        self._storage = storage
 
     def find_class(self, module: str, name: str) -> Any:
-        if (found := f"{module}.{name}") not in self._known:
+        found = f"{module}.{name}"
+        if found not in self._known:
             raise RefusedPickle(f"it asks for {found}, which is not on the list of harmless names")
         return self._known[found]
 

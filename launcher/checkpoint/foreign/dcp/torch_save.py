@@ -11,10 +11,11 @@ from launcher.checkpoint.foreign.dcp.plain_pickle import Known, plain, read
 from launcher.plan.values.facts import ITEMSIZE, TensorSpec
 
 LONGEST = 1 << 16  # bytes of the description of one tensor
+HEAD = 30  # bytes before the name of an entry in a zip archive
 _STORAGES = {
-    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8",
-    "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16",
+    "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool", "ComplexFloatStorage": "complex64",
 }  # fmt: skip
 
 
@@ -53,8 +54,8 @@ class Saved:
 
 
 def _rebuilt(storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> _Rebuilt:
-    dtype = more[2] if len(more) > 2 else None
-    return _Rebuilt(storage, offset, shape, strides, dtype if isinstance(dtype, str) else None)
+    dtype = more[2] if len(more) > 2 and isinstance(more[2], str) else None
+    return _Rebuilt(storage, offset, shape, strides, dtype=dtype)
 
 
 KNOWN: Known = {
@@ -80,43 +81,49 @@ def find(data: memoryview, start: int, length: int) -> Saved:
 
     # the description, and where in the archive the numbers are
     try:
-        with zipfile.ZipFile(_Part(part)) as archive:
-            entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-            if any(
-                i.compress_type != zipfile.ZIP_STORED or i.compress_size != i.file_size
-                for i in entries.values()
-            ):
-                raise ValueError("its archive is compressed, which torch.save never does")
-            if entries["data.pkl"].file_size > LONGEST:
-                raise ValueError(
-                    f"its description has {entries['data.pkl'].file_size} bytes, no single tensor's"
-                )
-            found = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
-            if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
-                raise ValueError("its numbers are not little-endian")
-        if not isinstance(found, _Rebuilt) or not isinstance(found.storage, _Storage):
-            raise ValueError("it is no tensor")
-        at = entries[f"data/{found.storage.key}"]
+        found, at = _described(part)
     except (zipfile.BadZipFile, KeyError, OSError, EOFError, NotImplementedError, RuntimeError) as error:
         raise ValueError(f"not what torch.save writes: {error}") from error
 
     # behind the entry's own head, whose name and extra field are as long as it says
-    head = bytes(part[at.header_offset : at.header_offset + 30])
-    base = (
-        at.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
-    )
-    return _within(found, start + base, at.file_size, start + length)
+    head = bytes(part[at.header_offset : at.header_offset + HEAD])
+    name = int.from_bytes(head[26:28], "little")
+    extra = int.from_bytes(head[28:30], "little")
+    base = start + at.header_offset + HEAD + name + extra
+    return _within(found, base, at.file_size, start + length)
+
+
+def _described(part: memoryview) -> tuple[_Rebuilt, zipfile.ZipInfo]:
+    """What the archive describes, and its entry that has the numbers."""
+    with zipfile.ZipFile(_Part(part)) as archive:
+        entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        if any(map(_compressed, entries.values())):
+            raise ValueError("its archive is compressed, which torch.save never does")
+        size = entries["data.pkl"].file_size
+        if size > LONGEST:
+            raise ValueError(f"its description has {size} bytes, no single tensor's")
+
+        found = read(archive.read(entries["data.pkl"]), KNOWN, _storage)
+        if "byteorder" in entries and archive.read(entries["byteorder"]) != b"little":
+            raise ValueError("its numbers are not little-endian")
+
+    if not isinstance(found, _Rebuilt) or not isinstance(found.storage, _Storage):
+        raise ValueError("it is no tensor")
+    return found, entries[f"data/{found.storage.key}"]
+
+
+def _compressed(info: zipfile.ZipInfo) -> bool:
+    return info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size
 
 
 def _within(t: _Rebuilt, base: int, nbytes: int, end: int) -> Saved:
+    """The tensor, whose ``nbytes`` of numbers are at byte ``base``, in an archive that ends at ``end``."""
     dtype = t.dtype or t.storage.dtype
-    sizes = (t.offset, *t.shape, *t.strides)
-    if (
-        dtype not in ITEMSIZE
-        or len(t.shape) != len(t.strides)
-        or not all(type(n) is int and n >= 0 for n in sizes)
-    ):
+    naturals = all(type(n) is int and n >= 0 for n in (t.offset, *t.shape, *t.strides))
+    if dtype not in ITEMSIZE or len(t.shape) != len(t.strides) or not naturals:
         raise ValueError("its description is no tensor's")
+
+    # the last number is there
     size = ITEMSIZE[dtype]
     last = t.offset + sum((n - 1) * stride for n, stride in zip(t.shape, t.strides, strict=True))
     if (0 not in t.shape and (last + 1) * size > nbytes) or base + nbytes > end:
@@ -135,7 +142,8 @@ class _Part(io.RawIOBase):
     """A stretch of memory as a file that can be read, a little at a time: the head of an archive is short."""
 
     def __init__(self, data: memoryview) -> None:
-        self._data, self._at = data, 0
+        self._data = data
+        self._at = 0
 
     def readable(self) -> bool:
         return True

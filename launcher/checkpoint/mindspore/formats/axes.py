@@ -29,16 +29,20 @@ class RankSpan:
 
 
 def cuts(s: Slicing) -> DimSpans:
-    """Optimizer sharding included, as the last spans of dim 0. Raises ``ValueError`` where no spans can say
-    it.
+    """Optimizer sharding included, as the last spans of dim 0.
+
+    Raises ``ValueError`` where no spans can say it.
 
     >>> cuts(Slicing((2, 2, 2), ((0,), (1,)), shard_size=-1, shard_step=4))
     ((RankSpan(lo=1, hi=2), RankSpan(lo=4, hi=8)), (RankSpan(lo=2, hi=4),))
     """
-    spans, lo = [], 1
+    spans = []
+    lo = 1
     for size in reversed(s.devices):
         spans.append(RankSpan(lo, lo * size))
         lo *= size
+
+    # the ranks that optimizer sharding is over are the innermost of those that repeat the slice
     dims = [tuple(spans[axis] for axis in dim) for dim in s.dims]
     if s.shards > 1:
         used = {axis for dim in s.dims for axis in dim}
@@ -65,6 +69,8 @@ def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
     for span in reversed(free):
         if left == 1:
             break
+
+        # the whole span, or its inner part
         if left % span.size == 0:
             out.append(span)
             left //= span.size
@@ -84,6 +90,7 @@ def common(found: Sequence[tuple[str, DimSpans]], ranks: int) -> tuple[RankSpan,
         for span in (span for dim in dims for span in dim):
             strides.setdefault(span.lo, name)
             strides.setdefault(span.hi, name)
+
     order = sorted(strides)
     for a, b in pairwise(order):
         if b % a:

@@ -27,14 +27,15 @@ class PlainFile:
         self.path = path
         check(path)
         self.size = path.stat().st_size
-        self._at, self._page = 0, memoryview(b"")
+        self._at = 0
+        self._page = memoryview(b"")
 
     def read(self, start: int, stop: int) -> memoryview:
         if not self._at <= start <= stop <= self._at + len(self._page):
             if stop - start > PAGE:
                 return memoryview(self._load(start, stop))
-            page = self._load(start, min(start + PAGE, self.size))
-            self._at, self._page = start, memoryview(page)
+            self._page = memoryview(self._load(start, min(start + PAGE, self.size)))
+            self._at = start
         return self._page[start - self._at : stop - self._at]
 
     def _load(self, start: int, stop: int) -> bytes:
@@ -42,11 +43,10 @@ class PlainFile:
         try:
             out = os.pread(fd, stop - start, start)
             while len(out) < stop - start:
-                piece = os.pread(fd, stop - start - len(out), start + len(out))
+                at = start + len(out)
+                piece = os.pread(fd, stop - at, at)
                 if not piece:
-                    raise ValueError(
-                        f"{self.path}: truncated while it was read: it ends at byte {start + len(out)}"
-                    )
+                    raise ValueError(f"{self.path}: truncated while it was read: it ends at byte {at}")
                 out += piece
             return out
         finally:

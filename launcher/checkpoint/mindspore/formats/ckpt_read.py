@@ -27,18 +27,17 @@ from launcher.checkpoint.tensorfile.safetensors import CHUNK
 from launcher.plan.values.facts import TensorSpec
 from launcher.untrusted.files import DIMS
 
-CRC, CRC_DIGITS = b"crc_num", 10  # what a file with a checksum ends with: this, then the CRC-32, big-endian
+CRC = b"crc_num"  # what a file with a checksum ends with: this, then the CRC-32, big-endian
+CRC_DIGITS = 10  # bytes of it
 NAME_LIMIT = 1 << 16  # bytes; longer names are damage
-ENTRIES = (
-    1 << 19
-)  # of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's
+ENTRIES = 1 << 19
+"""Of a file: the largest published model has 140 000 tensors, thrice that with its optimizer's."""
 FIELDS = 4 * DIMS  # of an entry; its dims may be one in each
 
 
 @dataclass(frozen=True)
 class CkptEntry:
-    """One entry. ``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in
-    order.
+    """``parts`` are the stretches of the file, or of its plain text, that make up its bytes, in order.
 
     A string is an entry of dtype ``str``, as long as it has characters.
     """
@@ -56,7 +55,7 @@ class Ckpt:
     source: ByteSource
 
     def slot(self, name: str) -> Slot | None:
-        """Where in the file the tensor is, as in a safetensors file, not aligned; ``None`` if encrypted or in parts."""
+        """Where in the file the tensor is, not aligned; ``None`` if it is encrypted or in parts."""
         stored = self.entries[name]
         if len(stored.parts) != 1 or not isinstance(self.source, PlainFile):
             return None
@@ -65,9 +64,11 @@ class Ckpt:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes | memoryview:
         """The tensor's own bytes from ``start`` up to ``stop``."""
         stop = nbytes(self.entries[name].spec) if stop is None else stop
-        found, at = [], 0
+        found = []
+        at = 0  # in the tensor, where the part begins
         for a, b in self.entries[name].parts:
-            first, last = max(start - at, 0), min(stop - at, b - a)
+            first = max(start - at, 0)
+            last = min(stop - at, b - a)
             if first < last:
                 found.append(self.source.read(a + first, a + last))
             at += b - a
@@ -100,8 +101,7 @@ class Ckpt:
 def open_ckpt(
     path: Path, key: bytes | None = None, mode: CipherMode = "AES-GCM", *, verify: bool = True
 ) -> Ckpt:
-    """Find every tensor; ``verify`` reads the whole file once if it has a checksum, otherwise only heads are
-    read.
+    """Find every tensor; only heads are read, with ``verify`` the whole file once if it has a checksum.
 
     Raises ``ValueError``, naming the file and where possible the tensor, when it is no such file, cut short,
     damaged, or does not open with ``key`` and ``mode``; ``ModuleNotFoundError`` when it is encrypted and
@@ -123,6 +123,8 @@ def _source(path: Path, key: bytes | None, mode: CipherMode) -> ByteSource:
     plain = PlainFile(path)
     if not plain.size:
         raise ValueError(f"{path}: not a MindSpore checkpoint: it is empty")
+
+    # encrypted where there is a key, and only there
     found = mode_of(plain.read(0, min(4, plain.size)))
     if key is not None:
         if found is None:
@@ -144,6 +146,7 @@ def _body(source: ByteSource, verify: bool) -> int:
     trailer = bytes(source.read(end, source.size))
     if not trailer.startswith(CRC):
         return source.size
+
     if verify:
         crc = 0
         for at in range(0, end, CHUNK):
@@ -170,6 +173,8 @@ def _entries(source: ByteSource, end: int) -> dict[str, CkptEntry]:
     for number, part in enumerate(_parts(source, end)):
         if number >= ENTRIES:
             raise ValueError(f"more than {ENTRIES} entries")
+
+        # another name begins another tensor
         if run and run[0].name != part.name:
             out[run[0].name] = _joined(run)
             run = []
@@ -191,6 +196,8 @@ def _joined(run: list[_Part]) -> CkptEntry:
         )
     if any(n < 0 for n in first.dims):
         raise ValueError(f"tensor {shown(first.name)} has shape {list(first.dims[:8])}")
+
+    # as many bytes as its shape needs
     size = sum(p.stop - p.start for p in run)
     spec = TensorSpec(_shape(first, size), DTYPES[first.type])
     if nbytes(spec) != size:
@@ -211,23 +218,20 @@ def _shape(part: _Part, size: int) -> tuple[int, ...]:
 def _parts(source: ByteSource, end: int) -> Iterator[_Part]:
     at = 0
     while at < end:
-        begin, name = at, ""
+        where = f"not a MindSpore checkpoint, or damaged, at byte {at}"
         try:
             start, stop = _value(source, at, end)
             name = _name(source, start, end)
+            if name:
+                where = f"tensor {shown(name)}"
             if stop > end:
                 raise ValueError(
                     f"truncated: its entry ends at byte {stop}, the tensors of the file at {end}"
                 )
             yield _part(source, name, start, stop)
-            at = stop
         except ValueError as error:
-            where = (
-                f"tensor {shown(name)}: "
-                if name
-                else f"not a MindSpore checkpoint, or damaged, at byte {begin}: "
-            )
-            raise ValueError(f"{where}{error}") from error
+            raise ValueError(f"{where}: {error}") from error
+        at = stop
 
 
 def _value(source: ByteSource, at: int, end: int) -> tuple[int, int]:
@@ -254,6 +258,8 @@ def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
         raise ValueError("a map tensor, which is not supported")
     if found.keys() != {1, 2} or found[2].kind != BYTES:
         raise ValueError("the entry is not a name with a tensor")
+
+    # the tensor: its dims, its dtype, its bytes
     dims: list[int] = []
     rest: dict[int, Field] = {}
     for field in _few(fields(source.read, found[2].start, found[2].stop)):
@@ -265,12 +271,12 @@ def _part(source: ByteSource, name: str, start: int, stop: int) -> _Part:
         raise ValueError("its dtype or its content is missing")
     if len(dims) > DIMS:
         raise ValueError(f"it has more than {DIMS} dims")
-    kind, content = rest[2], rest[3]
-    if kind.stop - kind.start > NAME_LIMIT:
+
+    dtype = rest[2]
+    if dtype.stop - dtype.start > NAME_LIMIT:
         raise ValueError("its dtype is no name")
-    return _Part(
-        name, tuple(dims), text(bytes(source.read(kind.start, kind.stop))), content.start, content.stop
-    )
+    kind = text(bytes(source.read(dtype.start, dtype.stop)))
+    return _Part(name, tuple(dims), kind, start=rest[3].start, stop=rest[3].stop)
 
 
 def _few(found: Iterator[Field]) -> Iterator[Field]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -36,11 +37,16 @@ def write_ckpt(
     read together with encryption.
     """
     _check(specs, crc, key)
+
+    # under its own name at once: whoever calls says what becomes of a torn file
     with told(path, sum(map(nbytes, specs.values()))):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
             sink: _File | CkptEncryptor = _File(fd) if key is None else CkptEncryptor(fd, key, mode)
-            digests = {name: _tensor(sink, name, spec, chunks(name), part) for name, spec in specs.items()}
+            write = partial(_tensor, sink, part=part)
+            digests = {name: write(name, spec, chunks(name)) for name, spec in specs.items()}
+
+            # the checksum comes last, of all that is before it
             if crc:
                 assert isinstance(sink, _File)
                 sink.write(CRC + sink.crc.to_bytes(CRC_DIGITS, "big"))
@@ -67,7 +73,9 @@ def _check(specs: Mapping[str, TensorSpec], crc: bool, key: bytes | None) -> Non
 
 class _File:
     def __init__(self, fd: int) -> None:
-        self._fd, self._at, self.crc = fd, 0, 0
+        self._fd = fd
+        self._at = 0
+        self.crc = 0
 
     def write(self, data: bytes | memoryview) -> None:
         put(self._fd, data, self._at)
@@ -79,12 +87,19 @@ class _File:
 
 
 def _tensor(
-    sink: _File | CkptEncryptor, name: str, spec: TensorSpec, chunks: Iterable[bytes | memoryview], part: int
+    sink: _File | CkptEncryptor,
+    name: str,
+    spec: TensorSpec,
+    chunks: Iterable[bytes | memoryview],
+    *,
+    part: int,
 ) -> str:
     dims = (0,) if spec.dtype == TEXT else spec.shape
     what = numbers(1, dims) + packet(2, NAMES[spec.dtype].encode())
+    sizes = _sizes(nbytes(spec), part)
+
+    # an entry is begun where the one before is full
     digest = xxhash.xxh3_128()
-    left, sizes = 0, _sizes(nbytes(spec), part)
     left = _entry(sink, name, what, next(sizes))
     for chunk in chunks:
         view = memoryview(chunk)

@@ -59,10 +59,14 @@ class EncryptedCkpt:
 
     def __init__(self, path: Path, key: bytes, mode: CipherMode) -> None:
         check_key(key, mode)
-        self.path, self._key, self._mode = path, key, mode
+        self.path = path
+        self._key = key
+        self._mode = mode
         self._file = PlainFile(path)
         self._blocks = tuple(self._scan())
         self._kept: tuple[int, bytearray] = (-1, bytearray())
+
+        # where the plain text of each block ends
         ends = [0]
         for block in self._blocks:
             ends.append(ends[-1] + self._length(block))
@@ -103,9 +107,8 @@ class EncryptedCkpt:
         last = block.stop - STEP  # a block of CBC needs only the one before it
         iv = self._file.read(last - STEP, last) if size > STEP else block.iv
         decryptor = cipher(self._mode, self._key, bytes(iv), b"").decryptor()
-        return size - self._padding(
-            decryptor.update(self._file.read(last, block.stop)) + decryptor.finalize()
-        )
+        end = decryptor.update(self._file.read(last, block.stop)) + decryptor.finalize()
+        return size - self._padding(end)
 
     def _padding(self, last: bytes | bytearray) -> int:
         n = last[-1]
@@ -132,13 +135,18 @@ class EncryptedCkpt:
 
 
 def _parse(file: PlainFile, at: int) -> CipherBlock:
-    """A block is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that."""
+    """The block at byte ``at``.
+
+    It is: magic, tag (GCM), length of what follows, length of the IV, IV, length of the cipher text, that.
+    """
     mode = mode_of(file.read(at, min(at + WORD, file.size)))
     if mode is None:
         raise ValueError(
             f"{file.path}: byte {at} does not start an encrypted block: damaged, or not encrypted"
         )
-    tagged = TAG if mode == "AES-GCM" else 0
+
+    # the head, which is as long as the mode says
+    tagged = _tag_size(mode)
     start = at + WORD + tagged + WORD + WORD + IV + WORD
     if start > file.size:
         raise ValueError(
@@ -146,8 +154,11 @@ def _parse(file: PlainFile, at: int) -> CipherBlock:
         )
     head = bytes(file.read(at + WORD, start))
     tag, rest = head[:tagged], head[tagged:]
+
+    # its lengths, and that the file has the block
     length, iv_length, size = (int.from_bytes(rest[i : i + WORD], "little") for i in (0, WORD, 2 * WORD + IV))
-    if iv_length != IV or length != 2 * WORD + IV + size or (not tagged and (size % STEP or not size)):
+    padded = tagged or (size and size % STEP == 0)  # CBC fills up its last step, with a whole one at least
+    if iv_length != IV or length != 2 * WORD + IV + size or not padded:
         raise ValueError(
             f"{file.path}: damaged: the lengths in the encrypted block at byte {at} contradict each other"
         )
@@ -155,17 +166,23 @@ def _parse(file: PlainFile, at: int) -> CipherBlock:
         raise ValueError(
             f"{file.path}: truncated: a block ends at byte {start + size}, the file has {file.size}"
         )
-    return CipherBlock(mode, tag, rest[2 * WORD : 2 * WORD + IV], start, start + size)
+    return CipherBlock(mode, tag, iv=rest[2 * WORD : 2 * WORD + IV], start=start, stop=start + size)
+
+
+def _tag_size(mode: CipherMode) -> int:
+    """Bytes of the tag that only GCM has."""
+    return TAG if mode == "AES-GCM" else 0
 
 
 class CkptEncryptor:
-    """Writes plain text as sealed blocks to a file descriptor, from where it stands; ``close`` ends the last one."""
+    """Writes plain text as sealed blocks to a file descriptor, from byte 0; ``close`` ends the last one."""
 
     def __init__(self, fd: int, key: bytes, mode: CipherMode) -> None:
         check_key(key, mode)
-        self._fd, self._key, self._mode = fd, key, mode
-        self._left = 0
-        self._at = 0
+        self._fd = fd
+        self._key = key
+        self._mode = mode
+        self._at = 0  # in the file
         self._start()
 
     def write(self, data: bytes | memoryview) -> None:
@@ -182,16 +199,20 @@ class CkptEncryptor:
         self._end()
 
     def _start(self) -> None:
-        self._head, self._size, self._iv = self._at, 0, os.urandom(IV)
+        self._head = self._at
+        self._size = 0  # of the cipher text
+        self._left = BLOCK  # of the plain text
+        self._iv = os.urandom(IV)
         self._encryptor: Any = cipher(self._mode, self._key, self._iv, b"").encryptor()
-        self._at += WORD + (TAG if self._mode == "AES-GCM" else 0) + WORD + WORD + IV + WORD
-        self._plain, self._left = 0, BLOCK
+        self._at += WORD + _tag_size(self._mode) + WORD + WORD + IV + WORD
 
     def _end(self) -> None:
         if self._mode != "AES-GCM":
             n = STEP - (BLOCK - self._left) % STEP
             self._put(self._encryptor.update(bytes([n]) * n))
         self._put(self._encryptor.finalize())
+
+        # the head, now that its lengths are known
         magic = next(number for number, mode in MAGIC.items() if mode == self._mode)
         tag = self._encryptor.tag if self._mode == "AES-GCM" else b""
         words = (2 * WORD + IV + self._size, IV)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Strategy, stages
@@ -34,7 +34,9 @@ def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
 def merged_file(strategy: Strategy) -> StrategyFile:
     """One file for all: names carry their stage where there are several."""
     files = stage_files(strategy)
-    return files[0] if len(files) == 1 else merge([(f"stage {i}", file) for i, file in enumerate(files)])
+    if len(files) == 1:
+        return files[0]
+    return merge([(f"stage {i}", file) for i, file in enumerate(files)])
 
 
 def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> StrategyFile:
@@ -66,17 +68,14 @@ def _slicing(layout: Layout, axes: Sequence[str]) -> Slicing:
     _check(layout)
     cut = _cut(layout, axes)
     number = {axis: i for i, axis in enumerate(reversed(axes))}
+    devices = tuple(layout.grid[axis] for axis in axes) or (1,)
     dims = tuple(tuple(number[axis] for axis in dim) for dim in cut.dims)
-    sizes = [layout.grid[axis] for axis in axes] or [1]
-    step = _step(layout, axes, cut) if cut.shards > 1 else 0
-    return Slicing(
-        tuple(sizes),
-        dims,
-        any(len(dim) > 1 for dim in dims),
-        cut.shards if cut.shards > 1 else 0,
-        step,
-        shape=layout.shape,
-    )
+    plain = Slicing(devices, dims, nested=any(len(dim) > 1 for dim in dims), shape=layout.shape)
+
+    # without optimizer sharding both are 0
+    if cut.shards == 1:
+        return plain
+    return replace(plain, shard_size=cut.shards, shard_step=_step(layout, axes, cut))
 
 
 def _check(layout: Layout) -> None:
@@ -99,7 +98,8 @@ def _cut(layout: Layout, axes: Sequence[str]) -> _Cut:
     for keep in (1, 0):
         if not split or len(split[0]) < 2:
             break
-        dims, rest = (split[0][:keep], *split[1:]), split[0][keep:]
+        dims = (split[0][:keep], *split[1:])
+        rest = split[0][keep:]
         free = [axis for axis in axes if layout.grid[axis] > 1 and not any(axis in dim for dim in dims)]
         if tuple(free[-len(rest) :]) == rest:
             return _Cut(dims, prod(layout.grid[axis] for axis in rest))
@@ -108,7 +108,9 @@ def _cut(layout: Layout, axes: Sequence[str]) -> _Cut:
 
 def _step(layout: Layout, axes: Sequence[str], cut: _Cut) -> int:
     """The distance of the ranks with one slice; their mean distance where it differs, as MindSpore has it."""
-    stride, last, count = 1, 0, 1
+    stride = 1
+    last = 0  # how far the last of them is from the first
+    count = 1
     for axis in reversed(axes):
         size = layout.grid[axis]
         if not any(axis in dim for dim in cut.dims):

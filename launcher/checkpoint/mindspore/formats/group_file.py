@@ -12,7 +12,7 @@ from launcher.untrusted.files import read_bytes
 
 @dataclass(frozen=True)
 class GroupFile:
-    """``groups`` are the collective groups by name, ``restore`` the ranks whose checkpoints are interchangeable."""
+    """``groups`` are the collective groups by name, ``restore`` the ranks whose checkpoints are alike."""
 
     groups: Mapping[str, tuple[int, ...]]
     restore: tuple[int, ...]

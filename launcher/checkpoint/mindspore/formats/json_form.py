@@ -11,12 +11,11 @@ from launcher.untrusted.files import DIMS, brief, parsed
 
 def parse(data: bytes) -> StrategyFile:
     root = _mapping(_load(data), "the file")
-    operators, layouts = root.get("parallel_strategy_item", {}), root.get("parallel_layout_item", {})
-    return StrategyFile(
-        _whole(root, "current_stage"),
-        tuple(_operator(name, row) for name, row in _mapping(operators, "parallel_strategy_item").items()),
-        {name: _slicing(name, row) for name, row in _mapping(layouts, "parallel_layout_item").items()},
-    )
+    counter = _whole(root, "current_stage")
+    operators = _mapping(root.get("parallel_strategy_item", {}), "parallel_strategy_item")
+    found = tuple(_operator(name, row) for name, row in operators.items())
+    layouts = _mapping(root.get("parallel_layout_item", {}), "parallel_layout_item")
+    return StrategyFile(counter, found, {name: _slicing(name, row) for name, row in layouts.items()})
 
 
 def text(file: StrategyFile) -> bytes:
@@ -39,6 +38,7 @@ def _row(name: str, s: Slicing) -> dict[str, Any]:
         raise ValueError(
             f"{name}: the JSON form needs the tensor's shape, the protobuf form does not have it"
         )
+
     row: dict[str, Any] = {
         "dev_matrix": s.devices,
         "field": s.field,
@@ -68,22 +68,21 @@ def _operator(name: str, row: Any) -> Operator:
     stage = _whole(row, "stage")
     if stage < 0:
         raise ValueError(f"{name}: stage {stage}")
-    return Operator(
-        name, stage, tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
-    )
+    cuts = tuple(_wholes({"parallel_strategy": dims}, "parallel_strategy") for dims in inputs)
+    return Operator(name, stage, cuts)
 
 
 def _slicing(name: str, row: Any) -> Slicing:
     row = _mapping(row, name)
     try:
         return Slicing(
-            _wholes(row, "dev_matrix"),
-            tuple(() if n == -1 else (n,) for n in _wholes(row, "tensor_map")),
+            devices=_wholes(row, "dev_matrix"),
+            dims=tuple(() if n == -1 else (n,) for n in _wholes(row, "tensor_map")),
             shard_size=_whole(row, "opt_weight_shard_size"),
             shard_step=_whole(row, "opt_weight_shard_step"),
             field=_whole(row, "field"),
-            split_shape=_wholes(row, "param_split_shape") if "param_split_shape" in row else (),
-            offsets=_wholes(row, "indices_offset") if "indices_offset" in row else (),
+            split_shape=_wholes({"param_split_shape": []} | row, "param_split_shape"),
+            offsets=_wholes({"indices_offset": []} | row, "indices_offset"),
             shape=_shape(row) if "tensor_shape" in row else None,
         )
     except ValueError as error:

@@ -11,8 +11,7 @@ from launcher.checkpoint.mindspore.formats.strategy import Slicing
 
 
 def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
-    """The layout in the dims of the real tensor, of which ``shape`` is the whole or, if ``sliced``, one
-    slice.
+    """The layout in the dims of the real tensor; ``shape`` is that of it or, if ``sliced``, of one slice.
 
     Raises ``ValueError`` unless there is exactly one way.
 
@@ -21,7 +20,9 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
     """
     if len(s.dims) == len(shape):
         return s
-    found = list(_ways(s, shape, sliced)) if s.shape is not None and len(s.shape) == len(s.dims) else []
+    found = []
+    if s.shape is not None and len(s.shape) == len(s.dims):
+        found = list(_ways(s, shape, sliced))
     if len(found) == 1:
         return found[0]
     problem = "in more than one way" if found else "in no way"
@@ -36,7 +37,8 @@ def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]
         groups = [range(a, b) for a, b in zip((0, *ends), (*ends, len(s.dims)), strict=True)]
         real = tuple(prod(s.shape[d] for d in group) for group in groups)
         seen = tuple(n // prod(s.count(d) for d in group) for n, group in zip(real, groups, strict=True))
-        if (seen if sliced else real) == shape and all(_one(s, group) for group in groups):
+        found = seen if sliced else real
+        if found == shape and all(_one(s, group) for group in groups):
             dims = tuple(tuple(axis for d in group for axis in s.dims[d]) for group in groups)
             yield replace(s, dims=dims, shape=real, nested=True)
 

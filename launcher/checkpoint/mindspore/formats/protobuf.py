@@ -53,14 +53,14 @@ def _operator(view: memoryview) -> Operator:
 def _slicing(layouts: Message) -> Slicing:
     maps = [Message(v, _DIM).numbers(1) for v in layouts.views(2)]
     return Slicing(
-        Message(layouts.view(1), _DIM).numbers(1),
-        _dims(maps),
-        len(maps) > 1,
-        layouts.number(7),
-        layouts.number(6),
-        layouts.number(5),
-        _optional(layouts.views(3)),
-        _optional(layouts.views(4)),
+        devices=Message(layouts.view(1), _DIM).numbers(1),
+        dims=_dims(maps),
+        nested=len(maps) > 1,
+        shard_size=layouts.number(7),
+        shard_step=layouts.number(6),
+        field=layouts.number(5),
+        split_shape=_optional(layouts.views(3)),
+        offsets=_optional(layouts.views(4)),
     )
 
 

@@ -53,6 +53,8 @@ class Slicing:
             raise ValueError(f"tensor map {shown(self.dims)}: the device matrix has {len(self.devices)} axes")
         if len({*axes}) < len(axes):
             raise ValueError(f"tensor map {shown(self.dims)}: an axis cuts twice")
+
+        # optimizer sharding, over the repeats
         if self.shard_size < -1:
             raise ValueError(f"opt_weight_shard_size {self.shard_size} is neither a size nor -1")
         if self.shard_size > 0 and self.shard_step and self.repeats % self.shard_size:
@@ -84,7 +86,7 @@ class Slicing:
 
 @dataclass(frozen=True)
 class StrategyFile:
-    """``layouts`` are by name as the file has it, with the stage before it in a merged one: ``1-net.weight``."""
+    """``layouts`` are by name as the file has it, in a merged one after the stage: ``1-net.weight``."""
 
     counter: int
     operators: tuple[Operator, ...]
@@ -104,7 +106,8 @@ class StrategyFile:
         for name, slicing in self.layouts.items():
             stage, own = _PREFIXED.fullmatch(name).groups()  # type: ignore[union-attr]
             out.setdefault(int(stage), {})[own] = slicing
-        if missing := _holes(out):
+        missing = _holes(out)
+        if missing:
             raise ValueError(f"stage {missing} of {max(out) + 1} is missing")
         return dict(sorted(out.items()))
 
@@ -133,8 +136,10 @@ def merge(parts: Sequence[tuple[str, StrategyFile]]) -> StrategyFile:
             raise ValueError(f"{origin}: lists no operator, and only operators say which stage a file is of")
         first, other = seen.setdefault(file.stage, (origin, file))
         _agree(first, other, origin, file)
+
     assert seen, parts
-    if missing := _holes(seen):
+    missing = _holes(seen)
+    if missing:
         where = ", ".join(origin for origin, _ in parts)
         raise ValueError(
             f"{where}: stage {missing} of {max(seen) + 1} is missing; give the files of every stage"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.checkpoint.mindspore.formats import json_form, protobuf
 from launcher.checkpoint.mindspore.formats.strategy import StrategyFile, StrategyForm, merge
-from launcher.checkpoint.tensorfile.disk_space import told
-from launcher.checkpoint.tensorfile.durable import sync
+from launcher.checkpoint.tensorfile.durable import write_bytes
 from launcher.untrusted.files import read_bytes
 
 
@@ -37,17 +35,7 @@ def text(file: StrategyFile, form: StrategyForm) -> bytes:
 
 def write_strategy(path: Path, file: StrategyFile, form: StrategyForm) -> None:
     """Replace the file; it is on disk when this returns."""
-    new, data = path.with_name(f".{path.name}.{os.getpid()}"), text(file, form)
-    try:
-        with told(path, len(data)), new.open("wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
+    write_bytes(path, text(file, form))
 
 
 def read_stages(paths: Sequence[Path]) -> tuple[StrategyFile, StrategyForm]:

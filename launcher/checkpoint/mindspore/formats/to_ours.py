@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Kind, Strategy
-from launcher.checkpoint.mindspore.formats.axes import DimSpans, RankSpan, common, cuts, within
+from launcher.checkpoint.mindspore.formats.axes import DimSpans, common, cuts, within
 from launcher.checkpoint.mindspore.formats.multi_axis import collapsed
 from launcher.checkpoint.mindspore.formats.strategy import Slicing, StrategyFile
 from launcher.checkpoint.tensorfile.blob import described
@@ -15,8 +15,9 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 
 OPTIMIZER = (
-    "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear", "max_exp_avg_sq",
-    "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat", "vhat",
+    "accu_grads", "accum", "adam_m", "adam_v", "exp_avg", "exp_avg_sq", "lamb_m", "lamb_v", "linear",
+    "max_exp_avg_sq", "mean_grad", "mean_square", "moment", "moment1", "moment2", "moments", "rms", "stat",
+    "vhat",
 )  # fmt: skip
 """What MindSpore's optimizers put, with a dot, before the name of the parameter that a state belongs to."""
 
@@ -26,7 +27,8 @@ def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str
 
     Raises ``ValueError`` with each parameter that has no slice, or whose slice contradicts the file.
     """
-    out, found = {}, _absent(file, slices)
+    out = {}
+    found = _absent(file, slices)
     for name, slicing in _flat(file).items():
         if name in slices:
             try:
@@ -38,8 +40,7 @@ def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str
 
 
 def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
-    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that any parameter
-    needs.
+    """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that they need.
 
     ``full`` are whole tensors; names in it that the file does not list are left out. ``stages`` is that of
     the whole pipeline where the file is of a single stage; a file of stage 2 alone takes ranks as the third
@@ -50,6 +51,7 @@ def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int 
     count = max(file.stages()) + 1 if stages is None else stages
     if count <= max(file.stages()):
         found.append(f"the strategy has a stage {max(file.stages())}, the pipeline {count} stages")
+
     sliced: dict[str, DimSpans] = {}
     for name, slicing in parts.items():
         try:
@@ -80,9 +82,8 @@ def _strategy(
     for name, dims in sliced.items():
         split = tuple(tuple(f"d{i}" for span in dim for i in within(span, grid)) for dim in dims)
         at = ((STAGE, homes[name]),) if len(homes[name]) < count else ()
-        entries[name] = Entry(
-            Layout(whole, full[name].shape, split, at), full[name].dtype, kind_of(name, homes)
-        )
+        layout = Layout(whole, full[name].shape, split, at)
+        entries[name] = Entry(layout, full[name].dtype, kind_of(name, homes))
     return Strategy(whole, entries)
 
 
@@ -122,8 +123,8 @@ def _ranks(file: StrategyFile) -> int:
 
 
 def _absent(file: StrategyFile, specs: Mapping[str, TensorSpec]) -> list[str]:
-    odd = sorted(n for layouts in file.stages().values() for n in layouts if n not in specs)
-    return [f"{', '.join(dict.fromkeys(odd))}: in the strategy, but not in the checkpoint"] if odd else []
+    odd = sorted({n for layouts in file.stages().values() for n in layouts if n not in specs})
+    return [f"{', '.join(odd)}: in the strategy, but not in the checkpoint"] if odd else []
 
 
 def _raise(found: list[str]) -> None:
@@ -149,12 +150,7 @@ def _cuts(s: Slicing, full: TensorSpec) -> DimSpans:
         raise ValueError(f"the tensor is {described(full)}, the strategy says {list(s.shape)}")
     dims = cuts(s)
     for dim, (size, spans) in enumerate(zip(full.shape, dims, strict=True)):
-        if size % prod(map(_size, spans)):
-            raise ValueError(
-                f"dim {dim} of {described(full)} does not divide into {prod(map(_size, spans))} parts"
-            )
+        parts = prod(span.size for span in spans)
+        if size % parts:
+            raise ValueError(f"dim {dim} of {described(full)} does not divide into {parts} parts")
     return dims
-
-
-def _size(span: RankSpan) -> int:
-    return span.size

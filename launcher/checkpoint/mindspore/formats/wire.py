@@ -36,16 +36,17 @@ def fields(read: Read, start: int, stop: int) -> Iterator[Field]:
         number, kind = key >> 3, key & 7
         if kind not in (VARINT, BYTES) or not number:
             raise ValueError(f"byte {begin} does not start a field")
+
+        # a number, or the length of the bytes that follow
         value, at = varint(read, at, stop)
         if kind == VARINT:
-            yield Field(number, kind, value, at, at)
+            yield Field(number, kind, value, start=at, stop=at)
             continue
-        if value > stop - at:
-            raise ValueError(
-                f"truncated: a field goes from byte {at} to {at + value}, what holds it ends at {stop}"
-            )
-        yield Field(number, kind, 0, at, at + value)
-        at += value
+        end = at + value
+        if end > stop:
+            raise ValueError(f"truncated: a field goes from byte {at} to {end}, what holds it ends at {stop}")
+        yield Field(number, kind, value=0, start=at, stop=end)
+        at = end
 
 
 def varint(read: Read, at: int, stop: int) -> tuple[int, int]:

@@ -111,12 +111,11 @@ def computing(model: nn.Module, precision: str) -> Callable[..., Any]:
     wide = {id(p) for m in beside for p in m._parameters.values()}
     low = LOW[precision]
 
+    def cast(p: Tensor) -> Tensor:
+        return p.to(low) if p.is_floating_point() and id(p) not in wide else p
+
     def run(*xs: Any) -> Any:
-        cast = {
-            n: p.to(low) if p.is_floating_point() and id(p) not in wide else p
-            for n, p in model.named_parameters()
-        }
-        return functional_call(model, cast, xs)
+        return functional_call(model, {n: cast(p) for n, p in model.named_parameters()}, xs)
 
     return run
 

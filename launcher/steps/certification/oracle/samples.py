@@ -1,4 +1,4 @@
-"""Views of a data set that make a batch unusual: a few samples, over and over, or an end in the middle of a batch."""
+"""Views of a data set that make a batch unusual: a few samples, over and over, or an end within a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class Alike:
-    """Every position of a sample is its first: what routes by position or token sends all of it the same way."""
+    """Every position of a sample is its first: routing by position or token sends all of it the same way."""
 
     of: Samples
 
@@ -30,9 +30,10 @@ class Alike:
         return len(self.of)
 
     def inputs(self, indices: Indices) -> tuple[Tensor, ...]:
-        return tuple(
-            x[:, :1].expand_as(x).contiguous() if x.dim() > 1 else x for x in self.of.inputs(indices)
-        )
+        def first(x: Tensor) -> Tensor:
+            return x[:, :1].expand_as(x).contiguous() if x.dim() > 1 else x
+
+        return tuple(map(first, self.of.inputs(indices)))
 
     def targets(self, indices: Indices) -> Tensor:
         return self.of.targets(indices)
@@ -77,5 +78,8 @@ class Narrow:
 
 def held_out(samples: Samples, batch: int) -> First:
     """More than one batch, and an end that no multiple of a batch hits, where there are samples enough."""
-    n = min(len(samples), batch + (batch // 2 + 1 if batch > 3 else max(1, batch // 2)))
-    return First(samples, n - 1 if n > 1 and n % batch == 0 else n)
+    beyond = batch // 2 + 1 if batch > 3 else max(1, batch // 2)
+    n = min(len(samples), batch + beyond)
+    if n > 1 and n % batch == 0:
+        n -= 1
+    return First(samples, n)

@@ -33,7 +33,7 @@ TRAVEL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass
 class Seen:
-    """What the constructions so far made of one tensor: rows that are ``alike``, the ``others``' equal numbers."""
+    """What constructions so far made of a tensor: rows that are ``alike``, the ``others``' equal numbers."""
 
     first: Tensor
     alike: Tensor
@@ -49,10 +49,13 @@ class Seen:
 
     def complaint(self, made: Tensor, ranges: float) -> str:
         """Why ``made`` is none of these; "" if it may be."""
-        if self.first.dtype not in TRAVEL and (narrow := made.to(self.first.dtype)).to(made.dtype).equal(
-            made
-        ):
-            made = narrow  # it has come from the ranks in a wider dtype
+        # it may have come from the ranks in a wider dtype
+        if self.first.dtype not in TRAVEL:
+            narrow = made.to(self.first.dtype)
+            if narrow.to(made.dtype).equal(made):
+                made = narrow
+
+        # what needs no statistics: its kind, its finiteness, what is alike in every construction
         if made.shape != self.first.shape or made.dtype != self.first.dtype:
             return f"is {_kind(made)}, in a plain construction {_kind(self.first)}"
         if not torch.isfinite(_wide(made)).all() and torch.isfinite(_wide(self.first)).all():
@@ -63,6 +66,8 @@ class Seen:
             return f"is not what {len(self.figures)} plain constructions make alike{where}"
         if self.alike.all() or not torch.isfinite(_wide(self.first)).all():
             return ""
+
+        # what is drawn: no figure far from those of the plain constructions
         found = figures(_wide(made))
         for i, name in enumerate(FIGURES):
             lo, hi = min(f[i] for f in self.figures), max(f[i] for f in self.figures)
@@ -74,7 +79,7 @@ class Seen:
 
 
 def complaints(plain: Numbers, construct: Callable[[int], Numbers], made: Numbers) -> dict[str, str]:
-    """Of each tensor of ``made`` that is not as a plain construction's why not; ``construct(n)`` is another one."""
+    """Why each tensor of ``made`` is unlike a plain construction's, if it is; ``construct(n)`` is another."""
     seen = {
         name: Seen(t, torch.ones(_rows(t), dtype=torch.bool)) for name, t in plain.items() if name in made
     }
@@ -118,7 +123,7 @@ def figures(t: Tensor) -> Figures:
 
 
 def _least(figure: int, t: Tensor, found: list[Figures]) -> float:
-    """What is never too far: constructions may agree on a figure to the last bit, or have no zero by chance."""
+    """Never too far: constructions may agree on a figure to the last bit, or have no zero by chance."""
     size = max(abs(f[2]) for f in found) + max(exp(f[0]) for f in found)
     return (1e-3, 1e-3, 1e-3 * size, 10 / max(t.numel(), 1))[figure]
 

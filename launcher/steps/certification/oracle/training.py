@@ -21,6 +21,9 @@ FAR = 8.0
 PATIENCE = 8
 """How many ways to leave experts idle are tried."""
 
+Prepare = Callable[[nn.Module], None]
+"""What is done to every model that is built."""
+
 Numbers = dict[str, Tensor]
 Batch = tuple[tuple[Tensor, ...], Tensor]
 """Inputs and targets."""
@@ -46,7 +49,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Mean loss of the global batch, norm before clipping, gradients after it, and buffers, all by first name."""
+    """Mean loss of the global batch, norm before clipping, gradients after it, buffers; all by first name."""
 
     loss: float
     norm: float
@@ -69,7 +72,7 @@ class Training:
         numbers: Mapping[str, Tensor],
         *,
         device: torch.device,
-        prepare: Callable[[nn.Module], None],
+        prepare: Prepare,
     ) -> None:
         self.job, self.cut, self.device = job, cut, device
         self._prepare, self._precision = prepare, job.train.precision
@@ -79,7 +82,7 @@ class Training:
         self._rates = [g.get("lr") for g in self.optimizer.param_groups]
 
     def _begin(self, numbers: Mapping[str, Tensor]) -> None:
-        """A model a data-parallel rank, and a spare one to try things with; their weights are the same tensors."""
+        """A model a data-parallel rank, and a spare one for trials; their weights are the same tensors."""
         model = models.put(models.construct(self.job, self.job.seed), numbers, self.device)
         self._prepare(model)
         self._at_start = _kept(models.state(model))
@@ -109,7 +112,11 @@ class Training:
 
     def _moved(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         dtype = models.LOW.get(self._precision, models.kept(self._precision))
-        return tuple(x.to(self.device, dtype if x.is_floating_point() else x.dtype) for x in xs)
+
+        def moved(x: Tensor) -> Tensor:
+            return x.to(self.device, dtype if x.is_floating_point() else x.dtype)
+
+        return tuple(map(moved, xs))
 
     def backward(self, batch: Batch, clip: float | None, scale: float) -> Outcome:
         """Loss and gradients of a step; backward works on ``scale`` times the loss."""
@@ -135,7 +142,7 @@ class Training:
         squares = [g.abs().double().square().sum() for g in grads.values()]
         norm = torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
         if clip is not None:
-            # of the norm in fp64: what clip_grad_norm_ finds of a million numbers in fp32 has five right digits
+            # of the norm in fp64: clip_grad_norm_'s, of a million numbers in fp32, has five right digits
             nn.utils.clip_grads_with_norm_(self.named.values(), clip, norm)
         return Outcome(total, norm.item(), _kept(grads), buffers)
 
@@ -153,14 +160,18 @@ class Training:
         return total
 
     def rounding(self) -> Outcome:
-        """The last step's outcome had every weight been rounded once more: how far it is off is no layout's fault."""
-        signs = torch.Generator().manual_seed(self.job.seed)
+        """The last step's outcome had each weight been rounded once more, which is no layout's fault."""
         were, grads = _kept(self.named), {n: p.grad for n, p in self.named.items()}
+
+        # up or down, each weight by a coin of its own
+        signs = torch.Generator().manual_seed(self.job.seed)
         with torch.no_grad():
             for p in self.named.values():
                 if p.is_floating_point():
                     sign = torch.randint(0, 2, p.shape, generator=signs).to(p.device) * 2 - 1
                     p.mul_(1 + torch.finfo(p.dtype).eps * sign.to(p.dtype))
+
+        # and back
         try:
             return self._tried(*self._last)
         finally:
@@ -179,8 +190,7 @@ class Training:
             yield self._spare
 
     def update(self, step: int, grads: Mapping[str, Tensor]) -> Numbers:
-        """The weights after an optimizer step with these gradients, which may differ from its own by a
-        rounding.
+        """The weights after an optimizer step with these gradients, which may be a rounding off its own.
 
         An optimizer that divides by a gradient's size blows a rounding up: given the same
         gradients, two are equal.
@@ -230,10 +240,9 @@ class Training:
         return total / count
 
     def narrow(self, step: int) -> Narrow:
-        """The batch of ``step`` in which data-parallel ranks leave different weights without a gradient, if
-        any does.
+        """The batch of ``step`` whose data-parallel ranks leave different weights without a gradient, if any.
 
-        Which needs data that the author never meant: where the loss of it is no number, whole samples are
+        It needs data that the author never meant: where the loss of it is no number, whole samples are
         repeated.
         """
         positions, best = True, None
@@ -271,9 +280,8 @@ class Training:
                 loss = self._accumulate(model, self._part(batch, rank), counted, 1.0)
                 if not abs(loss) < float("inf"):
                     return None
-                found.append(
-                    frozenset(n for n, p in self.named.items() if p.requires_grad and p.grad is None)
-                )
+                without = (n for n, p in self.named.items() if p.requires_grad and p.grad is None)
+                found.append(frozenset(without))
         except Exception:  # the model's own, about data that is odd
             return None
         finally:

@@ -38,17 +38,6 @@ def test_a_file_that_mindspore_wrote_comes_out_byte_for_byte(path: Path, tmp_pat
     assert [p.name for p in tmp_path.iterdir()] == ["again"]
 
 
-@pytest.mark.parametrize("path", sorted(REAL.glob("*group*")), ids=lambda p: p.name)
-def test_a_group_file_comes_out_byte_for_byte(path: Path) -> None:
-    assert group_file.text(group_file.read(path)) == path.read_bytes()
-
-
-def test_a_group_file_says_which_ranks_hold_the_same() -> None:
-    found = group_file.read(REAL / "dp4tp2_opt2_group_rank0.ckpt")
-    assert found.restore == (0, 4)
-    assert found.groups["4-5226697808808137312"] == (0, 2, 4, 6)
-
-
 @pytest.mark.parametrize(("name", "ranks"), [("pp2", (0, 2)), ("pp2shared", (2, 0))])
 def test_merging_real_stages_gives_mindspores_own_merge(name: str, ranks: tuple[int, int]) -> None:
     merged, form = read_stages([REAL / f"{name}_strategy_rank{r}.ckpt" for r in ranks])
@@ -91,55 +80,12 @@ def test_names_with_dashes_and_tensors_without_dims_live_through_a_merge(form: S
     assert merged.stages() == {0: dict(stages[0].layouts), 1: dict(stages[1].layouts)}
 
 
-def test_a_name_that_looks_like_a_stage_does_not_make_a_file_a_merged_one() -> None:
-    file = file_of({"0-w": ROWS, "1-w": ROWS}, 3)
-    assert not file.merged
-    assert file.stages() == {3: {"0-w": ROWS, "1-w": ROWS}}
-
-
-def test_a_stage_without_parameters_of_its_own_is_merged_all_the_same() -> None:
-    merged = merge([("a", file_of({"w": ROWS})), ("b", file_of({}, 1))])
-    assert merged.stages() == {0: {"w": ROWS}, 1: {}}
-
-
-def test_files_of_several_ranks_of_a_stage_are_one_when_they_agree() -> None:
-    a, b = file_of({"w": ROWS, "v": ROWS}), file_of({"v": ROWS, "w": ROWS})
-    assert merge([("a", a), ("b", b)]).stages() == {0: {"w": ROWS, "v": ROWS}}
-
-
 def test_manual_splits_are_kept(tmp_path: Path) -> None:
     split = Slicing((2,), ((0,), ()), field=3, split_shape=(3, 5), offsets=(0, 3), shape=(8, 4))
     for form in ("protobuf", "json"):
         write_strategy(tmp_path / "s", file_of({"w": split}), form)
         found = read_strategy(tmp_path / "s").layouts["w"]
         assert (found.field, found.split_shape, found.offsets) == (3, (3, 5), (0, 3))
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        (
-            [("a", file_of({"w": ROWS})), ("b", file_of({"w": Slicing((2,), ((), (0,)))}))],
-            "a and b are both of stage 0 and disagree on w",
-        ),
-        (
-            [("a", file_of({"w": ROWS})), ("b", file_of({"v": ROWS}, 3))],
-            "a, b: stage 1, 2 of 4 is missing; give the files of every stage",
-        ),
-        ([("a", file_of({"w": ROWS}, 900))], "a: stage 0 and more of 901 is missing; give the files of every stage"),
-        (
-            [("a", StrategyFile(2, (), {"w": ROWS}))],
-            "a: lists no operator, and only operators say which stage a file is of",
-        ),
-        (
-            [("a", merge([("x", file_of({"w": ROWS}))]))],
-            "a: already merged; give the files of single stages",
-        ),
-    ],
-)
-def test_stages_that_do_not_belong_together_are_refused(parts: list[tuple[str, StrategyFile]], message: str) -> None:
-    with pytest.raises(ValueError, match=exactly(message)):
-        merge(parts)
 
 
 def test_two_forms_in_one_merge_are_refused(tmp_path: Path) -> None:
@@ -228,13 +174,3 @@ def test_a_checkpoint_a_group_file_and_a_strategy_are_not_mistaken_for_each_othe
     path = REAL / "tp8_strategy_rank0.ckpt"
     with pytest.raises(ValueError, match=exactly(f"{path}: not a MindSpore group file: field 1 is of another kind")):
         group_file.read(path)
-
-
-def test_operators_of_several_stages_need_names_with_stages() -> None:
-    file = StrategyFile(1, (Operator("a", 0), Operator("b", 1)), {"0-w": ROWS, "v": ROWS})
-    with pytest.raises(
-        ValueError, match=exactly("operators of stages [0, 1], but parameters without a stage before their names")
-    ):
-        file.stages()
-    with pytest.raises(ValueError, match=r"\Astage 1 of 3 is missing\Z"):
-        StrategyFile(1, (), {"0-w": ROWS, "2-v": ROWS}).stages()

@@ -1,0 +1,63 @@
+"""Checks that all ranks built and traced the same model: hashes of strings, so orders of sets, may differ."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from launcher.errors import RunError
+from launcher.parallel.deferred_init.fill import FullTensorOf, InitialTensors
+from launcher.parallel.stages.split import StagePart
+
+CAUSE = "something goes by what differs between processes, as the order of a set of strings does"
+CURE = "sort it there, or start all ranks with the same PYTHONHASHSEED"
+
+
+def check_agreement(parts: list[StagePart], whole: FullTensorOf) -> None:
+    """Every rank calls this.
+
+    Raises ``RunError`` where weights would start from other numbers, or stages not fit.
+    """
+    # one digest a rank: nearly always they are equal
+    code = parts[0].code
+    made = whole.texts() if isinstance(whole, InitialTensors) else {}
+    digest = hashlib.blake2b(repr((code, sorted(made.items()))).encode()).digest()
+    if len(set(_gathered(digest))) == 1:
+        return
+
+    # where they differ first
+    lines, *others = _gathered(code)
+    for rank, theirs in enumerate(others, 1):
+        for one, other in zip_longest(lines, theirs, fillvalue="nothing"):
+            if one != other:
+                text = f"the code between the named modules is '{one}' on rank 0 and '{other}' on rank {rank}"
+                raise RunError(f"{text}: {CAUSE}; {CURE}")
+    _same_numbers(made, whole)
+
+
+def _same_numbers(made: dict[str, str], whole: FullTensorOf) -> None:
+    """Tensors made in different ways may still have the same numbers: one rank has found a cache, say."""
+    every = _gathered(made)
+    names = sorted({n for texts in every for n in texts})
+    doubtful = [n for n in names if len({texts.get(n) for texts in every}) > 1]
+    digests = {n: _digest(whole, n) for n in doubtful if n in made}
+    for rank, theirs in enumerate(_gathered(digests)):
+        for name in doubtful:
+            if theirs.get(name) != digests.get(name):
+                text = f"{name} starts from other numbers on rank {rank} than on rank {dist.get_rank()}"
+                raise RunError(f"{text}: in the constructor {CAUSE}; {CURE}")
+
+
+def _digest(whole: FullTensorOf, name: str) -> bytes:
+    numbers = whole(name).contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(numbers.tobytes()).digest()
+
+
+def _gathered(mine: Any) -> list[Any]:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, mine)
+    return every

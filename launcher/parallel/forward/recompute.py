@@ -1,0 +1,198 @@
+"""The forward of a module that runs again in its backward, on torch's non-reentrant checkpoint."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from launcher.errors import Problem, RequestError
+from launcher.parallel.cost.told import AGAIN, KEEPING, PLAIN, Sent
+from launcher.parallel.dispatch.containers import filled
+from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.forward import kept_operations
+from launcher.parallel.forward.kept_operations import Telling
+from launcher.parallel.model_state.python_state import changed, held
+from launcher.parallel.model_state.restore_state import untouched
+from launcher.parallel.sequence.carry import Carry
+from launcher.parallel.tensor_parallel.collectives import Axis, Results
+from launcher.plan.values.recomputed import Recomputed
+
+
+def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
+    """Give each module that is to run again the forward that does, around the one it has."""
+    for r in recomputed:
+        module = model.get_submodule(r.module)
+        vars(module)["forward"] = RecomputedForward(module, module.forward, r, axis)
+
+
+@dataclass(frozen=True)
+class RecomputedForward:
+    """The forward of a module that runs again in its backward, around its ``plain`` one.
+
+    ``carry``: of which piece of a sequence runs, where these are cut.
+    """
+
+    module: nn.Module
+    plain: Callable[..., Any]
+    recomputed: Recomputed
+    axis: Axis
+    carry: Carry | None = None
+    numbers: Iterator[int] = field(default_factory=count, compare=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or PLAIN.get():
+            return self.plain(*args, **kwargs)
+        names = tuple(kwargs)
+        region = _Region(self, (args, kwargs))
+        self._check_hooks()
+
+        def run(*given: Any) -> Any:
+            own = given[: len(given) - len(names)] if names else given
+            return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
+
+        # everything by position: torch looks among these for the devices whose random state it keeps
+        with self._unchanged():
+            return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+
+    def _check_hooks(self) -> None:
+        """What hooks of the user's own would make of what is saved, nothing would be made of."""
+        hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
+            raise self.refused("hooks on what autograd saves (saved_tensors_hooks) would see nothing of it")
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """On a rank's second and third forward: the first may fill caches.
+
+        The plan tries the same, but where it cannot: of modules that look at data.
+        """
+        watched = not self.axis.planned and next(self.numbers) in (1, 2)
+        before = held(self.module) if watched else None
+        yield
+        if before is not None and (found := changed(before, held(self.module))):
+            raise self.refused(f"each of its forwards changes {found[0][0]}")
+
+    def refused(self, why: str) -> RequestError:
+        """It cannot run again."""
+        name = self.recomputed.module
+        text = f"{name} cannot run again in the backward: {why}; leave {name} out"
+        return RequestError((Problem("parallel.recompute.modules", text),))
+
+
+class _Region:
+    """One call of a module, and its run in the backward."""
+
+    def __init__(self, of: RecomputedForward, given: Any) -> None:
+        self.of = of
+        self.piece = of.carry.now if of.carry is not None else None
+        self.results = None if of.recomputed.comm else Results()
+        self.last = of.axis.last  # it may share with operators before it what these have brought in
+        self.inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+        self.versions = _versions(self.inputs)
+        self.changed = filled(given, objects=True)
+        self.streams = _streams()
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Around the forward, and around its run in the backward."""
+        keep = self.of.recomputed.keep
+        first, again = kept_operations.contexts(keep) if keep else (nullcontext(), nullcontext())
+        return self._running(first), _Entered(lambda: self._again(again))
+
+    @contextmanager
+    def _running(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
+        tell, keep = KEEPING.get(), self.of.recomputed.keep
+        telling = Telling(keep, tell, self.of.refused) if tell is not None and keep else nullcontext()
+        axis = self.of.axis
+        before, axis.results = axis.results, self.results
+        try:
+            with telling, keeping:
+                yield
+        finally:
+            axis.results = before
+
+        # a change from here on is one of somebody else
+        if _versions(self.inputs) != self.versions:
+            raise self.of.refused("it changes an input in place")
+        if self.changed():
+            raise self.of.refused("it changes a list, dictionary or dataclass that it is given")
+        if tell is not None and self.results is not None:
+            for t in self.results.kept:
+                tell(t)
+
+    @contextmanager
+    def _again(self, keeping: AbstractContextManager[Any]) -> Iterator[None]:
+        if _versions(self.inputs) != self.versions:
+            raise self.of.refused("an input of it was changed in place after it had run")
+        if self.changed():
+            raise self.of.refused(
+                "a list, dictionary or dataclass that it was given was changed after it had run"
+            )
+        if self.results is not None:
+            self.results.again()
+        carry = self.of.carry
+        at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
+        what, module = self.of.recomputed, self.of.module
+        around = AGAIN.get()
+        counting = around(self._sent) if around is not None else nullcontext()
+        restoring = untouched([module], what.restored) if what.restored else nullcontext()
+        axis = self.of.axis
+        before = axis.last, axis.results, axis.log
+        axis.last, axis.results = self.last, self.results
+        axis.log = None if around is None else []
+        try:
+            with at, restoring, _drawing(self.streams), counting, keeping:
+                yield
+        finally:
+            axis.last, axis.results, axis.log = before
+
+    def _sent(self) -> Sent:
+        """What the run in the backward, still under way, has sent over tp; nothing if that is kept."""
+        log = self.of.axis.log or []
+        return [(c.op, c.nbytes) for c in log if c.phase == "forward" and self.results is None]
+
+
+class _Entered:
+    """A context of which each entry is a new one: a forward may run again more than once."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self.make = make
+        self.open: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        self.open.append(self.make())
+        self.open[-1].__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self.open.pop().__exit__(*error)
+
+
+def _streams() -> tuple[Any, Any]:
+    """Where Python's and numpy's random streams are; torch's own are looked after by its checkpoint."""
+    return random.getstate(), np.random.get_state()
+
+
+@contextmanager
+def _drawing(streams: tuple[Any, Any]) -> Iterator[None]:
+    """Python and numpy draw from there, and afterwards from where they were."""
+    before = _streams()
+    random.setstate(streams[0])
+    np.random.set_state(streams[1])
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    """How often each was changed in place; those of inference mode do not count."""
+    return [0 if t.is_inference() else t._version for t in tensors]

@@ -1,0 +1,135 @@
+"""Carries out a plan on a model: cut into stages, sharded, filled, tied and checked, a call each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from launcher.parallel.blueprint import Blueprint
+from launcher.parallel.checks.placement import check
+from launcher.parallel.checks.rank_agreement import check_agreement
+from launcher.parallel.deferred_init.fill import fill
+from launcher.parallel.forward.compile import compile_modules
+from launcher.parallel.fsdp.gather_order import GatherOrder, agree
+from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
+from launcher.parallel.fsdp.shard import shard
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.replicas.buffers import Statistics, statistics
+from launcher.parallel.replicas.fuse import Bucketed, fuse, sums
+from launcher.parallel.replicas.tie import Tied, tie
+from launcher.parallel.stages.split import StagePart, split
+from launcher.parallel.tensor_parallel.apply import distribute
+from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.plan.partition.params import Placed
+from launcher.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from launcher.parallel.forward.compile_times import CompileTimes
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """One rank's share of a model, ready to train."""
+
+    plan: Plan
+    meshes: Meshes
+    axis: Axis
+    parts: list[StagePart]
+    orders: list[GatherOrder]
+    buckets: list[Bucketed]
+    ties: list[Tied]
+    statistics: Statistics
+    halves: list[HalfWeights]
+    compiled: CompileTimes | None = None
+
+    def named(self) -> list[tuple[Placed, torch.Tensor]]:
+        """This rank's tensors, the first copy of each, in the plan's order."""
+        later_first = reversed(self.parts)  # so that the first copy is the one that stays
+        found = {p.name: (p, t) for part in later_first for p, _, t in part.named(self.plan.params)}
+        return [found[p.name] for p in self.plan.params if p.name in found]
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        """Every copy of every trainable parameter, for the optimizer.
+
+        A second copy's name ends in ``@stage``.
+        """
+        first: dict[str, torch.Tensor] = {}
+        out = []
+        for part in self.parts:
+            for p, _, t in part.named(self.plan.params):
+                if not p.trainable or not isinstance(t, nn.Parameter) or first.get(p.name) is t:
+                    continue
+                name = f"{p.name}@{part.stage.index}" if p.name in first else p.name
+                out.append((name, t))
+                first.setdefault(p.name, t)
+        return out
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.plan.params)
+
+    def first_name(self, name: str) -> str:
+        """The plan's name of what ``trainable`` calls ``name``; names of modules may have an @ too."""
+        return name if name in self._names else name.rpartition("@")[0]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around every forward and backward: weights are in the dtype that the model computes in."""
+        with ExitStack() as stack:
+            for low in self.halves:
+                stack.enter_context(low.running())
+            yield
+
+    def reduce(self) -> None:
+        """After the last backward of a step: finish the sums that no schedule action did."""
+        agree(self.orders, self.meshes)
+        for bucket in self.buckets:
+            bucket.reduce()
+        for tied in self.ties:
+            tied.reduce()
+        self.statistics.share()
+
+
+def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.device) -> ParallelModel:
+    """Turn the model of a blueprint into this rank's stages, with its numbers in place.
+
+    The blueprint is used up.
+    """
+    # this rank's stages, still without numbers
+    drawn.axis.join(meshes.coords["tp"], meshes.tp)
+    parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
+    check_agreement(parts, drawn.whole)
+
+    # their parameters become this rank's shards, and get their numbers; graphs are without what FSDP2 does
+    distribute(parts, plan, meshes)
+    compiled = compile_modules(parts, plan.compilation, drawn.axis)
+    for part in parts:
+        shard(part, plan, meshes)
+    orders = [GatherOrder(part, plan) for part in parts]
+    fill(parts, plan, meshes.rank, device, whole=drawn.whole)
+
+    # what keeps copies equal: gradients summed over replicas and tp, and over the stages that share a tensor
+    buckets = []
+    for part in parts:
+        buckets += [*fuse(part, plan, meshes), *sums(part, plan, meshes)]
+    ties = tie(parts, plan, meshes)
+
+    check(parts, plan, meshes.rank)
+    return ParallelModel(
+        plan=plan,
+        meshes=meshes,
+        axis=drawn.axis,
+        parts=parts,
+        orders=orders,
+        buckets=buckets,
+        ties=ties,
+        statistics=statistics(parts, plan, meshes),
+        halves=[half_weights(part, plan) for part in parts],
+        compiled=compiled,
+    )

@@ -1,0 +1,74 @@
+"""``train.precision`` and ``train.loss_scale``, and the dtype that gradients travel in.
+
+That is ``parallel.gradient_fp32_sync`` and ``parallel.fp32_communication``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.job.schema.job import Job
+from launcher.plan.cost.fusion import Fused
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.values.precision import Precision, precision
+from launcher.plan.values.setting import ALONE, Outcome, Setting
+
+COMMUNICATION, SYNC = "parallel.fp32_communication", "parallel.gradient_fp32_sync"
+
+
+def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
+    """Those that are not at their default."""
+    dtypes = precision(job)
+    if dtypes.mixed:
+        why = f"the model runs in {dtypes.compute}"
+        why += f"; weights, gradients, optimizer state and loss stay {dtypes.kept}"
+        yield Setting("train.precision", job.train.precision, "applied", why)
+    yield from _loss_scale(job, dtypes)
+    if job.parallel.fp32_communication:
+        yield Setting(COMMUNICATION, "true", *_raised(job, sizes, dtypes, fused))
+    if not job.parallel.gradient_fp32_sync:
+        yield Setting(SYNC, "false", *_lowered(job, sizes, dtypes, fused))
+
+
+def _loss_scale(job: Job, dtypes: Precision) -> Iterator[Setting]:
+    key = "train.loss_scale"
+    if dtypes.scale is not None:
+        how = "halved at an overflow, doubled after 2000 steps without" if dtypes.dynamic else "fixed"
+        value = "null" if dtypes.dynamic else f"{dtypes.scale:g}"
+        yield Setting(key, value, "applied", f"{dtypes.scale:g}, {how}; an overflow skips the step")
+    elif job.train.loss_scale is not None:
+        why = f"{job.train.precision} gradients need no scaling"
+        yield Setting(key, f"{job.train.loss_scale:g}", "satisfied", why)
+
+
+def _raised(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> Outcome:
+    """Of gradients that are to travel in fp32."""
+    if not dtypes.mixed:
+        return "satisfied", f"gradients are {job.train.precision} already; they travel as they are"
+    if sizes.replicas == 1:
+        return "satisfied", ALONE
+    return "applied", _travel(dtypes, fused)
+
+
+def _lowered(job: Job, sizes: Sizes, dtypes: Precision, fused: Fused | None) -> Outcome:
+    """Of gradients that may travel in the half precision that they are computed in."""
+    if not dtypes.mixed:
+        return "satisfied", f"gradients are {job.train.precision} already; nothing to lower"
+    if sizes.replicas == 1:
+        return "satisfied", ALONE
+    if dtypes.reduce != dtypes.compute:
+        return "satisfied", f"gradients travel in {dtypes.reduce}: {COMMUNICATION}=true asks for it"
+    return "applied", _travel(dtypes, fused)
+
+
+def _travel(dtypes: Precision, fused: Fused | None) -> str:
+    """In which dtype; those not summed over data-parallel ranks travel in the one that they are kept in."""
+    text = f"gradients travel in {dtypes.reduce}"
+    if fused is None or dtypes.reduce == dtypes.kept:
+        return text
+    others = []
+    if fused.tied:
+        others.append("of tied parameters over stages")
+    if fused.terms:
+        others.append("over tp")
+    return f"{text}; those {' and '.join(others)} in {dtypes.kept}" if others else text

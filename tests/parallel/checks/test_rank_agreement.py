@@ -1,0 +1,72 @@
+"""A rank that builds or follows another model than its peers is told from them before anything is trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from launcher.parallel.checks.rank_agreement import check_agreement
+from launcher.parallel.deferred_init import fill
+from launcher.parallel.deferred_init.operation_tape import Tape
+from launcher.parallel.deferred_init.record import record
+from launcher.parallel.stages.split import StagePart
+from launcher.plan.partition.stages import Stage
+from launcher.runtime.faults import RanksFailed
+from launcher.runtime.processes.start import run_ranks
+
+WHY = "something goes by what differs between processes, as the order of a set of strings does; sort it there, or "
+WHY += "start all ranks with the same PYTHONHASHSEED"
+STAGE = Stage(index=0, nodes=(), receives=(), sends=(), modules=(), params=(), flops=0, saved=0)
+
+
+class Ordered(nn.Module):
+    """Layers made in the order of ``names``, kept in alphabetical order; ``cached``: made of one drawn before."""
+
+    def __init__(self, names: list[str], cached: torch.Tensor | None = None) -> None:
+        super().__init__()
+        made = {name: nn.Linear(4, 4) for name in names}
+        self.layers = nn.ModuleDict({name: made[name] for name in sorted(made)})
+        self.register_buffer("table", torch.arange(4.0) if cached is None else cached + 0.0)
+
+
+def making(*args: object) -> fill.InitialTensors:
+    model, tape = record(lambda: Ordered(*args), 3)  # type: ignore[arg-type]
+    return fill.InitialTensors(tape, {n: t.detach() for n, t in fill.tensors(model).items()})
+
+
+def whole(names: list[str]) -> fill.InitialTensors:
+    torch.manual_seed(3)
+    real = fill.tensors(Ordered(names))
+    tape = Tape()
+    tape.why = "cannot be recorded"
+    return fill.InitialTensors(tape, real, lambda: real)
+
+
+def part(*code: str) -> list[StagePart]:
+    return [StagePart(STAGE, nn.Module(), code=code)]
+
+
+def test_ranks_that_do_the_same_are_alike():
+    run_ranks(lambda w: check_agreement(part("a = a(x)"), making(["down", "up"])), 2)
+
+
+def test_the_same_numbers_made_in_another_way_are_alike():
+    cached = torch.arange(4.0)
+    run_ranks(lambda w: check_agreement(part(), making(["down", "up"], cached if w.rank else None)), 2)
+
+
+@pytest.mark.parametrize("made", [making, whole])
+def test_weights_made_in_another_order_are_told(made):
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(lambda w: check_agreement(part(), made(["down", "up"][:: 1 - 2 * w.rank])), 2)
+    here = failed.value.fault.rank
+    text = f"layers.down.bias starts from other numbers on rank {1 - here} than on rank {here}: in the constructor "
+    assert failed.value.fault.message == text + WHY
+
+
+def test_code_that_goes_another_way_is_told():
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(lambda w: check_agreement(part("a = a(x)", *["b = b(a)"] * w.rank), making(["up"])), 2)
+    text = "the code between the named modules is 'nothing' on rank 0 and 'b = b(a)' on rank 1: "
+    assert failed.value.fault.message == text + WHY

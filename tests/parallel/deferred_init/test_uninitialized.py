@@ -1,0 +1,32 @@
+"""Memory that nobody wrote, and numbers that no seed decides, are named and refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.parallel.deferred_init import record
+from launcher.parallel.deferred_init.uninitialized import problems
+from tests.parallel import unrecorded
+
+BLANK = "is memory that nobody wrote: the constructor makes it with torch.empty, or the like, and leaves it so"
+LOOSE = "has other numbers each time the constructor runs, although torch, random and numpy are seeded"
+
+
+@pytest.mark.parametrize("maker", [unrecorded.Unwritten, unrecorded.UnwrittenWhole])
+def test_memory_that_nobody_wrote_is_named_and_refused(maker):
+    found = problems(maker, *record.record(maker, 0))
+    names = ["bad", "rows", "derived", "cache", "attribute"]
+    assert list(map(str, found)) == [f"model: {n} {BLANK}; initialise it in the constructor" for n in names]
+
+
+def test_a_weight_on_the_meta_device_is_named_and_refused():
+    found = problems(unrecorded.OnMeta, *record.record(unrecorded.OnMeta, 0))
+    text = "model: inner.weight is on the meta device, where it has no numbers; initialise it in the constructor"
+    assert list(map(str, found)) == [text]
+
+
+@pytest.mark.parametrize("maker", [unrecorded.Unseeded, unrecorded.UnseededWhole])
+def test_numbers_that_no_seed_decides_are_named_and_refused(maker):
+    found = problems(maker, *record.record(maker, 0))
+    cure = "seed what they come from, or keep nothing between two constructions"
+    assert list(map(str, found)) == [f"model: {n} {LOOSE}; {cure}" for n in ("w", "g")]

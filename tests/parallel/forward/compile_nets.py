@@ -1,0 +1,76 @@
+"""Models that torch compiles: with dropout, with another graph in each call, and what is no graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Dropped(nn.Module):
+    """A block that draws numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop = nn.Linear(8, 8), nn.Dropout(0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.drop(self.a(x)).tanh()
+        return out
+
+
+class Dropping(nn.Module):
+    """Three of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Dropped() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Counting(Dropped):
+    """Every call is another graph: it does something else by a number that it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * (1 + self.calls % 50)
+
+
+class Counted(nn.Module):
+    """A model of such a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counting()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers[0](x)
+        return out
+
+
+class Untraceable(Dropped):
+    """A block that cannot be one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+class Broken(Counted):
+    """A model whose block cannot be one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Untraceable()])

@@ -1,0 +1,34 @@
+"""Simulated schedules to draw."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.plan.schedule import schedules
+from launcher.plan.schedule.actions import Action
+from launcher.plan.schedule.simulate import Cost, Timeline, simulate
+
+
+def drawn(scheduler: str, ranks: int, chunks: int, micros: int) -> Timeline:
+    n = ranks * chunks
+    cost = Cost((1.0,) * n, (2.0,) * n, (1,) * n)
+    return simulate(schedules.build(scheduler, ranks, chunks, micros), schedules.placement(ranks, chunks), cost)
+
+
+def split() -> Timeline:
+    """One rank, one micro batch, its backward in two halves."""
+    row = (Action(0, "F", 0), Action(0, "I", 0), Action(0, "W", 0))
+    return simulate((row,), (0,), Cost((1.0,), (2.0,), (1,)))
+
+
+NOTHING = simulate(((),), (0,), Cost((1.0,), (2.0,), (1,)))
+TIMELINES = {
+    "gpipe": drawn("gpipe", 2, 1, 3),
+    "1f1b": drawn("1f1b", 4, 1, 4),
+    "interleaved": drawn("1f1b", 2, 3, 5),
+    "one rank": drawn("1f1b", 1, 1, 12),
+    "many": drawn("1f1b", 12, 1, 100),
+    "split": split(),
+    "nothing": NOTHING,
+}
+every = pytest.mark.parametrize("timeline", TIMELINES.values(), ids=TIMELINES)

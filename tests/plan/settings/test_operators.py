@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher.errors import Problem
+from tests.plan.made import refusal
+
+TP = "parallel.grid.tp"
+REFUSED = {
+    "parallel.operators.head={weight: [tp, null]}": Problem(
+        TP, "null: parallel.operators names the axis tp, and nothing says how many ranks it has", f"{TP}=2"
+    ),
+    f"{TP}=2": Problem(TP, "2: parallel.operators cuts nothing over tp", "operators=megatron"),
+    f"{TP}=4 parallel.operators.head={{in: [[1,1,2],[2,1]]}}": Problem(
+        TP, "4: parallel.operators cuts into 2 slices", f"{TP}=2"
+    ),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_degree_that_nothing_or_two_things_say_is_refused_before_the_model_is_built(words):
+    overrides = words.split(" ", 1) if words.startswith(TP) else [words]
+    assert refusal(*overrides, "launch.nproc=4").problems == (REFUSED[words],)

@@ -1,0 +1,96 @@
+"""Which modules ``parallel.recompute`` chooses, and what it refuses, with a cure that works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.planner.plan_job import plan_job
+from tests.parity import job, own
+
+KEY = "parallel.recompute.modules"
+CUT = {
+    "embed": 0, "layers.0": 0, "layers.1.attn": 0, "layers.1.attn_norm": 0, "layers.1.mlp": 1, "layers.1.mlp_norm": 1,
+    "layers.2": 1, "layers.3": 1, "norm": 1, "head": 1,
+}  # fmt: skip
+
+
+def asked(modules: Any, pipeline: dict[str, Any] | None = None, **more: Any) -> Job:
+    return job(parallel={"recompute": {"modules": modules, **more}, "pipeline": pipeline or {}})
+
+
+def theirs(net: str, modules: Any, *shapes: list[Any], **more: Any) -> Job:
+    model = {"_target_": f"tests.parallel.{net}"}
+    return own("", *shapes, stages=1, model=model, parallel={"recompute": {"modules": modules, **more}})
+
+
+CHOSEN: dict[str, tuple[Any, dict[str, Any], dict[str, str]]] = {
+    "a glob, the outermost": ("layers.*", {}, {f"layers.{n}": "" for n in range(4)}),
+    "every other": ("layers.*", {"every": 2}, {"layers.0": "", "layers.2": ""}),
+    "parts": (["layers.*.attn", "layers.3"], {}, {f"layers.{n}.attn": "" for n in range(3)} | {"layers.3": ""}),
+    "a policy each": (
+        {"layers.*": "full", "layers.1": "selective"}, {"keep": ["matmul"]},
+        {"layers.0": "", "layers.1": "matmul", "layers.2": "", "layers.3": ""},
+    ),
+    "all that is called": ("*", {}, dict.fromkeys(("embed", *(f"layers.{n}" for n in range(4)), "norm", "head"), "")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_names_and_globs_choose_modules(case):
+    modules, more, chosen = CHOSEN[case]
+    plan = plan_job(asked(modules, **more))
+    assert {r.module: ",".join(r.keep) for r in plan.recomputed} == chosen
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "nobody": (
+        lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module is called so; there are embed, layers, norm, head"
+    ),
+    "a list": (
+        lambda: asked("layers"),
+        f"{KEY}: layers: a list of modules, which is not called itself; name what is in it "
+        f"(try: '{KEY}=layers.*')",
+    ),
+    "over stages": (
+        lambda: asked("layers.*", {"stages": 2, "stage_config": CUT}),
+        f"{KEY}: layers.1 is cut into stages, layers.1.attn, layers.1.attn.k, layers.1.attn.o, layers.1.attn.q, .., "
+        "layers.1.mlp.gate, layers.1.mlp.up, layers.1.mlp_norm, and runs on no rank as a whole; name what is in it "
+        f"(try: '{KEY}=[layers.0,layers.1.*,layers.2,layers.3]')",
+    ),
+    "a counter": (
+        lambda: theirs("forward.recompute_nets.Counting", ["first", "counter", "head"], [6]),
+        f"{KEY}: counter cannot run again in the backward: each of its forwards changes counter.calls "
+        f"(try: '{KEY}=[first,head]')",
+    ),
+    "a teacher": (
+        lambda: theirs("forward.recompute_nets.Taught", ["student"], [6]),
+        f"{KEY}: student cannot run again in the backward: the model changes student.teacher.weight and uses it, so "
+        "that it would compute with another one (try: parallel.recompute=null)",
+    ),
+    "its input": (
+        lambda: theirs("forward.recompute_nets.Overwriting", ["act"], [6]),
+        f"{KEY}: act cannot run again in the backward: it changes an input in place; leave act out",
+    ),
+    "what is kept": (
+        lambda: theirs("forward.recompute_nets.Recurrent", ["rnn"], [3, 6], policy="selective"),
+        f"{KEY}: rnn cannot run again in the backward: it changes the result of addmm in place, which is to be kept; "
+        "leave rnn out",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_run_again_is_refused(case):
+    made, text = REFUSED[case]
+    with pytest.raises(RequestError) as caught:
+        plan_job(made())
+    assert str(caught.value) == text
+
+
+def test_the_cure_of_a_module_over_stages_is_planned():
+    plan = plan_job(asked(["layers.0", "layers.1.*", "layers.2", "layers.3"], {"stages": 2, "stage_config": CUT}))
+    assert {"layers.0", "layers.1.attn", "layers.1.mlp"} <= {r.module for r in plan.recomputed}
