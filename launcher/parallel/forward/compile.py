@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import RunError
 from launcher.parallel.forward import kept_operations
+from launcher.parallel.forward.kept_operations import SENT
 from launcher.parallel.forward.recompute import RecomputedForward
 from launcher.parallel.stages.split import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis
@@ -88,7 +89,7 @@ def _compiled(
     for inner in module.modules():
         inside = vars(inner).get("forward")
         if inner is not module and isinstance(inside, RecomputedForward):
-            vars(inner)["forward"] = _Either(inside, _traceable(inside))
+            vars(inner)["forward"] = _Either(inside, _traceable(inside, axis))
 
     def graph(plain: Callable[..., Any], run: Callable[..., Any]) -> CompiledForward:
         mode = None if plan.mode == "default" else plan.mode
@@ -100,8 +101,8 @@ def _compiled(
     outer = module.forward
     if not isinstance(outer, RecomputedForward):
         return graph(outer, outer)
-    if outer.recomputed.keep:  # chosen among the operations of the graph
-        return graph(outer, _traceable(outer))
+    if outer.recomputed.keep or axis.size > 1:  # chosen among the operations of the graph
+        return graph(outer, _traceable(outer, axis))
     return replace(outer, plain=graph(outer.plain, outer.plain))
 
 
@@ -155,12 +156,14 @@ class _Either:
         return forward(*args, **kwargs)
 
 
-def _traceable(forward: RecomputedForward) -> Callable[..., Any]:
+def _traceable(forward: RecomputedForward, axis: Axis) -> Callable[..., Any]:
     """The same in a form that torch compiles: the graph of the backward begins with what is run again.
 
     What ``RecomputedForward`` guards against, inputs that are changed in place, a graph does not know.
     """
     plain, keep = forward.plain, forward.recomputed.keep
+    if axis.size > 1 and not forward.recomputed.comm:
+        keep = (*keep, SENT)
     if not keep:
 
         def run_all(*args: Any, **kwargs: Any) -> Any:

@@ -164,6 +164,10 @@ def _(x: Tensor, axis: int, dim: int) -> Tensor:
     return torch.empty_like(x.chunk(here.size, dim)[here.rank], memory_format=torch.contiguous_format)
 
 
+COLLECTIVES = frozenset({"tp_gather", "tp_sum", "tp_scatter"})
+"""Names of those operations of ours."""
+
+
 class _Enter(Function):
     """Whole on the way in; the gradient is summed, for each rank's is a term of it."""
 

@@ -25,6 +25,7 @@ MODULES, BACKEND, MODE, FULLGRAPH = f"{KEY}.modules", f"{KEY}.backend", f"{KEY}.
 AUTO, STAGES, INDUCTOR = "auto", "stages", "inductor"
 OFF, TO_AUTO, IN_PARTS = f"{KEY}=null", f"{MODULES}={AUTO}", f"{FULLGRAPH}=false"
 FUSED = "parallel.comm_fusion.openstate=true"
+COMM = "parallel.recompute.comm"
 RECORDED = ("reduce-overhead", "max-autotune")
 """Modes that record CUDA graphs."""
 
@@ -224,24 +225,28 @@ def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Pro
 
 
 def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
-    """Operators that share what is brought in for them, and what would be sent more often than planned."""
+    """Operators that share what is brought in for them, and what cannot run again with them in a graph."""
     cut = [s.operator.module for s in model.operators.spreads]
     single = [m for m in modules if m in cut]
     if single:
         text = f"{some(single)}: cut over tp, it shares its input with the operators beside it"
         yield Problem(MODULES, f"{text}; compile the module around it", TO_AUTO)
-    again = [
-        r
-        for r in model.recomputed
-        if any(covers(r.module, operator) for operator in cut)
-        and any(covers(m, r.module) or covers(r.module, m) for m in modules)
-    ]
-    if any(not r.comm for r in again):
-        text = "keep: what a graph has received over tp is received again with it"
-        yield Problem("parallel.recompute.comm", text, "parallel.recompute.comm=recompute")
-    elif whole := [r.module for r in again if r.policy == "full"]:
-        text = f"{some(whole)}: run again and cut over tp, as a graph it would send again what nobody needs"
-        yield Problem(MODULES, f"{text}; policy selective does not", "parallel.recompute.policy=selective")
+
+    again = [r for r in model.recomputed if any(covers(r.module, operator) for operator in cut)]
+    around = [r.module for r in again if any(m != r.module and covers(r.module, m) for m in modules)]
+    if around:
+        text = f"inside of {around[0]}, which runs again and is cut over tp: a graph would send again"
+        yield Problem(MODULES, f"{text} what nobody needs; leave one of the two out", OFF)
+
+    inside = [r for r in again if any(covers(m, r.module) for m in modules)]
+    whole = [r.module for r in inside if r.policy == "full"]
+    if whole:
+        text = f"{some(whole)}: torch cannot run what is cut over tp again as a whole in a graph"
+        cure = "parallel.recompute.policy=selective parallel.recompute.comm=keep"
+        yield Problem(MODULES, f"{text}; policy selective can", cure)
+    elif any(r.comm and r.module not in modules for r in inside):
+        text = "recompute: of a part of a graph also the last result would be sent over tp again"
+        yield Problem(COMM, f"{text}, which nobody needs", f"{COMM}=keep")
 
 
 def line(made: Compilation) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,22 +12,21 @@ import torch
 import torch.distributed as dist
 
 from launcher.errors import RunError
+from launcher.job.schema.job import Compile, Job
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import RanksFailed
+from tests.parallel.counting import assert_as_planned
+from tests.parallel.forward.test_recompute import FULL as RERUN
+from tests.parallel.forward.test_recompute import WAYS, both, tied
 from tests.parity import LM, Step, assert_same, build, job, outcome, own, rank_step, step, together
 from tests.ranks import on_ranks
 from tests.test_parity import SCHEDULES, hsdp
 from tests.test_parity_tp import MEGATRON, SEQUENCE
-from tests.tiers import some_of
+from tests.tiers import some, some_of
+from tests.tracing import TRACING
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace"),
-]
-"""What torch says of itself while it traces; where warnings are errors it would not get any further."""
+pytestmark = pytest.mark.filterwarnings(*TRACING)
 
 AOT = {"backend": "aot_eager"}
 FULL, SELECTIVE = {"modules": "layers.*"}, {"modules": "layers.*", "policy": "selective"}
@@ -103,28 +103,71 @@ def test_equal_blocks_are_compiled_once_and_a_validation_compiles_nothing() -> N
     assert told.endswith(" s; 3 modules like these")
 
 
-def sent(world: World, j: Any, plan: Any) -> list[str]:
-    """What goes over tp, in order."""
+def sent(world: World, j: Any, plan: Any) -> list[tuple[str, int]]:
+    """Each collective of a step, and the numbers that this rank gives or gets; inside of graphs too."""
     calls = []
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         real = getattr(dist, name)
 
         def count(*args: Any, real: Any = real, name: str = name, **kwargs: Any) -> Any:
-            calls.append(name)
+            given = args[0] if isinstance(args[0], torch.Tensor) else args[1]
+            calls.append((name, given.numel()))
             return real(*args, **kwargs)
 
         setattr(dist, name, count)
     step(j, *build(world, j, plan))
-    return calls
+    return sorted(calls)
 
 
-@pytest.mark.parametrize("recompute", [None, SELECTIVE], ids=["", "run again"])
-def test_a_graph_sends_over_tp_what_eager_code_sends(recompute: Any) -> None:
-    parallel = {"grid": {"tp": 2}, "operators": SEQUENCE, "recompute": recompute}
+KEPT = {"comm": "keep", "policy": "selective"}
+OVER_TP: dict[str, tuple[Any, Any]] = {
+    "": (SEQUENCE, None),
+    "run again": (SEQUENCE, SELECTIVE),
+    "run again, what was sent kept": (SEQUENCE, {"modules": "layers.*"} | KEPT),
+    "parts run again, what was sent kept": (MEGATRON, {"modules": ["layers.*.attn", "layers.*.mlp"]} | KEPT),
+}
+
+
+@pytest.mark.parametrize("case", OVER_TP)
+def test_a_graph_sends_over_tp_what_eager_code_sends(case: str) -> None:
+    operators, recompute = OVER_TP[case]
+    parallel = {"grid": {"tp": 2}, "operators": operators, "recompute": recompute}
     eager, graph = job(parallel=parallel), job(parallel=parallel, train__compile=AOT)
-    (a, _), (b, _) = on_ranks(2, sent, eager, plan_job(eager)), on_ranks(2, sent, graph, plan_job(graph))
-    assert sorted(a) == sorted(b)
-    assert a
+    want, got = (on_ranks(2, sent, j, plan_job(j)) for j in (eager, graph))
+    assert got == want
+    assert len(got[0]) >= 20
+
+
+AGAIN: dict[str, tuple[int, dict[str, Any]]] = {
+    "one stage": (1, {"pipeline": {"micro_batch_num": 2}}),
+    **{level: (2, {"hsdp": hsdp(2, level)}) for level in ("level1", "level2", "level3")},
+    "1f1b, level3": (4, {"pipeline": SCHEDULES["1f1b"], "hsdp": hsdp(2, "level3")}),
+}  # fmt: skip
+
+
+def compiled_blocks(j: Job, modules: str) -> Job:
+    how = Compile(backend="aot_eager", modules=modules)
+    return j.model_copy(update={"train": j.train.model_copy(update={"compile": how})})
+
+
+@pytest.mark.parametrize("level", ["level1", "level3"])
+def test_a_step_with_graphs_sends_what_is_planned(level: str) -> None:
+    parallel = {"pipeline": SCHEDULES["1f1b"], "hsdp": hsdp(2, level), "recompute": RERUN}
+    assert_as_planned(compiled_blocks(tied(parallel), "blocks.*"))
+
+
+@pytest.mark.parametrize(("precision", "layout"), some(product(["fp64", "fp32", "bf16", "fp16"], AGAIN), one_in=5))
+def test_what_runs_again_in_a_graph_has_the_bits_of_eager_code(precision: str, layout: str) -> None:
+    """Half of the units are dropped: of another share eager code, in half precision, rounds the scale once more."""
+    ranks, parallel = AGAIN[layout]
+    p = 0.5 if precision in ("bf16", "fp16") else 0.25
+
+    def graph(modules: str, recompute: Any) -> Job:
+        return compiled_blocks(tied({**parallel, "recompute": recompute}, precision, p), modules)
+
+    ways = {way: graph("blocks.*", recompute) for way, recompute in WAYS.items()}
+    ways |= {"nothing again": graph("blocks.*", None), "graphs in what runs again": graph("blocks.*.attn", RERUN)}
+    both(ranks, tied(parallel, precision, p), ways)
 
 
 def many_steps(world: World, j: Any, plan: Any) -> tuple[list[float], list[str]]:

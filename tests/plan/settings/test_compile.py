@@ -97,11 +97,14 @@ REFUSED = {
         "train.compile.modules: layers.0.attn.q: cut over tp, it shares its input with the operators beside it; "
         "compile the module around it (try: train.compile.modules=auto)",
     f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn}}'":
-        "train.compile.modules: layers.0.attn, layers.1.attn: run again and cut over tp, as a graph it would send "
-        "again what nobody needs; policy selective does not (try: parallel.recompute.policy=selective)",
-    f"{TP2} {ON} 'parallel.recompute={{modules: layers.*, policy: selective, comm: keep}}'":
-        "parallel.recompute.comm: keep: what a graph has received over tp is received again with it "
-        "(try: parallel.recompute.comm=recompute)",
+        "train.compile.modules: layers.0.attn, layers.1.attn: torch cannot run what is cut over tp again as a whole in "
+        "a graph; policy selective can (try: parallel.recompute.policy=selective parallel.recompute.comm=keep)",
+    f"{TP2} {ON} 'parallel.recompute={{modules: layers.*.attn, policy: selective}}'":
+        "parallel.recompute.comm: recompute: of a part of a graph also the last result would be sent over tp again, "
+        "which nobody needs (try: parallel.recompute.comm=keep)",
+    f"{TP2} train.compile.modules=layers.*.attn 'parallel.recompute={{modules: layers.*}}'":
+        "train.compile.modules: inside of layers.0, which runs again and is cut over tp: a graph would send again what "
+        "nobody needs; leave one of the two out (try: train.compile=null)",
     "train.compile.modules=layers.0.attn 'parallel.recompute={modules: layers.0, policy: selective}'":
         "train.compile.modules: layers.0.attn: inside of layers.0, of which parallel.recompute keeps results of "
         "operations, and a graph hides them; compile layers.0 (try: train.compile.modules=auto)",

@@ -21,9 +21,9 @@ from launcher.steps.model.build_session import build
 from tests.parity import job
 from tests.ranks import DRAWN, on_ranks
 from tests.test_parity import hsdp
+from tests.tracing import TRACING
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-"""torch looks at it itself while it traces, and hides the warning unless warnings are errors."""
+pytestmark = pytest.mark.filterwarnings(*TRACING)
 
 USUAL_S, SLOW_S = 2, 4
 LAYOUTS = {
