@@ -27,6 +27,7 @@ from launcher.plan.refusals import model_effects, own_optimizer
 from launcher.plan.settings import compile, dataset_strategy, recompute
 from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.traced_model import TracedModel
+from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.recomputed import Recomputed
@@ -296,7 +297,27 @@ def _planned(
         recomputed=seen.recomputed,
         pieces=seen.pieces,
     )
-    return plan(job, asked, traced, [*notes, *more], traits=traits)
+    made = plan(job, asked, traced, [*notes, *more], traits=traits)
+    if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
+        refuse(compile.broken(_graph_breaks(made, made.compilation, model, specs)))
+    return made
+
+
+def _graph_breaks(
+    made: Plan, asked: Compilation, model: _Model, specs: tuple[TensorSpec, ...]
+) -> dict[str, str]:
+    """Of the modules that are to be one graph each; of stages, of what the code between modules calls."""
+    from launcher.parallel.forward.graph_breaks import graph_breaks
+    from launcher.parallel.model_state.references import unmarked
+    from launcher.parallel.trace import model_facts
+
+    modules = asked.modules
+    if modules == (STAGE,) and made.leaves is not None:
+        modules = tuple(m for s in made.stages for m in s.modules)
+    dtype = model_facts.dtype_of(DTYPE[made.precision])
+    with model_facts.default_dtype(dtype), unmarked(model.marks):
+        xs = model_facts.meta(specs)
+        return graph_breaks(model.module, asked, modules, xs, tp=made.sizes.grid["tp"])
 
 
 @dataclass(frozen=True)

@@ -3,4 +3,4 @@
 What belongs here: how that is done. Which modules it is done to is decided in ``launcher.plan.settings``.
 """
 
-__all__ = ["compile", "compile_times", "recompute"]
+__all__ = ["compile", "compile_times", "graph_breaks", "recompute"]

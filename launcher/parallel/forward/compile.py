@@ -70,40 +70,53 @@ def _configure(modules: int, axis: Axis) -> None:
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
+    for name, value in tracing(modules, axis.size).items():
+        setattr(dynamo, name, value)
+    inductor.fallback_random = True  # dropout draws what it draws in eager code
+
+
+def tracing(modules: int, tp: int) -> dict[str, Any]:
+    """Settings of torch for the tracing of so many modules, whose operators are cut over ``tp`` ranks."""
+    from torch._dynamo import config
+
     # blocks of one class share a list of graphs, and may all be unlike
-    dynamo.recompile_limit += modules
-    dynamo.accumulated_recompile_limit += modules * dynamo.recompile_limit
+    limit = config.recompile_limit + modules
+    total = config.accumulated_recompile_limit + modules * limit
+    found: dict[str, Any] = {"recompile_limit": limit, "accumulated_recompile_limit": total}
 
     # what operators that run again leave on the axis is for the next one in the same run
-    if axis.size > 1:
-        dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
-
-    # dropout draws what it draws in eager code
-    inductor.fallback_random = True
+    if tp > 1:
+        found["skip_fwd_side_effects_in_bwd_under_checkpoint"] = True
+    return found
 
 
 def _compiled(
     module: nn.Module, name: str, plan: Compilation, times: CompileTimes, axis: Axis
 ) -> Callable[..., Any]:
-    """What stands in for the forward of ``module``: one that runs again as a whole runs its graph again."""
+    """What stands in for the forward of ``module``."""
+    outer = module.forward
+    mode = None if plan.mode == "default" else plan.mode
+    compiled = torch.compile(
+        traceable(module), backend=plan.backend, mode=mode, fullgraph=plan.fullgraph, dynamic=plan.dynamic
+    )
+    if isinstance(outer, RecomputedForward) and not outer.recomputed.keep:
+        return replace(outer, plain=CompiledForward(name, outer.plain, compiled, plan, times, axis))
+    return CompiledForward(name, outer, compiled, plan, times, axis)
+
+
+def traceable(module: nn.Module) -> Callable[..., Any]:
+    """The forward of ``module`` as torch compiles it, with those inside of it that run again.
+
+    One that runs again as a whole runs its graph again; what is kept is chosen among the graph's operations.
+    """
     for inner in module.modules():
         inside = vars(inner).get("forward")
         if inner is not module and isinstance(inside, RecomputedForward):
-            vars(inner)["forward"] = _Either(inside, _traceable(inside, axis))
-
-    def graph(plain: Callable[..., Any], run: Callable[..., Any]) -> CompiledForward:
-        mode = None if plan.mode == "default" else plan.mode
-        compiled = torch.compile(
-            run, backend=plan.backend, mode=mode, fullgraph=plan.fullgraph, dynamic=plan.dynamic
-        )
-        return CompiledForward(name, plain, compiled, plan, times, axis)
-
-    outer = module.forward
-    if not isinstance(outer, RecomputedForward):
-        return graph(outer, outer)
-    if outer.recomputed.keep or axis.size > 1:  # chosen among the operations of the graph
-        return graph(outer, _traceable(outer, axis))
-    return replace(outer, plain=graph(outer.plain, outer.plain))
+            vars(inner)["forward"] = _Either(inside, _again(inside))
+    forward = module.forward
+    if not isinstance(forward, RecomputedForward):
+        return forward
+    return _again(forward) if forward.recomputed.keep else forward.plain
 
 
 @dataclass
@@ -138,7 +151,7 @@ class CompiledForward:
         return self.plain(*args, **kwargs)
 
     def _failed(self, error: Exception) -> str:
-        text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {_cause(error)}"
+        text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
         if self.plan.fullgraph:
             return f"{text} (try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)"
         return f"{text}; name other modules in train.compile.modules"
@@ -156,13 +169,13 @@ class _Either:
         return forward(*args, **kwargs)
 
 
-def _traceable(forward: RecomputedForward, axis: Axis) -> Callable[..., Any]:
+def _again(forward: RecomputedForward) -> Callable[..., Any]:
     """The same in a form that torch compiles: the graph of the backward begins with what is run again.
 
     What ``RecomputedForward`` guards against, inputs that are changed in place, a graph does not know.
     """
     plain, keep = forward.plain, forward.recomputed.keep
-    if axis.size > 1 and not forward.recomputed.comm:
+    if forward.axis.size > 1 and not forward.recomputed.comm:
         keep = (*keep, SENT)
     if not keep:
 
@@ -178,7 +191,7 @@ def _traceable(forward: RecomputedForward, axis: Axis) -> Callable[..., Any]:
     return run_most
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """The first line, and the next one where that only leads to it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -49,7 +51,7 @@ class Axis:
     ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in
     last; ``results`` takes what comes of a forward's collectives, while one runs that keeps them;
     ``overwritten``: what was brought in last was seen to be changed in place, and brought in again.
-    ``number`` is the place among ``AXES`` of one that has joined.
+    ``number``: its own in this process.
     """
 
     size: int
@@ -60,7 +62,10 @@ class Axis:
     last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
     results: Results | None = field(default=None, compare=False)
     overwritten: bool = field(default=False, compare=False)
-    number: int = field(default=-1, compare=False)
+    number: int = field(default_factory=count().__next__, compare=False)
+
+    def __post_init__(self) -> None:
+        AXES[self.number] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a process group has no copy
@@ -69,8 +74,6 @@ class Axis:
         """What was planned runs on ``rank`` from now on."""
         assert self.planned, "it has joined before: a blueprint serves one build"
         self.rank, self.group, self.planned, self.last = rank, group, False, None
-        self.number = len(AXES)
-        AXES.append(self)
 
     def said(self, op: str, phase: str, x: Tensor, times: int = 1) -> None:
         if self.log is not None:
@@ -129,8 +132,8 @@ class Axis:
         return out
 
 
-AXES: list[Axis] = []
-"""Those that have joined: in a graph, an axis is its number."""
+AXES: WeakValueDictionary[int, Axis] = WeakValueDictionary()
+"""In a graph, an axis is its number."""
 
 
 @torch.library.custom_op("launcher::tp_gather", mutates_args=())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from launcher.errors import Problem
@@ -74,6 +74,15 @@ def overwritten(job: Job, seen: bool) -> list[Problem]:
         return []
     text = "the model changes in place what two operators over tp take, which a graph cannot tell apart"
     return [Problem(KEY, f"{text}; let it make a new tensor", OFF)]
+
+
+def broken(found: Mapping[str, str]) -> list[Problem]:
+    """``found``: modules that were seen to be no one graph, and why."""
+    alike = {why: [m or "the model" for m in found if found[m] == why] for why in found.values()}
+    return [
+        Problem(FULLGRAPH, f"true: {some(modules)}: torch cannot make one graph of it: {why}", IN_PARTS)
+        for why, modules in alike.items()
+    ]
 
 
 def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | None, list[Problem]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 
 class Dropped(nn.Module):
@@ -74,3 +75,40 @@ class Broken(Counted):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([Untraceable()])
+
+
+class _Saving(Dropped):
+    """A block with hooks on what autograd saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: t.double(), lambda t: t):
+            return super().forward(x)
+
+
+class Hooked(Counted):
+    """A model of such a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_Saving()])
+
+
+class _LateUntraceable(Untraceable):
+    """A block that is one graph on tensors without memory only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_meta:
+            return Dropped.forward(self, x)
+        return super().forward(x)
+
+
+class LateBroken(Counted):
+    """A model of such a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_LateUntraceable()])

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from launcher.errors import RunError
+from launcher.errors import RequestError, RunError
 from launcher.job.schema.job import Compile, Job
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
@@ -85,6 +85,7 @@ def counted(world: World, j: Any, plan: Any) -> tuple[list[int], str]:
     from torch._dynamo.utils import counters
 
     par, pipe = build(world, j, plan)
+    counters.clear()  # of what the plan has tried
     seen = []
     for _ in range(2):
         step(j, par, pipe)
@@ -190,15 +191,29 @@ def test_a_module_that_takes_a_graph_a_call_goes_on_eagerly() -> None:
     assert heard == [text]
 
 
-def test_what_cannot_be_one_graph_ends_the_run_and_says_what_to_do() -> None:
-    j = here("Broken", train__compile=AOT)
+NO_GRAPH = {
+    "Broken": "Call to `torch._dynamo.graph_break()`",
+    "Hooked": "Attempted to inline function marked as skipped",
+}
+
+
+@pytest.mark.parametrize("net", NO_GRAPH)
+def test_what_cannot_be_one_graph_is_refused_and_runs_in_parts(net: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(here(net, train__compile=AOT))
+    text = f"layers.0: torch cannot make one graph of it: {NO_GRAPH[net]}"
+    assert str(refused.value) == f"train.compile.fullgraph: true: {text} (try: train.compile.fullgraph=false)"
+    together({"": here(net, train__compile=AOT | {"fullgraph": False})})[""].assert_same()
+
+
+def test_what_only_a_run_finds_to_be_no_graph_ends_it_and_says_what_to_do() -> None:
+    j = here("LateBroken", train__compile=AOT)
     with pytest.raises(RanksFailed) as caught:
         on_ranks(1, rank_step, j, plan_job(j))
     said = str(caught.value)
     assert said.startswith("rank 0: train.compile: aot_eager cannot compile layers.0: ")
     assert said.endswith("(try: train.compile.fullgraph=false, which runs as it is what cannot be compiled)")
     assert caught.value.fault.type == RunError.__name__
-    together({"": here("Broken", train__compile=AOT | {"fullgraph": False})})[""].assert_same()
 
 
 @pytest.fixture
