@@ -29,6 +29,7 @@ from launcher.plan.schedule.actions import Schedule
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.settings import (
     comm_fusion,
+    compile,
     dataset_strategy,
     hsdp,
     pipeline,
@@ -41,6 +42,7 @@ from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
+from launcher.plan.values.compilation import Compilation
 from launcher.plan.values.facts import Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.precision import Precision, precision
@@ -92,10 +94,10 @@ class Plan:
     ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1. ``leaves`` are the
     modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
     are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
-    modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``sums`` are the
-    gradients to add up over ``tp`` once a step. ``output`` is what a rank has of the model's output.
-    ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps
-    its shards.
+    modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
+    torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``output`` is what a rank
+    has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each rank builds
+    the model once and keeps its shards.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Plan:
     buckets: tuple[Bucket, ...]
     operators: Flow
     recomputed: tuple[Recomputed, ...]
+    compilation: Compilation | None
     sums: tuple[Bucket, ...]
     schedule: Schedule
     evaluation: Schedule
@@ -204,7 +207,8 @@ def plan(
     # where parameters are, and what travels together
     at = _layout(job, model, cut, order)
     fused = _fused(job, model, at, order)
-    refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, sizes, fused)])
+    compilation, wrong = compile.resolve(job, model, at)
+    refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, sizes, fused), *wrong])
 
     return Plan(
         name=job.name,
@@ -227,6 +231,7 @@ def plan(
         buckets=fused.buckets,
         operators=model.operators,
         recomputed=model.recomputed,
+        compilation=compilation,
         sums=fused.terms,
         schedule=order.schedule,
         evaluation=schedules.forward_only(sizes.places, sizes.micros),
@@ -340,4 +345,5 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),
         *certify_copy.notes(job, at.sizes),
+        *compile.notes(job),
     ]
