@@ -36,7 +36,8 @@ def graph_breaks(
     with dynamo.config.patch(**tracing(len(tried), tp)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            model(*inputs)
+            with torch.device("meta"):  # what it makes itself, too
+                model(*inputs)
         except Exception as error:  # it needs memory, or a mode: the first step will tell
             _log.debug("what torch can compile is not known before the first step: %s", error)
     dynamo.reset()
