@@ -15,8 +15,6 @@ from launcher.parallel.forward.compile import cause, traceable, tracing
 from launcher.plan.values.compilation import Compilation
 
 _log = logging.getLogger(__name__)
-DEVICES = "Tensor device mismatch"
-"""What torch says where a constant in memory meets tensors without: no matter where all have it."""
 
 
 def graph_breaks(
@@ -66,6 +64,5 @@ class _Tried:
         try:
             return traced(*args, **kwargs)
         except TorchDynamoException as error:
-            why = cause(error)
-            self.why = "" if why == DEVICES else why
+            self.why = cause(error)
         return self.plain(*args, **kwargs)
