@@ -65,6 +65,16 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
             ("python", 1),
         ],
     ),
+    "compile": (
+        "benchmarks/compile.py --blocks 1 --steps 1 model.layers=2",
+        [
+            (" +ms a step", 1),
+            ("eager( +[0-9.]+){4}$", 1),
+            ("compiled( +[0-9.]+){5}$", 1),
+            ("ratio [0-9.]+; 1 blocks of 1 steps", 1),
+            ("python", 1),
+        ],
+    ),
     "save": (
         "benchmarks/save.py --blocks 1 --steps 1",
         [

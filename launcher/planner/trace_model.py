@@ -65,14 +65,14 @@ def _owned(settings: object, section: str) -> AbstractContextManager[None]:
 def breaks(made: Plan, asked: Compilation, model: ModelRead, specs: tuple[TensorSpec, ...]) -> dict[str, str]:
     """What breaks the graph of modules that are to be one each; of stages, of what lies between modules."""
     from launcher.parallel.forward.graph_breaks import graph_breaks
-    from launcher.parallel.model_state.references import unmarked
+    from launcher.parallel.model_state.references import leaving, unmarked
     from launcher.parallel.trace import model_facts
 
     modules = asked.modules
     if modules == (STAGE,) and made.leaves is not None:
         modules = tuple(m for s in made.stages for m in s.modules)
     dtype = model_facts.dtype_of(DTYPE[made.precision])
-    with model_facts.default_dtype(dtype), unmarked(model.marks):
+    with model_facts.default_dtype(dtype), unmarked(model.marks), leaving(model.module):
         xs = model_facts.meta(specs)
         return graph_breaks(model.module, asked, modules, xs, tp=made.sizes.grid["tp"])
 

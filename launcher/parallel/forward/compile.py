@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,9 @@ class CompiledForward:
             self.axis.last = None
         return self.plain(*args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deepcopy(self.plain, memo)  # the graph is that of the module that was compiled
+
     def _failed(self, error: Exception) -> str:
         text = f"train.compile: {self.plan.backend} cannot compile {self.name or 'a stage'}: {cause(error)}"
         if self.plan.fullgraph:
@@ -167,6 +171,9 @@ class _Either:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = self.traced if torch.compiler.is_compiling() else self.plain
         return forward(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deepcopy(self.plain, memo)
 
 
 def _again(forward: RecomputedForward) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from torch import nn
 
 from launcher.parallel.forward.compile import cause, traceable, tracing
 from launcher.plan.values.compilation import Compilation
+
+_log = logging.getLogger(__name__)
 
 
 def graph_breaks(
@@ -30,7 +33,11 @@ def graph_breaks(
     # what torch warns of while it traces is its own affair
     with dynamo.config.patch(**tracing(len(tried), tp)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model(*inputs)
+        try:
+            with torch.device("meta"):  # what it makes itself, too
+                model(*inputs)
+        except Exception as error:  # it needs memory, or a mode: the first step will tell
+            _log.debug("what torch can compile is not known before the first step: %s", error)
     dynamo.reset()
     return {name: forward.why for name, forward in tried.items() if forward.why}
 
@@ -50,6 +57,9 @@ class _Tried:
         if self.called:
             return self.plain(*args, **kwargs)
         self.called = True
+        if torch._C._are_functorch_transforms_active():
+            self.why = "a transform of torch.func (vmap, grad) calls it"
+            return self.plain(*args, **kwargs)
         traced = torch.compile(self.plain, backend="eager", fullgraph=True, dynamic=self.plan.dynamic)
         try:
             return traced(*args, **kwargs)

@@ -189,9 +189,10 @@ def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) 
 
 def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
     """What torch puts in no graph, whole or in parts."""
-    taken = _with(modules, [inner.module for inner in model.graph.effects.inner])
+    inner = [i.module for i in model.graph.effects.inner]
+    taken = [m or "each stage" for m in modules if any(covers(m, i) or covers(i, m) for i in inner)]
     if taken:
-        text = f"{taken}: the forward takes a gradient itself, of what is in no graph or in another"
+        text = f"{some(taken)}: the forward takes a gradient itself, and a graph has no second backward"
         yield Problem(MODULES, f"{text}; name other modules", OFF)
     own = model.skeleton.traits.compiled
     twice = [m or "each stage" for m in modules if any(covers(m, c) or covers(c, m) for c in own)]

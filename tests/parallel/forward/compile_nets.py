@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -112,3 +114,33 @@ class LateBroken(Counted):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([_LateUntraceable()])
+
+
+class Copied(nn.Module):
+    """A model that runs a copy of a block in the place of the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Dropping().layers[0], nn.Linear(8, 8)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        copy = deepcopy(self.layers[0]).requires_grad_(False).eval()
+        with torch.no_grad():
+            for p in copy.parameters():
+                p.mul_(0.5)
+        out: Tensor = self.layers[1](copy(x)) + self.layers[0].a(x)
+        return out
+
+
+class Sloped(nn.Module):
+    """A model whose forward takes a gradient through its block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh())])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        y = self.layers[0](x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + slope

@@ -191,6 +191,17 @@ def test_a_module_that_takes_a_graph_a_call_goes_on_eagerly() -> None:
     assert heard == [text]
 
 
+def test_a_copy_of_a_compiled_module_runs_with_its_own_weights() -> None:
+    together({"": here("Copied", train__compile=AOT | {"modules": "layers.0"})})[""].assert_same()
+
+
+def test_a_gradient_through_a_graph_is_refused() -> None:
+    with pytest.raises(RequestError) as refused:
+        plan_job(here("Sloped", train__compile=AOT))
+    text = "layers.0.0: the forward takes a gradient itself, and a graph has no second backward; name other modules"
+    assert str(refused.value) == f"train.compile.modules: {text} (try: train.compile=null)"
+
+
 NO_GRAPH = {
     "Broken": "Call to `torch._dynamo.graph_break()`",
     "Hooked": "Attempted to inline function marked as skipped",
