@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -41,11 +40,6 @@ def launched(log: Path, *words: str, env: dict[str, str] | None = None) -> Itera
             for pid in [process.pid, *below(process.pid)]:
                 end(pid)
             process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def end(pid: int) -> None:

@@ -10,7 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.drills import Tally, children, free_port, launched, wait
+from tests.drills import Tally, children, launched, wait
+from tests.ports import free_port
 
 TIMES = 16
 TIMEOUT_S = 5

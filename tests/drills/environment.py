@@ -6,7 +6,8 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.drills import Tally, forking, free_port, imported, waited
+from tests.drills import Tally, forking, imported, waited
+from tests.ports import free_port
 
 TIMES = 120
 TIMEOUT_S = 3

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 @contextmanager
@@ -30,7 +26,7 @@ def tasks(
     step = {
         "SLURM_STEP_NUM_TASKS": str(n), "SLURM_NTASKS": str(n), "SLURM_STEP_TASKS_PER_NODE": str(n),
         "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
-        "MASTER_PORT": free_port(), "PYTHONPATH": str(ROOT),
+        "MASTER_PORT": str(free_port()), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     started = [
         subprocess.Popen(

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.run.launching import ROOT, TINY, checkpoints, losses, run, status, steps, until, whole
-from tests.run.tasks import free_port
 
 FILE = ROOT / "docs" / "slurm.sbatch"
 SRUN = """#!/bin/bash
@@ -92,7 +92,7 @@ def batch(place: Path, n: int, restarts: int, port: str) -> subprocess.Popen[str
 
 def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
     runs = place / "runs" / "lm_tied_pp2_hsdp2"
-    first = batch(place, 20, 0, free_port())
+    first = batch(place, 20, 0, str(free_port()))
     try:
         until(lambda: (runs / "0001/metrics.jsonl").exists() and max(whole(runs / "0001"), default=0) >= 2, first)
     finally:
@@ -101,7 +101,7 @@ def test_told_to_stop_it_asks_to_be_requeued_and_goes_on(place: Path) -> None:
     assert first.wait(300) == 75
     assert (place / "asked").read_text() == "requeue 77\n"
     [saved] = checkpoints(runs / "0001")
-    assert batch(place, 20, 1, free_port()).wait(120) == 0
+    assert batch(place, 20, 1, str(free_port())).wait(120) == 0
     assert f"going on from {saved}" in (place / "1.log").read_text()
     assert (place / "asked").read_text() == "requeue 77\n"
     assert sorted(os.listdir(runs)) == ["0001", "latest"]

@@ -11,7 +11,7 @@ from launcher.errors import RequestError, RunError
 from launcher.run.outer_ranks import follow, leading
 from launcher.runtime.cluster.launch_env import Place, again, job, place, rank
 from launcher.runtime.cluster.outer_rendezvous import open_store
-from tests.drills import free_port
+from tests.ports import free_port
 from tests.runtime.cluster.test_world import SRUN, TORCHRUN
 
 BAD = ": the environment of torchrun or srun is damaged, or made by hand"

@@ -12,6 +12,7 @@ import torch
 
 from launcher.runtime.cluster.launch_env import first_host, place, tasks_per_node
 from launcher.runtime.cluster.world import World, among, connect, deterministic
+from tests.ports import free_port
 from tests.ranks import on_ranks
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +69,7 @@ def test_ranks_of_torchrun_share_its_store():
 
 
 def test_ranks_of_srun_meet_at_the_first_host():
-    port = str(on_ranks(1, lambda _: free_port())[0])
+    port = str(free_port())
     step = {
         "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0", "MASTER_PORT": port,
         "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "77",
@@ -85,13 +86,6 @@ def test_ranks_of_srun_meet_at_the_first_host():
         for rank in range(2)
     ]
     assert [task.communicate(timeout=300)[0] for task in tasks] == ["rank 0 of 2: 3.0\n", "rank 1 of 2: 3.0\n"]
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_deterministic_refuses_what_is_not():
