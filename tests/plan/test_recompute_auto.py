@@ -15,7 +15,7 @@ from launcher.plan.recompute_auto import blocks, under
 from launcher.plan.show import text
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
-from tests.tiers import exhaustive
+from tests.tiers import ALL, some
 
 MODEL = {"name": "lm", "vocab_size": 256, "dim": 64, "layers": 4, "heads": 4}
 TOKENS = {"name": "random_tokens", "vocab_size": 256, "seq_len": 64}
@@ -29,7 +29,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-SLOW = [pytest.param("seqpipe", marks=exhaustive)]
+TRIED = ["one stage", "1f1b", "zero_bubble_h1", *(["seqpipe"] if ALL else [])]
 
 
 def asked(layout: str, room: float | None, layers: int = 4, **recompute: Any) -> Job:
@@ -57,8 +57,7 @@ def between(layout: str, share: float, layers: int = 4) -> float:
     return most(full) + share * (most(plain) - most(full))
 
 
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.7])
-@pytest.mark.parametrize("layout", ["one stage", "1f1b", "zero_bubble_h1", *SLOW])
+@pytest.mark.parametrize(("layout", "share"), some(product(TRIED, [0.02, 0.3, 0.7])))
 def test_of_all_choices_that_fit_none_is_cheaper(layout, share):
     room = between(layout, share, layers=3)
     wanted = asked(layout, room, layers=3, keep=["attention"])

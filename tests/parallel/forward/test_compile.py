@@ -23,7 +23,7 @@ from tests.parity import LM, Step, assert_same, build, job, outcome, own, rank_s
 from tests.ranks import on_ranks
 from tests.test_parity import SCHEDULES, hsdp
 from tests.test_parity_tp import MEGATRON, SEQUENCE
-from tests.tiers import some, some_of
+from tests.tiers import ALL, some_of
 from tests.tracing import TRACING
 
 pytestmark = pytest.mark.filterwarnings(*TRACING)
@@ -58,7 +58,7 @@ CELLS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cell", some_of(CELLS, 2))
+@pytest.mark.parametrize("cell", some_of(CELLS, 4))
 def test_a_compiled_layout_has_the_numbers_of_one_eager_process(cell: str) -> None:
     together({cell: CELLS[cell]})[cell].assert_same()
 
@@ -129,7 +129,7 @@ OVER_TP: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", OVER_TP)
+@pytest.mark.parametrize("case", list(OVER_TP) if ALL else [*OVER_TP][-1:])
 def test_a_graph_sends_over_tp_what_eager_code_sends(case: str) -> None:
     operators, recompute = OVER_TP[case]
     parallel = {"grid": {"tp": 2}, "operators": operators, "recompute": recompute}
@@ -157,7 +157,9 @@ def test_a_step_with_graphs_sends_what_is_planned(level: str) -> None:
     assert_as_planned(compiled_blocks(tied(parallel), "blocks.*"))
 
 
-@pytest.mark.parametrize(("precision", "layout"), some(product(["fp64", "fp32", "bf16", "fp16"], AGAIN), one_in=5))
+@pytest.mark.parametrize(
+    ("precision", "layout"), product(["fp64", "fp32", "bf16", "fp16"], AGAIN) if ALL else [("fp16", "level3")]
+)
 def test_what_runs_again_in_a_graph_has_the_bits_of_eager_code(precision: str, layout: str) -> None:
     """Half of the units are dropped: of another share eager code, in half precision, rounds the scale once more."""
     ranks, parallel = AGAIN[layout]
