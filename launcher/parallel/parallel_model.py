@@ -16,6 +16,7 @@ from launcher.parallel.checks.rank_agreement import check_agreement
 from launcher.parallel.deferred_init.fill import fill
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
 from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
+from launcher.parallel.fsdp.prefetch import Prefetch
 from launcher.parallel.fsdp.shard import shard
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.replicas.buffers import Statistics, statistics
@@ -37,6 +38,7 @@ class ParallelModel:
     axis: Axis
     parts: list[StagePart]
     orders: list[GatherOrder]
+    prefetch: Prefetch
     buckets: list[Bucketed]
     ties: list[Tied]
     statistics: Statistics
@@ -74,11 +76,13 @@ class ParallelModel:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around every forward and backward: weights are in the dtype that the model computes in."""
+        """Around every forward and backward: weights are gathered, in the dtype of the computation."""
+        self.prefetch.start()
         with ExitStack() as stack:
             for low in self.halves:
                 stack.enter_context(low.running())
             yield
+        self.prefetch.end()
 
     def reduce(self) -> None:
         """After the last backward of a step: finish the sums that no schedule action did."""
@@ -120,6 +124,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         axis=drawn.axis,
         parts=parts,
         orders=orders,
+        prefetch=Prefetch(plan.gathers[meshes.coords["pp"]], orders),
         buckets=buckets,
         ties=ties,
         statistics=statistics(parts, plan, meshes),

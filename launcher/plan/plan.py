@@ -12,7 +12,7 @@ from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.cost import gather_order
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
-from launcher.plan.cost.gather_order import Visit, visits
+from launcher.plan.cost.gather_order import Gathering, Visit, gatherings, visits
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.stage_loads import full
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
@@ -40,7 +40,7 @@ from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
-from launcher.plan.values.facts import Skeleton, TensorSpec
+from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.precision import Precision, precision
 from launcher.plan.values.recomputed import Recomputed
@@ -84,9 +84,9 @@ class Plan:
     modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
     are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
     modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``sums`` are the
-    gradients to add up over ``tp`` once a step. ``output`` is what a rank has of the model's output.
-    ``deferred``: parameters are made shard by shard; otherwise each rank builds the model once and keeps
-    its shards.
+    gradients to add up over ``tp`` once a step. ``gathers``: of each pipeline rank, once a step. ``output``
+    is what a rank has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each
+    rank builds the model once and keeps its shards.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Plan:
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]
     visits: tuple[tuple[Visit, ...], ...]
+    gathers: tuple[tuple[Gathering, ...], ...]
     buckets: tuple[Bucket, ...]
     operators: Flow
     recomputed: tuple[Recomputed, ...]
@@ -197,6 +198,7 @@ def plan(
     fused = _fused(job, model, at, order)
     refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, sizes, fused)])
 
+    used = visits(fused.groups, len(cut), graph)
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -214,7 +216,8 @@ def plan(
         params=at.params,
         ties=at.ties,
         groups=fused.groups,
-        visits=visits(fused.groups, len(cut), graph),
+        visits=used,
+        gathers=tuple(_gathers(at, used, graph)),
         buckets=fused.buckets,
         operators=model.operators,
         recomputed=model.recomputed,
@@ -278,6 +281,15 @@ def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) ->
         spreads=model.operators.spreads,
         loss_cut=model.operators.output is not None,
     )
+
+
+def _gathers(
+    at: CutModel, used: tuple[tuple[Visit, ...], ...], graph: Graph
+) -> Iterator[tuple[Gathering, ...]]:
+    """What each pipeline rank gathers once a step, and how far ahead of use."""
+    level = at.hsdp.optimizer_level if at.hsdp else "level1"
+    for pp in range(at.sizes.grid["pp"]):
+        yield gatherings(at.groups, used, at.sizes.held(pp), level, graph.swapped)
 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:

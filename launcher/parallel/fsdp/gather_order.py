@@ -46,6 +46,7 @@ class GatherOrder:
 
     ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
     parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
+    ``before_use`` is told each group of which a module is about to be called.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -54,6 +55,7 @@ class GatherOrder:
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
+        self.before_use: Callable[[int], None] | None = None
 
         # the turns of a pass, as planned
         visits = plan.visits[part.stage.index] if self.rows else ()
@@ -119,6 +121,8 @@ class GatherOrder:
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
         group = self.groups[i]
+        if self.before_use is not None:
+            self.before_use(i)
         begun = group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD)
         if self._turns is None or begun:
             return enter(*args)

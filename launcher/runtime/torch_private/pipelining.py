@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
 from launcher.parallel.fsdp.gather_order import GatherOrder
+from launcher.parallel.fsdp.prefetch import Prefetch
 from launcher.parallel.fsdp.shard import param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
@@ -25,7 +26,6 @@ from torch.distributed.pipelining.schedules import (  # noqa: E402
     _Action,
     _add_reduce_grad,
     _add_send_recv,
-    _add_unshard_reshard,
     _ComputationType,
     _PipelineScheduleRuntime,
 )
@@ -48,7 +48,7 @@ class RuntimeStage(Base):
     are dropped after every backward too. ``collect`` is called after every backward. A micro batch of
     torch's is a piece of one of ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of
     every piece in turn, and modules are told by ``carry`` which one runs. ``order`` keeps the collectives
-    of its weights in the plan's order.
+    of its weights in the plan's order, ``prefetch`` gathers them ahead of use.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class RuntimeStage(Base):
         sends: Metas,
         carry: Carry | None,
         order: GatherOrder,
+        prefetch: Prefetch,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"input_args": takes[0], "output_args": sends[0]}
@@ -72,6 +73,7 @@ class RuntimeStage(Base):
         self.sends = sends
         self.carry = carry
         self.order = order
+        self.prefetch = prefetch
         self.deferral: Deferral | None = None
         self.products: dict[int, list[Product]] = {}
 
@@ -139,6 +141,7 @@ class RuntimeStage(Base):
         # the forward, with all that it is to be told
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
         with ExitStack() as around:
+            around.enter_context(self.prefetch.forward(self.stage_index))
             around.enter_context(self.order.forward())
             if self.carry is not None:
                 around.enter_context(self.carry.running(micro, piece))
@@ -224,11 +227,10 @@ def _spec(t: torch.Tensor) -> str:
 
 
 class ScheduleRuntime(_PipelineScheduleRuntime):
-    """A schedule that gathers a stage's weights once, before its first use, and drops them after its last.
+    """A schedule that leaves it to ``Prefetch`` and FSDP2's hooks when weights are gathered, and dropped.
 
-    torch would drop them earlier when a rank holds more than three stages. Stages that gather for
-    each use (level3) are left to FSDP2's hooks: gathered all at once, they would take the memory
-    that the level is to save.
+    torch would have all of a stage's weights before its first action, and drop them where a rank holds more
+    than three stages.
     """
 
     def _prepare_schedule_with_comms(self, actions: Any, format: str = "compute_only") -> None:
@@ -238,17 +240,13 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
 
     def _lower(self, actions: Any) -> None:
         rows: dict[int, Any] = dict(actions)
-        if not any(isinstance(s, RuntimeStage) and s.reshard_each for s in self._stages):
-            active = self._num_stages
-            rows = {r: _add_unshard_reshard(row, max_active_stages=active) for r, row in rows.items()}
         if self._has_backward:
             rows = {r: _add_reduce_grad(row, self._n_microbatches) for r, row in rows.items()}
         to_rank = self.stage_index_to_group_rank
         self.pipeline_order_with_comms = _add_send_recv(rows, lambda s: to_rank[s], self._num_stages)
 
     def _assert_unsharded(self, stage: Any) -> None:
-        if not stage.reshard_each:
-            super()._assert_unsharded(stage)
+        """Nothing: a module that is called waits for its weights."""
 
 
 class ForwardRuntime(ScheduleRuntime):

@@ -270,6 +270,7 @@ def _stages(
             collect=half.collect,
             carry=part.carry if pieces else None,
             order=order,
+            prefetch=model.prefetch,
         )
         out.append(stage)
     return out
