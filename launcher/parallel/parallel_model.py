@@ -17,6 +17,7 @@ from launcher.parallel.deferred_init.fill import fill
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
 from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
 from launcher.parallel.fsdp.prefetch import Prefetch
+from launcher.parallel.fsdp.reduce_order import ReduceOrder
 from launcher.parallel.fsdp.shard import shard
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.replicas.buffers import Statistics, statistics
@@ -39,6 +40,7 @@ class ParallelModel:
     parts: list[StagePart]
     orders: list[GatherOrder]
     prefetch: Prefetch
+    reductions: list[ReduceOrder]
     buckets: list[Bucketed]
     ties: list[Tied]
     statistics: Statistics
@@ -125,6 +127,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         parts=parts,
         orders=orders,
         prefetch=Prefetch(plan.gathers[meshes.coords["pp"]], orders),
+        reductions=[ReduceOrder(order, plan.reduces_early) for order in orders],
         buckets=buckets,
         ties=ties,
         statistics=statistics(parts, plan, meshes),

@@ -12,7 +12,7 @@ from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.cost import gather_order
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
-from launcher.plan.cost.gather_order import Gathering, Visit, gatherings, visits
+from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.stage_loads import full
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
@@ -84,9 +84,10 @@ class Plan:
     modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
     are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
     modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``sums`` are the
-    gradients to add up over ``tp`` once a step. ``gathers``: of each pipeline rank, once a step. ``output``
-    is what a rank has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each
-    rank builds the model once and keeps its shards.
+    gradients to add up over ``tp`` once a step. ``gathers``: of each pipeline rank, once a step.
+    ``reduces_early``: what is reduced once a step travels while the last backward goes on. ``output`` is what
+    a rank has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each rank
+    builds the model once and keeps its shards.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Plan:
     visits: tuple[tuple[Visit, ...], ...]
     gathers: tuple[tuple[Gathering, ...], ...]
     buckets: tuple[Bucket, ...]
+    reduces_early: bool
     operators: Flow
     recomputed: tuple[Recomputed, ...]
     sums: tuple[Bucket, ...]
@@ -217,8 +219,9 @@ def plan(
         ties=at.ties,
         groups=fused.groups,
         visits=used,
-        gathers=tuple(_gathers(at, used, graph)),
+        gathers=tuple(_gathers(job, at, used, graph)),
         buckets=fused.buckets,
+        reduces_early=transformer_opt.reduces_early(job),
         operators=model.operators,
         recomputed=model.recomputed,
         sums=fused.terms,
@@ -284,12 +287,14 @@ def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) ->
 
 
 def _gathers(
-    at: CutModel, used: tuple[tuple[Visit, ...], ...], graph: Graph
+    job: Job, at: CutModel, used: tuple[tuple[Visit, ...], ...], graph: Graph
 ) -> Iterator[tuple[Gathering, ...]]:
     """What each pipeline rank gathers once a step, and how far ahead of use."""
-    level = at.hsdp.optimizer_level if at.hsdp else "level1"
+    each_time = at.hsdp is None or at.hsdp.optimizer_level == "level3"
+    ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
     for pp in range(at.sizes.grid["pp"]):
-        yield gatherings(at.groups, used, at.sizes.held(pp), level, graph.swapped)
+        held = () if each_time else at.sizes.held(pp)
+        yield gatherings(at.groups, used, held, ahead, graph.swapped)
 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
@@ -305,7 +310,7 @@ def _estimate(
 ) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
     sent = traffic(at, fused.sums)
-    moments = full(at, fused.sums)
+    moments = full(at, fused.sums, transformer_opt.reduces_early(job))
     return Estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),

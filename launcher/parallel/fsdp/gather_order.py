@@ -46,7 +46,8 @@ class GatherOrder:
 
     ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
     parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
-    ``before_use`` is told each group of which a module is about to be called.
+    ``before_use`` is told each group of which a module is about to be called. ``begun``: groups as a forward
+    begins to use them; ``once``: gradients are reduced once a step.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -59,7 +60,9 @@ class GatherOrder:
 
         # the turns of a pass, as planned
         visits = plan.visits[part.stage.index] if self.rows else ()
-        self._forward = [Turn("forward", v.group) for v in visits if v.begins]
+        self.begun = [v.group for v in visits if v.begins]
+        self._forward = [Turn("forward", i) for i in self.begun]
+        self.once = plan.hsdp is not None and plan.hsdp.optimizer_level == "level1"
         self._gathers = plan.hsdp is not None and plan.hsdp.optimizer_level == "level3"
         back = _backward([(v.group, v.begins) for v in visits if self.rows[v.group].backward])
         self._backward = [t for t in back if self._gathers or t.kind != "backward"]
@@ -139,7 +142,10 @@ class GatherOrder:
 
         ``args`` is whether FSDP2 may gather ahead by its own rule.
         """
-        passes = self._gathers and self._turns is self._backward
+        if not self._gathers:
+            gather(False)  # all is there; ahead FSDP2 might gather what has gone for good
+            return
+        passes = self._turns is self._backward
         if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
             gather(*args)
         elif self._take(i, "backward") or all(t.group != i for t in self._backward):
@@ -154,7 +160,7 @@ class GatherOrder:
             self._fill(group)
         if due == "pause":
             group.reduce_grads = False
-        if not due and group.reduce_grads and any(_grad(p) is not None for p in group.fsdp_params):
+        if not due and group.reduce_grads and any(unreduced(p) is not None for p in group.fsdp_params):
             raise self._out_of_order(i, "gets gradients")
         reduce()
         if due == "pause":
@@ -216,17 +222,17 @@ class GatherOrder:
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
         for p in params:
             p.accumulate_unsharded_grad_if_needed()
-        has = [p for p in params if _grad(p) is not None]
+        has = [p for p in params if unreduced(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
         if self.see is not None and has:
-            grads = [_grad(p) for p in has]
+            grads = [unreduced(p) for p in has]
             self.see([p.sharded_param for p in has], [g for g in grads if g is not None])
 
         # what is missing
         if len(has) == len(params):
             return
         for p in params:
-            if _grad(p) is None:
+            if unreduced(p) is None:
                 p.unsharded_param.grad = torch.zeros_like(p.unsharded_param)
         if any(p.unsharded_accumulated_grad is not None for p in params):
             for p in params:
@@ -261,7 +267,7 @@ def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
         yield Turn(over if begins else "backward", group)
 
 
-def _grad(p: Any) -> torch.Tensor | None:
+def unreduced(p: Any) -> torch.Tensor | None:
     """The gradient of FSDP2's parameter that is not reduced yet."""
     summed: torch.Tensor | None = p.unsharded_accumulated_grad
     return p._unsharded_param.grad if summed is None and hasattr(p, "_unsharded_param") else summed

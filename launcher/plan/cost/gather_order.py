@@ -43,29 +43,32 @@ def gatherings(
     groups: tuple[Group, ...],
     visits: tuple[tuple[Visit, ...], ...],
     held: tuple[int, ...],
-    level: str,
+    ahead: int | None,
     swapped: tuple[str, ...] = (),
 ) -> tuple[Gathering, ...]:
-    """The turns of a rank that has the stages ``held``; none at level3, which gathers for each use.
+    """The turns of a rank that gathers for the stages ``held`` once a step.
 
-    A stage's first forward needs that of the stage before, so stages come in order. ``swapped``: modules that
-    are called with other parameters than theirs.
+    A stage's first forward needs that of the stage before, so stages come in order. ``ahead``: so many bytes
+    before they are used, ``None`` for none at all. ``swapped``: modules that are called with other parameters
+    than theirs.
     """
-    if level == "level3":
-        return ()
     order = [i for stage in held for i in _first_uses(groups, visits[stage], stage)]
 
-    out, until, waiting = [], 0, 0  # bytes that are gathered and not in use yet
+    sizes = [groups[i].nbytes for i in order]
+
+    out, until = [], 0
     for n, i in enumerate(order):
-        if n < until:
-            waiting -= groups[i].nbytes
         until = max(until, n + 1)
-        while until < len(order) and (until == n + 1 or waiting + groups[order[until]].nbytes <= AHEAD):
-            waiting += groups[order[until]].nbytes
+        while ahead is not None and until < len(order) and _fits(sizes[n + 1 : until + 1], ahead):
             until += 1
         early = any(covers(g, m) for g in groups[i].modules for m in swapped)
         out.append(Gathering(i, until, early))
     return tuple(out)
+
+
+def _fits(sizes: list[int], ahead: int) -> bool:
+    """Whether what has these sizes may wait for its use at once."""
+    return len(sizes) == 1 or sum(sizes) <= ahead
 
 
 def _first_uses(groups: tuple[Group, ...], visits: tuple[Visit, ...], stage: int) -> list[int]:

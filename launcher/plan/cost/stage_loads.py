@@ -7,7 +7,7 @@ from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
-from launcher.plan.cost.peak import Gather, Moment, Pass, StageLoad, fullest
+from launcher.plan.cost.peak import Gather, Habits, Moment, Pass, StageLoad, fullest
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
@@ -16,14 +16,15 @@ from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
 from launcher.plan.values.precision import Precision
 
 
-def full(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Moment, ...]:
-    """The fullest moment of each pipeline rank."""
+def full(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[Moment, ...]:
+    """The fullest moment of each pipeline rank; ``early``: level1 reduces in its last backward."""
     places = model.sizes.places
     level = model.hsdp.optimizer_level if model.hsdp else "level1"
     out = []
     for pp, row in enumerate(model.schedule):
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
-        out.append(fullest(row, loads(model, pp), level == "level3", level != "level1", largest))
+        habits = Habits(again=level == "level3", each=level != "level1", early=early, copied=largest)
+        out.append(fullest(row, loads(model, pp), habits))
     return tuple(out)
 
 

@@ -144,6 +144,16 @@ def broadcast_level(job: Job) -> int:
     return level
 
 
+def gathers_ahead(job: Job) -> bool:
+    """Whether weights are gathered before they are used, which is so by default."""
+    return asked_for(job).get(GATHERING, True) is True
+
+
+def reduces_early(job: Job) -> bool:
+    """Whether gradients are reduced while a backward goes on, which is so by default."""
+    return asked_for(job).get(REDUCING, True) is True
+
+
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Switches that are wrong, that cannot be had here, or that ``strict`` does not want half done."""
     found = list(wrong(asked_for(job)))

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from launcher.errors import RunError
 from launcher.parallel.fsdp.gather_order import GatherOrder
 from launcher.parallel.fsdp.prefetch import Prefetch
+from launcher.parallel.fsdp.reduce_order import ReduceOrder
 from launcher.parallel.fsdp.shard import param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
@@ -48,7 +49,8 @@ class RuntimeStage(Base):
     are dropped after every backward too. ``collect`` is called after every backward. A micro batch of
     torch's is a piece of one of ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of
     every piece in turn, and modules are told by ``carry`` which one runs. ``order`` keeps the collectives
-    of its weights in the plan's order, ``prefetch`` gathers them ahead of use.
+    of its weights in the plan's order, ``prefetch`` gathers them ahead of use, and
+    ``reductions`` reduce what is reduced once a step.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class RuntimeStage(Base):
         carry: Carry | None,
         order: GatherOrder,
         prefetch: Prefetch,
+        reductions: ReduceOrder,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"input_args": takes[0], "output_args": sends[0]}
@@ -74,6 +77,7 @@ class RuntimeStage(Base):
         self.carry = carry
         self.order = order
         self.prefetch = prefetch
+        self.reductions = reductions
         self.deferral: Deferral | None = None
         self.products: dict[int, list[Product]] = {}
 
@@ -125,6 +129,8 @@ class RuntimeStage(Base):
             if not full_backward:
                 assert self.deferral is not None
                 self.products[bwd_chunk_id] = around.enter_context(self.deferral.deferring(outputs))
+            if full_backward and last_backward:
+                around.enter_context(self.reductions.last_backward(bwd_chunk_id))
             super().backward_one_chunk(bwd_chunk_id, loss, True, last_backward)
         if loss is not None:
             loss.detach_()  # torch keeps it until the step is over, and with it what the graph still holds
@@ -143,6 +149,8 @@ class RuntimeStage(Base):
         with ExitStack() as around:
             around.enter_context(self.prefetch.forward(self.stage_index))
             around.enter_context(self.order.forward())
+            if self.has_backward:
+                around.enter_context(self.reductions.forward(fwd_chunk_id))
             if self.carry is not None:
                 around.enter_context(self.carry.running(micro, piece))
             if self.deferral is not None:

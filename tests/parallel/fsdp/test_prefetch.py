@@ -1,4 +1,7 @@
-"""Weights are gathered group by group ahead of their use, and each is waited for where it is used first."""
+"""Weights are gathered group by group ahead of their use, and each is waited for where it is used first.
+
+Gradients that are reduced once a step travel group by group while the last backward goes on.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,30 @@ def test_what_is_large_is_gathered_when_the_group_before_it_is_used():
             "gather norm", "forward layers.3", "wait layers.3",
             "forward norm", "wait norm",
         ]  # fmt: skip
+
+
+def without(events: list[str], *kinds: str) -> list[str]:
+    return [e for e in events if e.split()[0] not in kinds]
+
+
+def test_level1_reduces_a_group_before_the_backward_of_the_one_before_it():
+    one, other = on_ranks(2, rank_events, sharded("level1"), plan_job(sharded("level1")))
+    back = ["root", "norm", *reversed(BLOCKS)]
+    turns = [f"{what} {name}" for name in back[1:] for what in ("backward", "reduce")]
+    assert one == other
+    assert without(one, "gather", "wait", "forward", "done") == [
+        *(f"backward {name}" for name in back), "backward root", *turns, "reduce root",
+    ]  # fmt: skip
+
+
+def test_where_it_is_not_wanted_all_is_reduced_at_the_end():
+    j = sharded("level1")
+    off = {"transformer_opt": {"grad_computation_allreduce_overlap": False, "computation_allgather_overlap": False}}
+    j = job(parallel=j.parallel.model_dump() | off)
+    events, _ = on_ranks(2, rank_events, j, plan_job(j))
+    assert [e.split()[0] for e in events[-6:]] == ["reduce"] * 6
+    assert events[:6] == ["gather root", "forward root", "wait root", "gather layers.0", "forward layers.0",
+                          "wait layers.0"]  # fmt: skip
 
 
 def test_the_next_stage_of_a_rank_is_gathered_ahead_too():
