@@ -3,6 +3,7 @@
 # A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
 # A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: eleven minutes on 4 cores.
 # A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
+# A seventh, `make test-gpu`, runs the tests that need a GPU, on a machine that has one.
 
 # The first python that is new enough; `make demo PYTHON=/path/to/python3` picks another.
 PYTHON ?= $(shell for p in python3.11 python3; do \
@@ -16,7 +17,7 @@ export OMP_NUM_THREADS := 1
 # Hundreds of processes import the same modules: compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-real test-zoo drills check clean
+.PHONY: demo test test-all test-real test-zoo test-gpu drills check clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed
@@ -35,6 +36,10 @@ test-all: check
 
 test-real: .venv/installed-real
 	$(BIN)/python -m pytest tests/real
+
+# One GPU is enough, so one test at a time. Without any, each is skipped and says why (-rs).
+test-gpu: .venv/installed-dev
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 drills: .venv/installed-dev
 	$(BIN)/python -m tests.drills

@@ -57,7 +57,7 @@ def work(world: World, job: Job, plan: Plan, folder: Path, blocks: int, steps: i
     starts = {
         MODES[0]: lambda: None,
         MODES[1]: lambda: save.save(live, 1),
-        MODES[2]: lambda: save.begin(live, 1),
+        MODES[2]: lambda: save.save(live, 1, saver),
     }
 
     def one() -> float:

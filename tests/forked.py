@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -68,6 +69,7 @@ def _as_at_the_start(env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     tempfile.tempdir = None
+    resource_tracker._resource_tracker.__init__()  # of a test that spawned; its pipe is closed by now
     sys.stdin = _stream(0, "r")
     sys.stdout = sys.__stdout__ = _stream(1, "w")
     sys.stderr = sys.__stderr__ = _stream(2, "w")

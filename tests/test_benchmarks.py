@@ -70,7 +70,7 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
         "-m benchmarks.transform --mib 64 --blocks 1 --cases tp --without-mindspore",
         [
             ("# Changes of layout", 1),
-            (r"(?![|#]).*", 7),
+            (r"(?![|#]).*", 8),
             ("## TP8 -> TP4", 1),
             ("", 1),
             (r"\| call \|", 1),

@@ -32,6 +32,7 @@ class Holding:
 def holdings(strategy: Strategy) -> tuple[Holding, ...]:
     """In the order of the strategy."""
     ranks = {at: _ranks(strategy, at) for at in {e.layout.at for e in strategy.entries.values()}}
+
     return tuple(
         Holding(
             name=name,

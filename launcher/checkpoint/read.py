@@ -39,7 +39,7 @@ from launcher.checkpoint.tensorfile.header import Header, Slot, read_header
 from launcher.checkpoint.tensorfile.json_file import parsed, read_bytes
 from launcher.checkpoint.tensorfile.mmap_window import Window
 from launcher.checkpoint.tensorfile.safetensors import FileRecord
-from launcher.checkpoint.write import boxes_in, rank_files
+from launcher.checkpoint.write import rank_files, saved_boxes
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Box
 from launcher.plan.values.trust import ANYONE, Trust
@@ -322,7 +322,8 @@ def file_header(checkpoint: Checkpoint, rank: int, file: str) -> Header:
     if checkpoint.key is not None and salt_of(path) != record.salt:
         raise ValueError(f"{path}: a file of another checkpoint: its salt is not the one in the manifest")
     if file != EXTRA:
-        _check_specs(path, header, checkpoint.strategy, boxes_in(file, checkpoint.strategy, rank))
+        boxes = saved_boxes(checkpoint.strategy, rank, files=(file,))
+        _check_specs(path, header, checkpoint.strategy, boxes[file])
     return header
 
 

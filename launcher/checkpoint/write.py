@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -139,9 +139,23 @@ def _gone_if_it_fails(folder: Path) -> Iterator[None]:
         raise
 
 
-def saved_boxes(strategy: Strategy, rank: int) -> dict[str, dict[str, Box]]:
-    """What each file of ``rank`` holds."""
-    return {file: boxes_in(file, strategy, rank) for file in rank_files(strategy)}
+def saved_boxes(
+    strategy: Strategy, rank: int, files: Collection[str] | None = None
+) -> dict[str, dict[str, Box]]:
+    """What each of these ``files`` of ``rank`` holds, of all that it has unless some are named."""
+    where = strategy.grid.coords(rank)
+    homes = (names for at, names in strategy.homes.items() if all(where[axis] == n for axis, n in at))
+
+    out: dict[str, dict[str, Box]] = {file: {} for file in files or rank_files(strategy)}
+    for name in chain.from_iterable(homes):
+        entry = strategy.entries[name]
+        boxes = out.get(FILE_OF[entry.kind])
+        if boxes is None:
+            continue
+        box = saved_at_home(entry.layout, rank)
+        if box is not None:
+            boxes[name] = box
+    return out
 
 
 def rank_files(strategy: Strategy) -> tuple[str, ...]:
@@ -149,24 +163,9 @@ def rank_files(strategy: Strategy) -> tuple[str, ...]:
     return tuple(dict.fromkeys(FILE_OF[kind] for kind in ("param", *strategy.kinds)))
 
 
-def boxes_in(file: str, strategy: Strategy, rank: int) -> dict[str, Box]:
-    """What one file of ``rank`` holds; nothing if the strategy has no tensor for it."""
-    where = strategy.grid.coords(rank)
-    homes = (names for at, names in strategy.homes.items() if all(where[axis] == n for axis, n in at))
-
-    out = {}
-    for name in chain.from_iterable(homes):
-        entry = strategy.entries[name]
-        if FILE_OF[entry.kind] != file:
-            continue
-        box = saved_at_home(entry.layout, rank)
-        if box is not None:
-            out[name] = box
-    return out
-
-
 def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Why ``tensors`` are not what ``rank`` holds."""
+    # names that only one side has
     held = strategy.held(rank)
     absent = sorted(held.keys() - tensors.keys())
     if absent:
@@ -174,6 +173,8 @@ def _flaws(rank: int, strategy: Strategy, tensors: Mapping[str, TensorSpec]) -> 
     unknown = sorted(tensors.keys() - held.keys())
     if unknown:
         yield f"given, but the strategy does not have it here: {', '.join(unknown)}"
+
+    # and the shapes and dtypes of the others
     for name, entry in held.items():
         box = entry.layout.box(rank)
         assert box is not None

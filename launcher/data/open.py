@@ -35,6 +35,7 @@ def open_data(settings: Data, *, seed: int, allow: tuple[str, ...] = ()) -> Data
             return open_cifar10(settings)
         case RandomTokens():
             return open_random_tokens(settings, seed)
+
         case _:
             return Dataset(_own(settings, "train", allow), _own(settings, "val", allow))
 

@@ -158,6 +158,8 @@ def _choices(groups: list[Override], configs: ConfigFiles, found: list[Problem])
         names = [_name(n) for n in chosen if n is not None]
         options = configs.options(o.key)
         bad = [n for n in names if n not in options]
+
+        # refused, left out, or chosen
         if o.add and o.key == "steps":
             found.append(Problem("steps", f"{o.text}: the list is given as a whole, in order"))
         elif bad and not o.delete:
@@ -259,6 +261,8 @@ def _steps(steps: Any, origins: Origins, found: list[Problem]) -> Any:
         if not idle:
             kept[name] = step
             continue
+
+        # those of a recipe are there for whoever chooses the step; somebody who types them wants it to run
         origin = origins.of(f"steps.{name}")
         if origin is not None and origin.typed:
             chosen = [n for n, s in steps.items() if isinstance(s, dict) and "kind" in s]
@@ -275,6 +279,8 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
         target = node.get("_target_") if isinstance(node, dict) else None
         if not isinstance(node, dict) or not isinstance(target, str):
             continue
+
+        # on top of a shipped option it would get that one's settings
         key = f"{section}._target_"
         name = origins.of(f"{section}.name") if "name" in node else None
         if name is not None and name.shipped:
@@ -285,7 +291,9 @@ def _targets(data: dict[str, Any], allow: tuple[str, ...], origins: Origins) -> 
                 yield Problem(key, text, f"{section}=null")
             else:
                 yield Problem(key, text, f"{section}=null {paste(key, target)}")
-        if why := refusal(target, allow):
+
+        why = refusal(target, allow)
+        if why:
             yield Problem(key, f"{target}: {why[0]}", why[1])
 
 

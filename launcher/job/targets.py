@@ -133,15 +133,17 @@ def _find(path: str, allow: tuple[str, ...], key: str) -> object:
             raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
         except (Exception, SystemExit) as error:  # whatever the user's file does
             raise _error(key, path, f"importing {module} failed: {of_users(error)}") from None
+
+        # the rest are names inside of it
         for name in parts[n:]:
             if not hasattr(found, name):
-                raise _absent(key, path, ".".join(parts[:n]), name, found)
+                raise _absent(key, path, module, name=name, there=found)
             found = getattr(found, name)
         return found
     raise RequestError((absent(key, path),))
 
 
-def _absent(key: str, path: str, module: str, name: str, there: object) -> RequestError:
+def _absent(key: str, path: str, module: str, *, name: str, there: object) -> RequestError:
     close = nearest(name, [n for n in dir(there) if not n.startswith("_")], 0.8)
     right = path.replace(f"{module}.{name}", f"{module}.{close}")
     cure = f"{key}={right}" if close else ""

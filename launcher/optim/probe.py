@@ -45,6 +45,7 @@ def _apart() -> Iterator[None]:
     """Nothing of it is seen outside: ranks are forked later, when no thread may run and no CUDA be in use."""
     threads, stream = torch.get_num_threads(), random.getstate()
     torch.set_num_threads(1)
+
     try:
         with (
             torch.random.fork_rng(devices=[]),
@@ -67,6 +68,7 @@ def _traits(trial: Trial, name: str) -> OptimizerTraits:
     # cut along the first dim, then along any
     rows = _near(trial, seen, TrialCut(0))
     others = range(1, max(map(len, trial.shapes)))
+
     return OptimizerTraits(
         name,
         rows=rows,

@@ -42,8 +42,11 @@ class TrialCut:
     empty: bool = False
 
     def pieces(self, t: Tensor) -> tuple[Tensor, ...]:
-        n = t.shape[self.dim] if self.dim is not None and self.dim < t.ndim else 0
-        if self.dim is None or n < (1 if self.empty else 2):
+        if self.dim is None or self.dim >= t.ndim:
+            return (t,)
+        n = t.shape[self.dim]
+        fewest = 1 if self.empty else 2
+        if n < fewest:
             return (t,)
         first = n if self.empty else -(-n // 3)
         return t.narrow(self.dim, 0, first), t.narrow(self.dim, first, n - first)

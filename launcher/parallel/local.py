@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -11,6 +13,20 @@ from launcher.plan.values.layout import Box
 def local(t: torch.Tensor) -> torch.Tensor:
     """This rank's shard of a DTensor; a plain tensor as it is. Shares memory."""
     return t.to_local() if isinstance(t, DTensor) else t
+
+
+def flags(each: Sequence[bool], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Ones and zeros, written on ``device``: the CPU would wait for the copy of a list."""
+    out = torch.ones(len(each), device=device, dtype=dtype)
+    for i, one in enumerate(each):
+        if not one:
+            out[i].zero_()
+    return out
+
+
+def to_host(t: torch.Tensor) -> torch.Tensor:
+    """``t`` on the CPU, which waits here for all that its device has to do before."""
+    return t.cpu()
 
 
 def grad(p: torch.Tensor) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.function import Function
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -64,9 +65,12 @@ class Product:
         left, right = _rows(self.left), _rows(self.right)
         there = self.weight.grad
         if there is None:
-            self.weight.grad = _gradient(self.weight, left, right)
-        elif local(there).layout == torch.strided:
+            grad = _gradient(self.weight, left, right)
+            self.weight.grad = grad.to(self.weight.grad_dtype or grad.dtype)
+        elif local(there).layout == torch.strided and there.dtype == left.dtype:
             local(there).addmm_(left.t(), right)
+        elif local(there).layout == torch.strided:  # FSDP2 sums in a wider one
+            local(there).add_(local(_gradient(self.weight, left, right)))
         else:  # of an embedding that is tied, and sparse
             self.weight.grad = there + _gradient(self.weight, left, right)
 
@@ -92,10 +96,11 @@ class Deferral(TorchFunctionMode):
             yield
 
     @contextmanager
-    def deferring(self, roots: Iterable[Tensor]) -> Iterator[list[Product]]:
+    def deferring(self, roots: Iterable[Tensor | GradientEdge]) -> Iterator[list[Product]]:
         """What the backward that starts at ``roots`` meanwhile leaves to be done."""
         queue = self.queue = list[Product]()
-        hooks = [t.register_hook(self._begin) for t in roots if t.requires_grad]
+        edges = [t if isinstance(t, GradientEdge) else get_gradient_edge(t) for t in roots if _learns(t)]
+        hooks = [edge.node.register_prehook(self._begin) for edge in edges]
         try:
             yield queue
         finally:
@@ -103,7 +108,7 @@ class Deferral(TorchFunctionMode):
             for hook in hooks:
                 hook.remove()
 
-    def _begin(self, _: Tensor) -> None:
+    def _begin(self, _: Any) -> None:
         self._task = torch._C._current_graph_task_id()
 
     def later(self) -> list[Product] | None:
@@ -140,6 +145,10 @@ class Deferral(TorchFunctionMode):
 
 
 PLAIN = (Tensor, nn.Parameter)
+
+
+def _learns(root: Tensor | GradientEdge) -> bool:
+    return isinstance(root, GradientEdge) or root.requires_grad
 
 
 def _storage(t: Tensor) -> int:
@@ -179,9 +188,22 @@ def _leaf(weight: Any) -> tuple[nn.Parameter, bool] | None:
     return (leaf, turned) if fits else None
 
 
+@dataclass(frozen=True)
+class Rounding:
+    """A hook on a weight: a wider gradient loses the bits that ``dtype`` has not, and stays as wide."""
+
+    dtype: torch.dtype
+
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        if grad is None or grad.dtype == self.dtype:  # none where all of it waits
+            return grad
+        return grad.to(self.dtype).to(grad.dtype)
+
+
 def _hooked(leaf: nn.Parameter) -> bool:
-    """Hooks are to see the whole gradient, once."""
-    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
+    """Hooks are to see the whole gradient, once; products are rounded as they are."""
+    hooks = (leaf._backward_hooks or {}).values()
+    return bool(leaf._post_accumulate_grad_hooks) or any(not isinstance(h, Rounding) for h in hooks)
 
 
 @dataclass(frozen=True)

@@ -128,11 +128,15 @@ def differences(saved: Mapping[str, Any], job: Job, plan: Plan) -> list[Differen
     if not isinstance(saved.get("derived"), dict):
         raise ValueError("what it says of its settings cannot be read")
     mine = recorded(job, plan)
+
+    # a section that is another choice is one difference: its settings are other ones
     other = [section for section in CHOSEN if _kind(saved, section) != _kind(mine, section)]
     found: list[Difference] = []
     for section in other:
         key = _chosen(section, mine)
         found.append(Difference(key, _kind(saved, section), _kind(mine, section), _why(key)))
+
+    # of all others setting by setting
     apart = {"derived", *DERIVED, *(f"{section}.{key}" for section in CHOSEN for key in ("name", "_target_"))}
     for key in dict.fromkeys((*mine, *saved)):
         if key not in apart and key.partition(".")[0] not in other:

@@ -15,6 +15,7 @@ from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sum
 from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.stage_loads import full
+from launcher.plan.cost.step_flops import step_flops
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
 from launcher.plan.cost.traffic import Traffic, messages, traffic
 from launcher.plan.operators.resolve import Flow, splits
@@ -51,11 +52,15 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it."""
+    """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it.
+
+    ``flops``: of all ranks together.
+    """
 
     timeline: Timeline
     memory: tuple[Memory, ...]
     traffic: tuple[Traffic, ...]
+    flops: int
     rerun: tuple[Rerun, ...]
 
 
@@ -139,7 +144,7 @@ class Plan:
     def batch_roles(self, rank: int) -> tuple[BatchRole, BatchRole]:
         """What ``rank`` does with a batch: its inputs, for the first stage, and its targets, for the last."""
         places = self.sizes.places
-        return roles(self.reading, self.sizes.grid, places[0], places[-1], rank)
+        return roles(self.reading, self.sizes.grid, first=places[0], last=places[-1], rank=rank)
 
 
 @dataclass(frozen=True)
@@ -237,7 +242,7 @@ def plan(
         reading=dataset_strategy.reading(job, sizes),
         loss_repeats=loss_repeated_mean.repeats(job, sizes, fused.loss_cut),
         observed=_observed(model, traits),
-        estimate=_estimate(job, at, fused, order.timeline, traits),
+        estimate=_estimate(job, at, fused, timeline=order.timeline, traits=traits),
     )
 
 
@@ -250,7 +255,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
     # what is cut over tp, and what is left whole, decides what FSDP2 shards
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_effects.whole(model.graph, sizes)
-    params = placed(model.skeleton, cut, sizes, par.hsdp, over_tp, dtypes.low, kept)
+    params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
     limits = comm_fusion.limits(par.comm_fusion)
     return CutModel(
         sizes=sizes,
@@ -264,8 +269,9 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
         boundaries=tuple(stages.boundary(model.graph, cut, s.index) for s in cut),
         params=params,
         ties=ties(params),
-        groups=groups(params, cut, model.skeleton, model.graph, limits),
+        groups=groups(params, cut, model.skeleton, model.graph, limits=limits),
         tp=bool(over_tp),
+        keeps_messages=model.keeps_messages,
     )
 
 
@@ -273,11 +279,12 @@ def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) ->
     """What travels together."""
     limits = comm_fusion.limits(job.parallel.comm_fusion)
     travels = at.dtypes.reduce if at.mixed else None
+
     return Fused(
         limits=limits,
         params=at.params,
         groups=at.groups,
-        buckets=buckets(at.params, at.stages, at.sizes, limits, travels),
+        buckets=buckets(at.params, at.stages, at.sizes, limits, reduce=travels),
         terms=sums(at.params, at.stages, at.sizes, frozenset(model.operators.partial)),
         tied=sum(t.trained and len(t.ranks) > 1 for t in at.ties),
         late=order.late,
@@ -306,7 +313,7 @@ def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits
 
 
 def _estimate(
-    job: Job, at: CutModel, fused: Fused, timeline: Timeline, traits: OptimizerTraits | None
+    job: Job, at: CutModel, fused: Fused, *, timeline: Timeline, traits: OptimizerTraits | None
 ) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
     sent = traffic(at, fused.sums)
@@ -315,6 +322,7 @@ def _estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),
         traffic=sent,
+        flops=step_flops(at.graphs, at.sizes),
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
     )
 

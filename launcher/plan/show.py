@@ -101,6 +101,7 @@ def _stages(plan: Plan) -> Rows:
 
 def _recompute(plan: Plan) -> Rows:
     """What stages run again in their backward; stages alike in a row."""
+    # a row a stage: what it runs again, and at what cost
     rows = []
     for s, cost in zip(plan.stages, plan.estimate.rerun, strict=True):
         whole = plan.leaves is None
@@ -109,6 +110,8 @@ def _recompute(plan: Plan) -> Rows:
         if cost.sent:
             costs.append(f"{show_operators.repeated(cost.sent)} again")
         rows.append((s.index, here, ", ".join(costs)))
+
+    # one line for neighbours of the same cost; modules that keep the same together
     for more, same in _runs([row for row in rows if row[1]], lambda row: row[2]):
         modules = [r for _, here, _ in same for r in here]
         ways = dict.fromkeys(map(_way, modules))
@@ -125,13 +128,15 @@ def _way(r: Recomputed) -> str:
 def _sends(plan: Plan) -> Rows:
     """What travels over each boundary; boundaries alike in a row."""
     places = plan.sizes.places
-    rows = [(s, plan.boundaries[s]) for s in range(len(plan.stages) - 1)]
-    for (specs, stays), same in _runs(
-        rows, lambda row: (tuple(c.specs for c in row[1]), places[row[0]] == places[row[0] + 1])
-    ):
+    boundaries = range(len(plan.stages) - 1)
+    rows = [(s, plan.boundaries[s], places[s] == places[s + 1]) for s in boundaries]
+    for (specs, stays), same in _runs(rows, lambda row: (tuple(c.specs for c in row[1]), row[2])):
         what = ", ".join(f"{t.dtype}{list(t.shape)}" for spec in specs for t in spec) or "nothing"
         size = sum(t.nbytes for spec in specs for t in spec)
-        (start, crossing), (end, _) = same[0], same[-1]
+
+        # the boundaries by the stages around them, one alone with the names of its values
+        start, crossing, _ = same[0]
+        end = same[-1][0]
         where = f"{start} -> {start + 1}" + (f" .. {end} -> {end + 1}" if end > start else "")
         names = f"{_crossings(crossing)} " if end == start and crossing else ""
         each = " each" if end > start else ""
@@ -162,6 +167,8 @@ def _hsdp(plan: Plan) -> Rows:
     if not count:
         yield "hsdp", f"{plan.hsdp.optimizer_level}: no parameter is sharded over {over}"
         return
+
+    # all of them, then the groups that are alike in a row
     sharded = many(count, "parameter")
     groups = many(len(plan.groups), "group")
     yield "hsdp", f"{plan.hsdp.optimizer_level}: {sharded} over {over}, gathered in {groups}"

@@ -51,13 +51,14 @@ def check(steps: Mapping[str, Step]) -> list[Problem]:
     """Steps in an order that cannot work. Every cure is the same: the whole list, put right."""
     found: list[Problem] = []
     before: list[str] = []
-    ended = ""
+    ended = ""  # the step that ended the work on the ranks
     for name, step in steps.items():
         done: set[str] = {steps[n].kind for n in before}
         live = any(where(steps[n]) == "ranks" for n in before)
         for text in (_lacks(name, step, steps, done), _forgets(step, done, live), _too_late(step, ended)):
             if text:
                 found.append(Problem(f"steps.{name}", text, quote(f"steps=[{','.join(_righted(steps))}]")))
+
         if where(step) != "ranks" and not ended and live:
             ended = name
         before.append(name)

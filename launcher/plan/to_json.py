@@ -24,7 +24,8 @@ ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
     "groups", "visits", "gathers", "buckets", "reduces_early", "operators", "recomputed", "sums",
-    "schedule", "evaluation", "timeline", "memory", "traffic", "rerun", "phases", "settings", "notes",
+    "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun",
+    "phases", "settings", "notes",
     "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",
     "optimizer", "restored", "unsteady", "mixed", "batch_dependent",
 )  # fmt: skip

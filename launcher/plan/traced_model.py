@@ -18,7 +18,8 @@ class TracedModel:
     ``leaves`` are the modules that the glue is traced between; ``None`` when one stage runs the model as it
     is. ``built_whole`` says why its parameters cannot be made shard by shard, if they cannot. ``operators``:
     how modules are spread over ``tp``; ``recomputed``: which of them run again in the backward; ``pieces``:
-    how its sequences are cut, if they are.
+    how its sequences are cut, if they are. ``keeps_messages``: the torch that runs it keeps what ranks send
+    each other, of all micro batches, until a step is over; else only until the backward of each.
     """
 
     skeleton: Skeleton
@@ -28,6 +29,7 @@ class TracedModel:
     operators: Flow = WHOLE
     recomputed: tuple[Recomputed, ...] = ()
     pieces: Pieces | None = None
+    keeps_messages: bool = True
 
     @property
     def graphs(self) -> tuple[Graph, ...]:

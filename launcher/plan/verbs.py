@@ -70,11 +70,11 @@ VERBS: Final[Mapping[str, Verb]] = {
     ),
     "transform": Verb(
         steps.Transform, "launcher.steps.transform", "files",
-        CHECKPOINT, TRANSFORMED, source="src", output="dst", checks=True,
+        needs=CHECKPOINT, leaves=TRANSFORMED, source="src", output="dst", checks=True,
     ),
     "export": Verb(
         steps.Export, "launcher.steps.export", _exported,
-        CHECKPOINT, EXPORTED, source="src", output="path", checks=True,
+        needs=CHECKPOINT, leaves=EXPORTED, source="src", output="path", checks=True,
     ),
     "merge_strategies": Verb(
         steps.MergeStrategies, "launcher.steps.merge_strategies", "files",

@@ -240,7 +240,13 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
     from launcher.optim.probe import probe
 
     build = partial(build_own, job.optim, job.security.allow)
-    return probe(build, job.optim.target, shapes, job.launch.device, DTYPE[job.train.precision])
+    return probe(
+        build,
+        job.optim.target,
+        shapes,
+        device=job.launch.device,
+        dtype=DTYPE[job.train.precision],
+    )
 
 
 def _planned(
@@ -262,7 +268,7 @@ def _planned(
         if compute != DTYPE[job.train.precision]:
             narrow(model.module, compute)
         with leaving(model.module):
-            seen = _followed(job, asked, model.skeleton, model.module, whole, specs)
+            seen = _followed(job, asked, model, whole=whole, specs=specs)
 
     # what has become of settings
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
@@ -285,8 +291,16 @@ def _planned(
         operators=seen.operators,
         recomputed=seen.recomputed,
         pieces=seen.pieces,
+        keeps_messages=keeps_messages(),
     )
     return plan(job, asked, traced, [*notes, *more], traits=traits)
+
+
+def keeps_messages() -> bool:
+    """Whether torch keeps what stages send each other until the step is over, as before 2.15."""
+    import torch
+
+    return torch.__version__ < "2.15"  # torch compares versions here, not letters
 
 
 @dataclass(frozen=True)
@@ -312,12 +326,12 @@ def _settled(
 def _followed(
     job: Job,
     asked: Asked,
-    skeleton: Skeleton,
-    model: nn.Module,
+    built: _Model,
+    *,
     whole: tuple[str, ...] | None,
     specs: tuple[TensorSpec, ...],
 ) -> Followed:
-    """How the operators run, and what one rank of ``tp`` does; ``model`` keeps that rank's weights."""
+    """How the operators run, and what one rank of ``tp`` does; the model keeps that rank's weights."""
     from launcher.parallel.forward import recompute as again
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.sequence import chunks
@@ -325,26 +339,36 @@ def _followed(
     from launcher.parallel.tensor_parallel.collectives import Axis
     from launcher.parallel.trace import model_facts
 
+    model, skeleton = built.module, built.skeleton
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
+
+    # what of the request fits this model
     operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong
     if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
         raise RequestError(tuple(found))
+
+    # the model as one rank of tp runs it; pieces are followed on one that nothing was cut of
     bare = copied(model) if count > 1 else model
     out = propagate.follow(model, operators, tp, specs)
     apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
     axis = Axis(tp, planned=True)
     apply.install(model, out.spreads, axis)
     again.install(model, recomputed, axis)
+
+    # one forward of whole sequences
     if whole is None:
         return _settled(out, recomputed, model_facts.whole(model, specs), skeleton)
     leaves = frozenset(whole)
     graph = model_facts.graph(model, leaves, specs)
     if count == 1:
         return _settled(out, recomputed, graph, skeleton)
-    lengths = chunks.cut(model, leaves, specs, count, job.parallel.pipeline.seq_split, grain(out, tp))
+
+    # and one of their pieces
+    split = job.parallel.pipeline.seq_split
+    lengths = chunks.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
     out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
     seen = _settled(out, recomputed, graph, skeleton)
-    return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths))
+    return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths=lengths))

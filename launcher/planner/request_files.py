@@ -121,8 +121,12 @@ def _sayable(strategy: Strategy, path: str) -> None:
 def _fits_mindspores(mine: Strategy, file: StrategyFile, path: str) -> None:
     """The same of MindSpore's form, which has other names for the axes."""
     specs, names = whole_specs(mine), listed(file)
+
+    # the same names
     found = [f"{n} is not in the file" for n in mine.entries if n not in names]
     found += [f"{n} is not in the model" for n in sorted(names - specs.keys())]
+
+    # on as many ranks
     try:
         theirs = to_strategy(_known(file, specs), specs)
     except ValueError as error:
@@ -131,6 +135,8 @@ def _fits_mindspores(mine: Strategy, file: StrategyFile, path: str) -> None:
         ranks = many(theirs.grid.size, "rank")
         text = f"{path}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
         raise RequestError((Problem(LAYOUTS, text),))
+
+    # in layouts that mean the same
     for name, entry in theirs.entries.items():
         if name in mine.entries and meaning(entry.layout) != meaning(mine.entries[name].layout):
             found.append(f"{name} is laid out in another way")

@@ -83,6 +83,7 @@ def _on_ranks(run: Run, phase: Phase, hear: Hear) -> dict[str, Any]:
         copies=copies,
         drawn=_drawn(run, phase, copies),
     )
+
     gc_thresholds.as_usual()
     how = {"spawn": _spawned, "external": _external, "inproc": _inproc}[run.start.mode]
     return how(run, partial(on_ranks.work, todo=todo), hear)
@@ -175,7 +176,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
     with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
         try:
-            with connect(world, HashStore(), launch.timeout_s, launch.threads):
+            with connect(world, HashStore(), launch.timeout_s, launch.threads, run.folder):
                 return work(replace(world, told=told))
         finally:
             if dist.is_initialized():

@@ -39,9 +39,13 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
 
 def shortage(job: Job, plan: Plan) -> str | None:
     """What a plan that is only shown says when it would be refused here; another machine may be meant."""
-    ranks = local_ranks(job, plan) if job.launch.check_memory and job.launch.device != "cuda" else ()
+    if not job.launch.check_memory or job.launch.device == "cuda":
+        return None
+    ranks = local_ranks(job, plan)
     free = free_memory.ram() if ranks else None
-    found = None if free is None else _fit(job, plan, ranks, free)
+    if free is None:
+        return None
+    found = _fit(job, plan, ranks, free)
     return None if found is None or found.fits else str(found)
 
 

@@ -86,6 +86,8 @@ class Others:
             have = "has" if len(self._absent) == 1 else "have"
             text = f"{ranks_text(self._absent)} of {self._at.size} {have} not come within {timeout_s:g} s"
             raise RunError(f"{text} (launch.timeout_s); each {what}")
+
+        # they may have been told another number of ranks
         for rank in others:
             size = int(self._own.get(f"size{rank}"))
             if size != self._at.size:
@@ -123,6 +125,8 @@ class Others:
         self.went_to(order.folder)
         self._over = True
         self._tell(order)
+
+        # one that was stopped waits too until the others have left: their store may be here
         stop: Preempted | None = None
         done: dict[str, Any] = {}
         try:
@@ -163,6 +167,8 @@ def leading(at: Place | None = None) -> Iterator[Others]:
     """Whatever becomes of the block, no other rank is left waiting."""
     at = at or here()
     others = Others(at, open_store(at, lambda: PATIENCE_S, tell))
+
+    # what the others are told at the end, whatever ends it
     code = FAILED
     try:
         yield others
@@ -170,6 +176,7 @@ def leading(at: Place | None = None) -> Iterator[Others]:
     except RequestError:
         code = REFUSED
         raise
+
     except Interrupted as stop:
         code = stop.code
         others.hurry()
@@ -238,6 +245,7 @@ def _hear(own: Store, at: Place, look: Callable[[], None]) -> Order | int:
 def _obey(order: Order, at: Place, whole: Store) -> int:
     gc_thresholds.as_usual()
     console = os.dup(2)  # what this rank says goes to its log from now on
+
     try:
         carry_out(order, among(at), at, whole)
     except Interrupted as stop:
@@ -313,9 +321,11 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
 
     log.configure(mine.rank, order.folder)
     faulthandler.enable(file=2)
+
+    # an error is put down before it leaves the group, where others wait for this rank
     with _told(order, mine) as told, ExitStack() as group:
         try:
-            group.enter_context(connect(mine, whole, order.timeout_s, order.threads))
+            group.enter_context(connect(mine, whole, order.timeout_s, order.threads, order.folder))
             return order.work(replace(mine, told=told))
         except Preempted:
             raise

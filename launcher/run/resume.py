@@ -66,7 +66,8 @@ def _loads(job: Job) -> dict[str, str]:
         path = getattr(step, verb(step).source) if loads(step) else None
         if path is not None:
             own = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(home))
-            out |= {} if saved and own else {name: path}
+            if not (saved and own):
+                out[name] = path
     return out
 
 

@@ -24,10 +24,12 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
             since = resume.shown(job, plan, overrides)
             notes = preflight.pending(job, plan)
         plan = replace(plan, notes=(*plan.notes, *since))
+
         if job.show == "timeline":
             yield drawn(plan.estimate.timeline)
         else:
             yield text(plan)
+
         if job.show == "plan":
             yield from notes
             if short := memory_check.shortage(job, plan):

@@ -10,13 +10,14 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from launcher.checkpoint.tensorfile.disk_space import unwritten
 from launcher.checkpoint.tensorfile.durable import write_text
 from launcher.errors import RunError
+from launcher.runtime.cluster import flight_recorder
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,9 @@ ECHOES = (
     "ncclRemoteError",
     "Watchdog caught collective operation timeout",
 )
+
+DUMP_NS = 60_000_000_000
+"""So much older than the end of a rank its dump may be: NCCL's watchdog waits for those of all ranks."""
 
 _HINTS = {
     "SIGKILL": "out of memory? see dmesg",
@@ -141,6 +145,8 @@ def raised(rank: int, attempt: int, error: BaseException, skip: str = "") -> Fau
     """The fault of an exception; its traceback begins below the frames of the file ``skip``."""
     error = _own(error)
     text = "".join(traceback.format_exception(type(error), error, _below(error.__traceback__, skip)))
+
+    # an echo is what a rank says whose peer is gone
     echo = any(pattern in str(e) for e in _chain(error) for pattern in ECHOES)
     told = error if isinstance(error, RunError) else unwritten(error)
     return Fault(
@@ -181,6 +187,12 @@ def died(rank: int, attempt: int, code: int) -> Fault:
 def hung(rank: int, attempt: int, timeout_s: float, where: str) -> Fault:
     """The fault of a rank that is waited for in vain. ``where``: what is known of what it does."""
     return silent(rank, attempt, "hung", f"hung for {timeout_s:g} s (launch.timeout_s): {where}")
+
+
+def aborted(rank: int, attempt: int, timeout_s: float, dump: Path) -> Fault:
+    """The fault of a rank that NCCL's watchdog has ended: an echo, for it has waited for another."""
+    text = f"waited for its peers in a collective that timed out after {timeout_s:g} s (launch.timeout_s)"
+    return replace(silent(rank, attempt, "SIGABRT", f"{text}; its last ones: {dump}"), echo=True)
 
 
 def silent(rank: int, attempt: int, kind: str, message: str) -> Fault:
@@ -236,6 +248,7 @@ def failed(
         lines.append(f"had finished by then: {_ranks(done)} (one collective fewer than the others?)")
 
     if folder is not None:
+        lines += _dumps(every, folder)
         lines.append(f"log: {log_file(folder, first.rank)}")
     return RanksFailed("\n".join(lines), first, every)
 
@@ -251,6 +264,13 @@ def _others(first: Fault, rest: list[Fault]) -> Iterator[str]:
     if lost:
         peer = "its peer" if len(lost) == 1 else "their peer"
         yield f"also ended: {_ranks(lost)} (lost {peer})"
+
+
+def _dumps(faults: tuple[Fault, ...], folder: Path) -> Iterator[str]:
+    """Where ranks that waited in vain have left their last collectives; not those of an earlier run."""
+    since = min(f.time_ns for f in faults) - DUMP_NS
+    if any(f.late for f in faults) and flight_recorder.written(folder, since):
+        yield f"last collectives of each rank that waited: {folder / 'logs' / 'flight-*'}"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -12,7 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.steps import Train
 from launcher.optim.build import scale_lr
 from launcher.optim.schedule import factor
-from launcher.runtime.training import loop, save
+from launcher.runtime.training import loop
 from launcher.runtime.training.session import Session
 
 
@@ -28,6 +28,7 @@ def asked(s: Session, job: Job) -> loop.Loop:
     per_sample, unit = 1, "samples"
     if isinstance(job.data, Text | RandomTokens):
         per_sample, unit = job.data.seq_len, "tokens"
+
     return loop.Loop(
         until=total,
         lr=lambda step: scale_lr(s.optimizer, factor(job.schedule, step, total)),
@@ -36,7 +37,7 @@ def asked(s: Session, job: Job) -> loop.Loop:
         eval_every=job.train.eval_every,
         eval_batches=job.train.eval_batches,
         save_every=job.checkpoint.every,
-        save=lambda now: save.attempt(now, job.checkpoint.keep),
+        keep=job.checkpoint.keep,
         units=job.train.batch_size * per_sample,
         unit=unit,
     )

@@ -108,6 +108,8 @@ def _run_cells(
     """What came of each cell; none is begun after a signal that asks to stop."""
     for k, cell in enumerate(cells, 1):
         label = f"[{k}/{len(cells)}] {cell.name}"
+
+        # known already, or to be run now
         done = cell_process.known_result(folder, cell)
         if done is not None and done.status == "done":
             print(f"{label}: already done", flush=True)
@@ -120,5 +122,6 @@ def _run_cells(
             why = f": {result.error}" if result.error else ""
             print(f"{label}: {result.status} after {result.seconds:.1f} s{why}", flush=True)
             yield result
+
         if told.signum:
             return

@@ -9,6 +9,40 @@ from torch.nn import functional as F
 WIDTH, WORDS, HEADS = 6, 8, 2
 
 
+class Two(nn.Module):
+    """Returns two tensors, of weights of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.one(x), self.other(x)
+
+
+class Both(nn.Module):
+    """Takes two tensors, and learns nothing through the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.one(x) + other.detach()
+
+
+class Detaching(nn.Module):
+    """What crosses a boundary could have a gradient, and has none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.two, self.both = nn.Linear(WIDTH, WIDTH), Two(), Both()
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.both(*self.two(self.first(x))))
+
+
 class SharedBias(nn.Module):
     """Two modules with one bias."""
 

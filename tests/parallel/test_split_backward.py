@@ -34,6 +34,15 @@ def test_a_frozen_first_stage_silences_nobody_behind_it():
         assert set(got.grads) == {"b.weight", "b.bias", "head.weight", "head.bias"}
 
 
+@pytest.mark.parametrize("scheduler", ["zero_bubble_v", "dualpipe_v", "1f1b"])
+def test_what_a_stage_takes_and_detaches_has_a_gradient_of_zeros(scheduler):
+    config = {"first": 0, "two": 1, "both": 2, "head": 3}
+    parallel = pipeline(scheduler, config)
+    if scheduler == "1f1b":
+        parallel["pipeline"]["stages"] = 4
+    assert_parity(own("split_nets.Detaching", [6], stages=config, train__batch_size=8, parallel=parallel), parts=4)
+
+
 def test_gradients_that_are_one_tensor_or_have_stride_0_are_each_added_up_alone():
     assert_parity(own("odd_nets.Added", [6], stages=OFFSETS, train__batch_size=8,
                       parallel=pipeline("zero_bubble_h1", OFFSETS)), parts=4)  # fmt: skip

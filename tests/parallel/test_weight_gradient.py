@@ -8,12 +8,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 
 from launcher.errors import RunError
-from launcher.parallel.weight_gradient import Deferral
+from launcher.parallel.weight_gradient import Deferral, Rounding
 from launcher.runtime.cluster.world import World
 from tests.parallel.weight_nets import LENGTH, OPS, WIDTH, WORDS, Net
 from tests.ranks import on_ranks
@@ -145,3 +146,56 @@ def rank_piece(world: World) -> tuple[int, float]:
 def test_a_piece_of_a_weight_waits_too():
     for count, off in on_ranks(2, rank_piece):
         assert (count, off) == (1, pytest.approx(0, abs=1e-5))
+
+
+def test_a_sum_may_be_wider_than_its_weight():
+    """As FSDP2 has it since torch 2.15; one product is set, the other added."""
+    weight, deferral, waiting = nn.Parameter(torch.randn(3, 4, dtype=torch.bfloat16)), Deferral(), []
+    weight.grad_dtype = torch.float32
+    inputs = [torch.randn(2, 4, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    for x in inputs:
+        with deferral.running((x,)):
+            loss = F.linear(x, weight).sum()
+        with deferral.deferring((loss,)) as queue:
+            loss.backward()
+        waiting += queue
+    for product in waiting:
+        product.add()
+    assert len(waiting) == 2
+    ones = torch.ones(3, 2, dtype=torch.bfloat16)
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    assert torch.equal(weight.grad, sum((ones @ x).float() for x in inputs))
+
+
+def test_a_weight_whose_gradient_is_rounded_waits_too_and_one_with_other_hooks_does_not():
+    counts = []
+    for hook in (Rounding(torch.bfloat16), lambda grad: grad):
+        weight, deferral = nn.Parameter(torch.randn(3, 4, dtype=torch.bfloat16)), Deferral()
+        weight.register_hook(hook)
+        x = torch.randn(2, 4, dtype=torch.bfloat16, requires_grad=True)
+        with deferral.running((x,)):
+            loss = F.linear(x, weight).sum()
+        with deferral.deferring((loss,)) as queue:
+            loss.backward()
+        counts.append(len(queue))
+    assert counts == [1, 0]
+
+
+def test_a_wider_gradient_is_rounded_to_its_weight_and_stays_wide():
+    grad = Rounding(torch.bfloat16)(torch.tensor([1 + 2**-20, 3.0]))
+    assert grad is not None
+    assert (grad.dtype, grad.tolist()) == (torch.float32, [1.0, 3.0])
+
+
+def test_a_backward_may_begin_at_an_edge_of_an_output_that_is_gone():
+    weight, deferral = nn.Parameter(torch.randn(3, 4)), Deferral()
+    x = torch.randn(2, 4, requires_grad=True)
+    with deferral.running((x,)):
+        edge = get_gradient_edge(F.linear(x, weight))
+    with deferral.deferring((edge,)) as queue:
+        torch.autograd.backward((edge,), torch.ones(2, 3))
+    assert weight.grad is None
+    (product,) = queue
+    product.add()
+    assert torch.equal(weight.grad, torch.ones(3, 2) @ x)

@@ -25,7 +25,7 @@ MOVES = ("step", "loss", "lr", "grad_norm", "loss_scale")
 
 def left(s: Session) -> dict[str, Any]:
     """The weights and all that a rank has beside them."""
-    return {**{n: t.clone() for n, t in state.tensors(s).items()}, "streams": torch.get_rng_state(),
+    return {**{n: t.clone() for n, t in state.tensors(s, state.states(s)).items()}, "streams": torch.get_rng_state(),
             "scaling": (s.scaling.factor, s.scaling.good)}  # fmt: skip
 
 

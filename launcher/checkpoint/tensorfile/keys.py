@@ -33,10 +33,13 @@ def load_key(place: str) -> bytes:
             "encrypted checkpoints need the package cryptography, which is not installed: "
             "pip install 'autoparallel-launcher[crypto]'"
         )
+
+    # what is there
     match = PLACE.fullmatch(place)
     if match is None:
         raise ValueError(f"the place of a key is {FORMS}")
     raw = _of_variable(place, match[2]) if match[1] else _of_file(place, Path(match[4]))
+
     # a passphrase of 32 letters is no key: nobody draws 32 random bytes that are all letters
     as_it_is = match[3] and len(raw) == SIZE and not set(raw) <= set(string.printable.encode())
     key = raw if as_it_is else _decoded(raw.strip())

@@ -34,10 +34,13 @@ def check_idx(settings: Idx) -> Iterator[Problem]:
                 shapes.append(idx.whole(settings.root, name, dims))
             except BadFile as error:
                 yield Problem("data.root", f"{Path(settings.root, name)}: {error}")
+
+        # images and labels in equal numbers
         if len(shapes) == 2 and shapes[0][0] != shapes[1][0]:
             have, labelled = shapes[0][0], shapes[1][0]
             text = f"{have} images, but {labels} has {labelled} labels"
             yield Problem("data.root", f"{Path(settings.root, images)}: {text}")
+
         side = max((side, *(n for shape in shapes for n in shape[1:])))
     yield from _fits(side, settings.size)
 
@@ -47,11 +50,13 @@ def check_cifar10(settings: Cifar10) -> Iterator[Problem]:
     if not Path(settings.root).is_dir():
         yield Problem("data.root", f"{settings.root}: there is no such folder; {mnist}")
         return
+
     batches = cifar.find(settings.root)
     if batches is None:
         text = "holds no data_batch_1 or data_batch_1.bin, itself or in the archive's own folder"
         yield Problem("data.root", f"{settings.root}: {text}")
         return
+
     for file in (*batches.train, *batches.test):
         try:
             cifar.whole(file, batches.binary)

@@ -57,6 +57,8 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
     for problem in problems:
         if problem.cure and problem.key != group.key and not settable(problem.key.split("."), origins):
             _drop(tree, problem.key.removeprefix(above).split("."))
+
+        # what a cure sets below the group goes into it
         for word in shlex.split(problem.cure):
             parsed = parse(word)
             inside = parsed.key_or_group.startswith(above)
@@ -67,6 +69,8 @@ def _cure(group: Override, problems: Sequence[Problem], origins: Origins) -> str
                 _set(tree, parts, parsed.value(), group.key in OPEN)
             else:
                 beside.append(shell(word))
+
+    # a secret would be pasted as asterisks
     hidden = values(tree, group.key) != tree
     return "" if hidden else " ".join([paste(group.key, tree), *beside])
 

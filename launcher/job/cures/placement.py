@@ -69,6 +69,8 @@ def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
     origin = typed_origin(problem, origins)
     if not problem.cure or origin is None or origin.text in map(redacted, words):
         return problem
+
+    # the swept word that this value is of, with the right one in its place
     name, _, bad = origin.text.partition("=")
     right = shlex.split(problem.cure)
     for word in words:
@@ -78,4 +80,6 @@ def swept(problem: Problem, origins: Origins, words: Sequence[str]) -> Problem:
             value = right[0].partition("=")[2]
             good = ",".join(dict.fromkeys(value if item == bad else item for item in items))
             return replace(problem, cure=shell(f"{name}={good}"), words=(word,))
+
+    # any other cure would change all cells
     return replace(problem, cure="")

@@ -100,6 +100,8 @@ def _spot(loc: Sequence[int | str], data: Any, kind: str) -> Spot:
     note: Any = Job
     parts: list[str] = []
     items: list[int] = []
+
+    # down both at once: the annotation of each part, and the data there
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items.append(part)

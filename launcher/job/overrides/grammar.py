@@ -97,17 +97,21 @@ def _read(text: str, found: list[Problem]) -> Iterator[Override]:
     name, equals, value = text.partition("=")
     key = name.lstrip("+")
     open_key = any(key.startswith(node + ".") for node in OPEN)
+
+    # below an open key are module names, of which the grammar would refuse some: it reads the value alone
     try:
         parsed = parse(f"open={value}" if open_key and equals else text)
     except (HydraException, ValueError, RecursionError) as error:
         found.append(_unreadable(text, str(error)))
         return
+
     if not open_key:
         key = parsed.key_or_group
     if problem := _refused(key, text, parsed):
         found.append(problem)
         return
-    yield Override(key, parsed.value(), text, parsed.is_delete(), parsed.is_add() or parsed.is_force_add())
+    added = parsed.is_add() or parsed.is_force_add()
+    yield Override(key, parsed.value(), text, delete=parsed.is_delete(), add=added)
 
 
 def parsable(text: str) -> bool:

@@ -72,6 +72,7 @@ def readings(key: str, note: Any, bad: Any) -> Iterator[Any]:
 
 
 def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
+    # one of the words that the schema knows
     if schema_keys.accepts(note, None) and _nothing(key, bad):
         yield None
     flag = _flag(bad)
@@ -81,12 +82,16 @@ def _candidates(key: str, note: Any, bad: Any) -> Iterator[Any]:
     word = word_of(bad, list(words))
     if word:
         yield words[word]
+
+    # a number, a group of keys or a text, written in another way
     yield from _numbers(key, note, bad)
     yield from _groups(key, bad)
     if isinstance(bad, str):
         yield from _texts(key, bad)
     elif isinstance(bad, int | float) and not isinstance(bad, bool) and key in NAMES:
         yield str(bad)
+
+    # a list, with other items or without its brackets
     if isinstance(bad, list):
         yield [_item(key, item) for item in bad]
     elif bad is not None and not isinstance(bad, Mapping):
@@ -210,6 +215,8 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
         level = word_of(bad, ["level1", "level2", "level3"])
         if level:
             yield {"optimizer_level": level}
+
+    # what is sent together: a mode, a size or indices
     if re.fullmatch(r"parallel\.comm_fusion\.(allreduce|allgather|reducescatter)", key):
         if bad in ("auto", "size"):
             yield {"mode": bad}
@@ -218,6 +225,8 @@ def _groups(key: str, bad: Any) -> Iterator[Any]:
             yield {"mode": "index", "config": bad}
         elif size is not None:
             yield {"mode": "size", "config": int(size) if size.is_integer() else size}
+
+    # the one key that such a word can be meant for
     flag = _flag(bad)
     if key == "parallel.comm_fusion" and flag is not None:
         yield {"openstate": flag}

@@ -30,6 +30,7 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
         if node is not None:
             _put_open(cfg, node, key.removeprefix(f"{node}."), value)
         else:
+            # another choice replaces its section, all else is merged into it
             chooses = isinstance(value, Mapping) and bool({"_target_", "name"} & value.keys())
             another = key in CHOSEN and chooses
             OmegaConf.update(cfg, key, value, merge=not another, force_add=True)
@@ -99,17 +100,18 @@ _HOLE = object()
 
 def _plain(node: Any, above: str, found: list[Problem], known: tuple[str, ...]) -> Any:
     if isinstance(node, ListConfig):
-        items = [_value(node, i, above, found, known) for i in range(len(node))]
+        items = [_value(node, i, above, found, known=known) for i in range(len(node))]
         return [v for v in items if v is not _HOLE]
     out = {}
     for name in node:
-        value = _value(node, name, f"{above}.{name}" if above else str(name), found, known)
+        key = f"{above}.{name}" if above else str(name)
+        value = _value(node, name, key, found, known=known)
         if value is not _HOLE:
             out[str(name)] = value
     return out
 
 
-def _value(node: Any, name: Any, key: str, found: list[Problem], known: tuple[str, ...]) -> Any:
+def _value(node: Any, name: Any, key: str, found: list[Problem], *, known: tuple[str, ...]) -> Any:
     if OmegaConf.is_missing(node, name):
         found.append(Problem(key, ""))
         return _HOLE
@@ -128,11 +130,15 @@ def _unresolved(key: str, text: str, error: BaseException, known: list[str]) -> 
     reason = _first_line(error)
     if isinstance(error, RecursionError) or reason.startswith("Recursive"):
         reason = "it refers to itself"
+
+    # nothing of the value where it is secret; the reason alone where it names no other key
     if secret(key):
         return Problem(key, f"{HIDDEN}: cannot be resolved")
     wanted = reason.split("'")[1] if reason.startswith("Interpolation key") else None
     if wanted is None:
         return Problem(key, f"{redacted(text)}: cannot be resolved; {reason}")
+
+    # the key that may be meant
     hint = nearest(wanted, known, 0.8)
     fixed = paste(key, text.replace(wanted, hint)) if hint else ""
     section = wanted.partition(".")[0]

@@ -65,6 +65,8 @@ def _place(detail: ErrorDetails, data: Any) -> tuple[tuple[str, ...], int]:
     parts: list[str] = []
     items = 0
     missing = detail["type"] == "missing"
+
+    # down the data, which is a mapping or a model already checked
     for i, part in enumerate(loc):
         if isinstance(part, int):
             items += 1

@@ -17,18 +17,25 @@ def check(parts: list[StagePart], plan: Plan, rank: int) -> None:
     planned = {s.index for s in plan.held(plan.sizes.grid.coords(rank)["pp"])}
     stages = [p.stage.index for p in parts]
     assert set(stages) == planned, f"rank {rank} runs stages {stages}, planned {planned}"
+
     for part in parts:
         seen = set()
         named = tensors(part.module)
         for placed, name, t in part.named(plan.params):
             box = placed.layout.box(rank)
             assert box is not None, f"rank {rank} holds {name}, which the plan puts on stages {placed.stages}"
+
+            # the same part of the whole; where nothing is, its place says nothing
             got = where(t)
             same = got == box or (got.empty and box.empty)
             assert same, f"rank {rank} holds {got} of {name}, planned {box}"
+
+            # tied parameters are still one tensor
             twins = [n for n in placed.names if n in named and named[n] is not t]
             assert not twins, f"rank {rank}: {twins} should be the same tensor as {name}"
             seen.add(placed.name)
+
+        # and nothing of the stage was left out
         missing = {p.name for p in plan.params if part.stage.index in p.stages} - seen
         assert not missing, f"rank {rank}, stage {part.stage.index}: no {sorted(missing)}"
 

@@ -63,21 +63,44 @@ class BackwardMeter:
     def measure(self, module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         """For a call with ``args`` and ``kwargs``; ``None`` when it cannot be tried."""
         given = tree_leaves((args, kwargs))
+        regions = (m.forward.recomputed for m in _regions(module))
         key = (
             type(module),
             str(module),
             tuple((n, p.shape, p.dtype, p.requires_grad) for n, p in module.named_parameters()),
-            tuple((r.keep, r.comm) for r in (m.forward.recomputed for m in _regions(module))),
-            tuple((t.shape, t.dtype) if isinstance(t, torch.Tensor) else repr(t) for t in given),
+            tuple((r.keep, r.comm) for r in regions),
+            tuple(map(_kind, given)),
         )
         if key not in self._known:
             self._known[key] = _tried(module, args, kwargs)
         return self._known[key]
 
 
+def _kind(value: Any) -> Any:
+    """All of an argument that what it costs depends on."""
+    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+
+
 def _regions(module: nn.Module) -> list[Any]:
     """The modules in it that run again."""
     return [m for m in module.modules() if hasattr(m.forward, "recomputed")]
+
+
+@contextmanager
+def _counting(again: _Again, params: list[nn.Parameter]) -> Iterator[None]:
+    """``again`` is told of what runs again; afterwards ``params`` have no gradients."""
+    before = AGAIN.set(again.around)
+    try:
+        yield
+    finally:
+        AGAIN.reset(before)
+        for p in params:
+            p.grad = None
+
+
+def _learning(made: Any) -> list[torch.Tensor]:
+    """The tensors in what a forward has made that a backward starts from; the rest is let go."""
+    return [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
@@ -93,27 +116,26 @@ def _tried(module: nn.Module, args: Any, kwargs: Any) -> Backward | None:
         meter = _MetaMeter(params)
         deferred = _Deferred()
         again = _Again()
-        counting = AGAIN.set(again.around)
         try:
-            whole = _saved(module, args, kwargs) if regions else 0
-            state = [(m, held(m), _streams(m)) for m in regions]
-            with meter, torch.enable_grad():
-                with deferred.running(tree_leaves((args, kwargs))):
-                    made = tree_leaves(module(*args, **kwargs))
-                out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
-                del made
-                twice = tuple(n for s in state for n in _changed(*s))
-                before = meter.now
-                meter.peak = meter.summed = before
-                torch.autograd.backward(out, [torch.empty_like(t) for t in out])
+            with _counting(again, params):
+                whole = _saved(module, args, kwargs) if regions else 0
+                state = [(m, held(m), _streams(m)) for m in regions]
+
+                # its forward, and what that changes although it will run again
+                with meter, torch.enable_grad():
+                    with deferred.running(tree_leaves((args, kwargs))):
+                        out = _learning(module(*args, **kwargs))
+                    twice = tuple(n for s in state for n in _changed(*s))
+
+                    # its backward, measured from what the forward holds
+                    before = meter.now
+                    meter.peak = meter.summed = before
+                    torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         except CheckpointError:
             return Backward(twice=twice, unlike=tuple(m.forward.recomputed.module for m in regions))
         except (RuntimeError, NotImplementedError):
             return Backward(twice=twice) if twice else None  # it looks at data, or has no backward
-        finally:
-            AGAIN.reset(counting)
-            for p in params:
-                p.grad = None
+
     return Backward(
         work=max(0, meter.peak - before),
         summed=max(0, meter.summed - before),

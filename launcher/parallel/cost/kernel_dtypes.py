@@ -30,11 +30,14 @@ def disagreement(func: Any, args: Sequence[Any]) -> str:
     at = ONE.get(name) or NORMS.get(name)
     if at is None:
         return ""
+
+    # the dtypes that it gets; a norm takes wider parameters than what is normed
     found = [args[i].dtype for i in at if i < len(args) and isinstance(args[i], torch.Tensor)]
     if name in NORMS and found[0] in NARROW:
         found = found[1:]
     if len(set(found)) < 2 or _autocast():
         return ""
+
     both = " and ".join(str(d).removeprefix("torch.") for d in dict.fromkeys(found))
     text = f"{name.removeprefix('_')} of {both}"
     where = source_lines.of_now()

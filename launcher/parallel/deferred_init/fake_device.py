@@ -40,18 +40,22 @@ class FakeDevice(TorchFunctionMode):
         super().__init__()
         self.tape = tape
         self.acts: dict[Any, Callable[..., Any]] = {
+            # where it is
             _getter("device"): lambda t: torch.device("cpu"),
             _getter("is_meta"): lambda t: False,
             _getter("is_cpu"): lambda t: True,
             T.get_device: lambda t: -1,
+            # to go there is to stay
             T.cpu: lambda t, *_, **__: t,
             T.type: self._type,
             T.to: self._to,
+            # its numbers
             T.tolist: lambda t: tape.look(t).tolist(),
             T.numpy: lambda t, *_, **__: tape.show(t),
             T.__array__: lambda t, *args, **kwargs: tape.show(t).__array__(*args, **kwargs),
             T.new_tensor: self._new,
             T.data.__set__: self._data,  # type: ignore[attr-defined]
+            # its memory, which is not there
             **{func: self._memory(func) for func in MEMORY},
         }
 
@@ -60,9 +64,13 @@ class FakeDevice(TorchFunctionMode):
         act = self.acts.get(func)
         if act is not None and isinstance(args[0], T) and self._ours(args[0], func):
             return act(*args, **kwargs)
+
+        # a new tensor on the meta device is one that the constructor itself wants there
         self.tape.asked_meta = _asks_meta(func, kwargs)
         if "device" in kwargs and isinstance(kwargs.get("out"), T) and kwargs["out"].is_meta:
             kwargs = kwargs | {"device": torch.device("meta")}
+
+        # who looks at numbers inside gets them from the tape
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:

@@ -81,10 +81,14 @@ class Tape(Dispatch):
         self.log = Log()
         self.seed = seed
         self.why = ""
+
+        # of the tensors that it has made
         self.off: set[int] = set()
         self.shared: tuple[tuple[str, ...], ...] = ()
         self.computed: tuple[str, ...] = ()
         self.marks: dict[str, tuple[str, ...]] = {}
+
+        # while it runs
         self.asked_meta = False
         self._pause = 0
         self._streams = Streams(seed)
@@ -116,6 +120,7 @@ class Tape(Dispatch):
         if real and self._on_numbers(func, args, kwargs):
             return self._run(func, args, kwargs)
 
+        # what runs on the meta device and is kept on the tape
         args, kwargs = tree_map_only(torch.Tensor, self._known, (args, kwargs))
         away = self._placed(func, args, kwargs)
         draw, args, kwargs = self._drawn(func, args, kwargs, away)
@@ -149,6 +154,8 @@ class Tape(Dispatch):
         written = _written(func, args, kwargs)
         if self._seen & {key(t) for t in written}:
             self.fail("changes a tensor after numpy has seen it")
+
+        # of what it writes, that which it fills; of what it reads, that of which only the shape counts
         others = {key(t) for t in tensors((args, kwargs)) if all(t is not w for w in written)}
         name = name_of(func)
         makes = tuple(None if key(t) in ins else t for t in tensors(out))
@@ -256,6 +263,8 @@ class Tape(Dispatch):
         if not target.is_meta:
             self._really(func, (target, *args), kwargs, draw)
             return
+
+        # a part of a tensor keeps what it had around it
         at = frozenset({key(target)})
         whole = at if _whole(target) else frozenset()
         op = Op(

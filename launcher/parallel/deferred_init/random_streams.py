@@ -25,6 +25,7 @@ def seeded(seed: int) -> Iterator[None]:
     """
     numpy, python = sys.modules.get("numpy.random"), random.getstate()
     legacy = numpy.get_state() if numpy else None
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         random.seed(seed)

@@ -78,6 +78,8 @@ def record(build: Callable[[], nn.Module], seed: int = 0) -> tuple[nn.Module, Ta
         raise
     except Exception as error:  # by what the record lacks, or else the plain build raises it too
         tape.why = tape.why or f"cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())}"
+
+    # a later construction may find tensors of this one in a cache
     Tape.past[:-3] = []
     Tape.past.append(tape)
     forget()

@@ -71,9 +71,13 @@ def _add(found: list[Any], value: Any) -> bool:
             return False
         found.append((value.shape, value.stride(), value.dtype, value.storage_offset()))
         return True
+
+    # plain values, by type too: 1, 1.0 and True are equal
     if kind in VALUES:
         found.append((kind, value))
         return True
+
+    # containers of these
     if kind is tuple or kind is list or kind is torch.Size:
         found.append(len(value))
         return all(_add(found, some) for some in value)

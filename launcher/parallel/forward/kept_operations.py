@@ -90,4 +90,5 @@ def contexts(kinds: tuple[str, ...]) -> tuple[AbstractContextManager[Any], Abstr
         return CheckpointPolicy.MUST_SAVE if is_kept(func, kinds) else CheckpointPolicy.PREFER_RECOMPUTE
 
     first, again = create_selective_checkpoint_contexts(policy)
+    first.respect_saved_tensors_hooks = False  # torch 2.15 asks; before, they never saw what is kept
     return first, again

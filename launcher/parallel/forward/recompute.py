@@ -57,11 +57,14 @@ class RecomputedForward:
 
         def run(*given: Any) -> Any:
             own = given[: len(given) - len(names)] if names else given
-            return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
+            with region.keeping_error():
+                return self.plain(*own, **dict(zip(names, given[len(own) :], strict=True)))
 
         # everything by position: torch looks among these for the devices whose random state it keeps
         with self._unchanged():
-            return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+            out = checkpoint(run, *args, *kwargs.values(), use_reentrant=False, context_fn=region.contexts)
+            region.raise_error()
+        return out
 
     def _check_hooks(self) -> None:
         """What hooks of the user's own would make of what is saved, nothing would be made of."""
@@ -100,6 +103,28 @@ class _Region:
         self.versions = _versions(self.inputs)
         self.changed = filled(given, objects=True)
         self.streams = _streams()
+        self.ran = False
+        self.error: Exception | None = None
+
+    @contextmanager
+    def keeping_error(self) -> Iterator[None]:
+        """Of the forward, until torch has left its contexts, which torch 2.11 does not do for errors.
+
+        In the backward errors pass: torch ends a run by one.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self.ran:
+                raise
+            self.error = error
+
+    def raise_error(self) -> None:
+        try:
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.error = None  # with all tensors that its frames hold
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Around the forward, and around its run in the backward."""
@@ -118,6 +143,9 @@ class _Region:
                 yield
         finally:
             axis.results = before
+            self.ran = True
+        if self.error is not None:
+            return
 
         # a change from here on is one of somebody else
         if _versions(self.inputs) != self.versions:
@@ -136,14 +164,20 @@ class _Region:
             raise self.of.refused(
                 "a list, dictionary or dataclass that it was given was changed after it had run"
             )
+
+        # the results that were kept, from the first on, and its place in a sequence
         if self.results is not None:
             self.results.again()
         carry = self.of.carry
         at = carry.again(*self.piece) if carry is not None and self.piece is not None else nullcontext()
+
+        # with the same state, while the meter counts what is sent
         what, module = self.of.recomputed, self.of.module
         around = AGAIN.get()
         counting = around(self._sent) if around is not None else nullcontext()
         restoring = untouched([module], what.restored) if what.restored else nullcontext()
+
+        # operators find what they found the first time: what those before them shared, and kept results
         axis = self.of.axis
         before = axis.last, axis.results, axis.log
         axis.last, axis.results = self.last, self.results

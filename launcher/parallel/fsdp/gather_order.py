@@ -23,9 +23,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
-from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
+from launcher.parallel.local import flags, to_host
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
+from launcher.parallel.weight_gradient import Rounding
 from launcher.plan.cost.fusion import Group
 from launcher.plan.plan import Plan
 
@@ -98,7 +100,7 @@ class GatherOrder:
             if turns is not None and self._at < len(turns):
                 self._make_good(len(turns))
                 if turns is self._backward:
-                    self._root()._root_post_backward_final_callback()
+                    end_backward(self._root())
         finally:
             self._turns = None
 
@@ -123,12 +125,15 @@ class GatherOrder:
         if torch.is_inference_mode_enabled():  # what is gathered now, backward gathers again, outside of it
             with torch.inference_mode(False), torch.no_grad():
                 return self._enter(i, enter, *args)
+
+        # nothing is due outside of a pass, nor while another module of the group has begun the turn
         group = self.groups[i]
         if self.before_use is not None:
             self.before_use(i)
         begun = group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD)
         if self._turns is None or begun:
             return enter(*args)
+
         if self._turns is self._backward:  # run again under a checkpoint
             at = self._next(i, "backward")
             if at is not None:
@@ -142,6 +147,7 @@ class GatherOrder:
 
         ``args`` is whether FSDP2 may gather ahead by its own rule.
         """
+        self._round(i)
         if not self._gathers:
             gather(False)  # all is there; ahead FSDP2 might gather what has gone for good
             return
@@ -151,6 +157,18 @@ class GatherOrder:
         elif self._take(i, "backward") or all(t.group != i for t in self._backward):
             gather(False)
             self._ahead(i)
+
+    def _round(self, i: int) -> None:
+        """A gradient is as precise as its weight, as in one process; since torch 2.15 FSDP2 takes wider ones.
+
+        An RMSNorm computes that of a half-precision weight in float32, and so two uses of a table are added.
+        """
+        for p in self.groups[i].fsdp_params:
+            whole = getattr(p, "_unsharded_param", None)
+            if whole is None or not whole.requires_grad or whole._backward_hooks:
+                continue
+            if whole.grad_dtype != whole.dtype:
+                whole.register_hook(Rounding(whole.dtype))
 
     def _reduce(self, i: int, reduce: Any, *unused: Any) -> None:
         """Backward has gone through group ``i``."""
@@ -198,6 +216,8 @@ class GatherOrder:
             at = self._at
             turn = self._turns[at]
             group = self.groups[turn.group]
+
+            # gather and let go, gather for the backward, or reduce zeros
             if turn.kind == "forward":
                 with group.use_training_state(TrainingState.FORWARD):
                     group.unshard(group.unshard_async_op)
@@ -220,8 +240,9 @@ class GatherOrder:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
         # what there is
         params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-        for p in params:
-            p.accumulate_unsharded_grad_if_needed()
+        if SUMS_APART:
+            for p in params:
+                p.accumulate_unsharded_grad_if_needed()
         has = [p for p in params if unreduced(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
         if self.see is not None and has:
@@ -233,8 +254,9 @@ class GatherOrder:
             return
         for p in params:
             if unreduced(p) is None:
-                p.unsharded_param.grad = torch.zeros_like(p.unsharded_param)
-        if any(p.unsharded_accumulated_grad is not None for p in params):
+                whole = p.unsharded_param
+                whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
+        if SUMS_APART and any(p.unsharded_accumulated_grad is not None for p in params):
             for p in params:
                 p.to_accumulated_grad_if_needed()
 
@@ -282,13 +304,16 @@ def agree(orders: list[GatherOrder], meshes: Meshes) -> None:
     params = [p for order in orders for p in order.params()]
     if not params:
         return
+
     present = set().union(*(order.present for order in orders))
     for order in orders:
         order.present.clear()
+
+    # on any rank
     has = [id(p.sharded_param) in present for p in params]
-    found = torch.tensor(has, dtype=torch.uint8, device=params[0].sharded_param.device)
+    found = flags(has, params[0].sharded_param.device, torch.uint8)
     dist.all_reduce(found, op=dist.ReduceOp.MAX, group=meshes.dp)
     if not all(has):
-        for p, anywhere in zip(params, found.tolist(), strict=True):
+        for p, anywhere in zip(params, to_host(found).tolist(), strict=True):
             if not anywhere:
                 p.sharded_param.grad = None

@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
 from launcher.parallel.dispatch.pytree import tree_map_only
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.plan import Plan
+
+SUMS_APART = hasattr(FSDPParam, "to_accumulated_grad_if_needed")
+"""Before torch 2.15 sums of half-precision gradients lay beside the gradients; now they are one."""
 
 
 def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
@@ -36,6 +40,7 @@ def shard(part: StagePart, plan: Plan, meshes: Meshes) -> None:
         modules = [part.module.get_submodule(name) for name in names]
         for module in modules:
             module.register_forward_hook(_no_views)  # before FSDP2's own
+
         fully_shard(
             modules,
             mesh=meshes.shard,
@@ -69,3 +74,24 @@ def param_groups(state: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+def end_backward(state: Any) -> None:
+    """What the hooks of FSDP2's root do at the end of a backward, also where it has come by none of them.
+
+    Since torch 2.15 they tell first whether the end of the step is up to the caller.
+    """
+    context = state._state_ctx
+    if getattr(context, "manual_backward_finalization_active", False) is None:
+        context.manual_backward_finalization_active = context.manual_backward_finalization
+    state._root_post_backward_final_callback()
+    finish_reductions(state)
+
+
+def finish_reductions(state: Any) -> None:
+    """After a backward that reduces its gradients: drops what FSDP2 keeps of it.
+
+    Its hooks did so themselves before torch 2.15; under a pipeline they now leave it to the end of the step.
+    """
+    if hasattr(state, "wait_for_gradient_reduction") and state._state_ctx.is_last_backward:
+        state.wait_for_gradient_reduction()

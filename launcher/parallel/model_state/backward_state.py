@@ -25,14 +25,20 @@ def moved(name: str, leaf: nn.Module, args: Any, kwargs: Any) -> list[str]:
     """
     if not any(map(_hooks, leaf.modules())):
         return []
+
     # whatever a hook says of tensors without numbers
     with suppress(Exception), default_dtype(torch.float32), torch.device("meta"):
+        # a call
         args, kwargs = mapped((args, kwargs), _fresh)
         made = tree_leaves(leaf(*args, **kwargs))
         out = [t for t in made if isinstance(t, torch.Tensor) and t.requires_grad]
+
+        # its backward, which leaves no gradient behind
         before, versions = held(leaf), _versions(leaf)
         torch.autograd.backward(out, [torch.empty_like(t) for t in out])
         leaf.zero_grad(set_to_none=True)
+
+        # what is another object now, or the same with other numbers
         found = [at for at, _ in changed(before, held(leaf))]
         found += [at for at, version in _versions(leaf).items() if versions.get(at) != version]
         return [f"{name}.{at}" for at in dict.fromkeys(found)]

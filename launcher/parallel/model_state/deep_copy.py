@@ -63,6 +63,8 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
     """``value`` with the copies of what it holds, if there are any; else ``value`` itself."""
     if id(value) in memo:
         return memo[id(value)]
+
+    # what can be called
     if isinstance(value, MethodType):
         own, func = _on_copy(value.__self__, memo), _on_copy(value.__func__, memo)
         same = own is value.__self__ and func is value.__func__
@@ -71,6 +73,8 @@ def _on_copy(value: Any, memo: dict[int, Any]) -> Any:
         return partial(_on_copy(value.func, memo), *_each(value.args, memo), **_named(value.keywords, memo))
     if isinstance(value, FunctionType):
         return _function(value, memo)
+
+    # containers, which stay the same object if all that they hold does
     if type(value) is dict:
         named = _named(value, memo)
         return value if all(named[k] is v for k, v in value.items()) else named

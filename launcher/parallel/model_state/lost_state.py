@@ -21,6 +21,8 @@ def counters(
         # everything that one sees it by, and the leaves that these are in
         names = after.names(key) if key in after.marks else before.names(key)
         owners = {n: next((u for u in leaves if covers(u, n)), None) for n in names}
+
+        # of which there is one, so that its stage sees the change
         lost = [n for n, leaf in owners.items() if leaf is None]
         if lost:
             text = f"the forward changes {lost[0]}, which is on no stage"

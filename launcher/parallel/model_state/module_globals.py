@@ -140,6 +140,7 @@ def put_back(names: Iterable[str]) -> Iterator[None]:
 
 def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
     """The contents of ``value`` and of what it holds, as far as they can be changed."""
+    # its own contents
     inner = parts(value)
     if isinstance(value, np.ndarray):
         inside[id(value)] = value, value.copy()
@@ -151,6 +152,8 @@ def _remember(value: Any, inside: dict[int, tuple[Any, Any]]) -> None:
         inside.setdefault(id(value), (value, [*value]))
     elif inner is not None and hasattr(value, "__dict__"):
         inside.setdefault(id(value), (value, dict(vars(value))))
+
+    # those of its parts, each once
     for _, part in inner or ():
         if id(part) not in inside:
             _remember(part, inside)
@@ -160,6 +163,8 @@ def _refill(value: Any, held: Any) -> None:
     if isinstance(value, np.ndarray):
         value[...] = held
         return
+
+    # what holds the same objects is left alone
     now = value if isinstance(value, list | deque | MutableMapping | set) else vars(value)
     if isinstance(now, MutableMapping):
         same = len(now) == len(held) and all(k in now and now[k] is v for k, v in held.items())
@@ -167,6 +172,7 @@ def _refill(value: Any, held: Any) -> None:
         same = len(now) == len(held) and all(a is b for a, b in zip(now, held, strict=True))
     if same:
         return
+
     now.clear()
     if isinstance(now, list | deque):
         now.extend(held)

@@ -67,19 +67,25 @@ class PythonState:
         return [*dict.fromkeys((key[0], *(n for i in chain for n in self.also.get(i, ()))))]
 
     def _walk(self, key: Key, value: Any, chain: tuple[int, ...]) -> None:
+        # one value
         inner = parts(value) if len(chain) <= DEEP else None
         if inner is None:
             self.marks[key], self.chains[key] = _mark(value), chain
             self._alive.append(value)
-        elif id(value) in self.also:
+            return
+
+        # what has been met before: where
+        if id(value) in self.also:
             self.also[id(value)].append(key[0])
             self.marks[key], self.chains[key] = self._first[id(value)], chain
-        else:
-            self.also[id(value)], self._first[id(value)] = [], key
-            self._alive.append(value)
-            self.marks[key], self.chains[key] = type(value), (*chain, id(value))
-            for way, part in inner:
-                self._walk((key[0], key[1] + way), part, (*chain, id(value)))
+            return
+
+        # anything else: its kind, and then its parts
+        self.also[id(value)], self._first[id(value)] = [], key
+        self._alive.append(value)
+        self.marks[key], self.chains[key] = type(value), (*chain, id(value))
+        for way, part in inner:
+            self._walk((key[0], key[1] + way), part, (*chain, id(value)))
 
 
 def held(model: nn.Module) -> PythonState:
@@ -104,10 +110,14 @@ def parts(value: Any) -> Iterable[tuple[str, Any]] | None:
         return [(f".{name}", cell.cell_contents) for name, cell in cells(value)] or None
     if isinstance(value, (*PLAIN, *WHOLE, np.ndarray, np.generic)):
         return None
+
+    # containers, if it does not take too long
     if isinstance(value, list | tuple | deque | Mapping) and len(value) <= MANY:
         if isinstance(value, Mapping):
             return [(f"[{k if isinstance(k, PLAIN) else id(k)!r}]", v) for k, v in value.items()]
         return [(f"[{n}]", v) for n, v in enumerate(value)]
+
+    # objects of the user's, and those of the library that are there to hold things
     if isinstance(value, ContextVar):
         return [(".get()", value.get(None))]
     if isinstance(value, SimpleNamespace | threading.local) or not library(type(value).__module__):
@@ -125,6 +135,7 @@ def _own(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _mark(value: Any) -> Any:
+    # numbers, and where a random stream is
     if isinstance(value, np.ndarray) and value.dtype != object:
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.random.Generator):
@@ -133,10 +144,14 @@ def _mark(value: Any) -> Any:
         return repr(value.get_state())
     if isinstance(value, random.Random):
         return value.getstate()
+
+    # how far an iterator has come
     if isinstance(value, GeneratorType):
         return value.gi_frame and (value.gi_frame.f_lasti, repr(value.gi_frame.f_locals))
     if isinstance(value, Iterator):
         return _reduced(value)
+
+    # a container that is not looked into: which objects it holds
     if isinstance(value, list | tuple | deque):
         return type(value), _Long(tuple(value))
     if isinstance(value, Mapping):

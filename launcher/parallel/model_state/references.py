@@ -95,12 +95,16 @@ def inside(value: Any, known: Iterable[int] = ()) -> Iterator[Any]:
     stack = [(value, 0)]
     seen = set[int]()
     modules = set(known)
+
     while stack and len(seen) < MOST:
+        # each object once
         some, depth = stack.pop()
         if id(some) in seen or isinstance(some, OPAQUE) or some is None:
             continue
         seen.add(id(some))
         _CACHES.add(some)
+
+        # itself, then what it holds; a known module holds nothing new
         if isinstance(some, Tensor):
             yield some
         elif isinstance(some, nn.Module):
@@ -119,6 +123,8 @@ def _parts(some: Any) -> list[Any]:
         return list(some)
     if isinstance(some, nn.Module):
         return [v for k, v in vars(some).items() if k not in OWN or k in ("_modules", *HOOKS)]
+
+    # what can be called, or is there to reach another object
     if isinstance(some, MethodType):
         return [some.__self__, some.__func__]
     if isinstance(some, BuiltinMethodType | MethodWrapperType):
@@ -132,6 +138,8 @@ def _parts(some: Any) -> list[Any]:
     if isinstance(some, FunctionType):
         cells = [c.cell_contents for c in some.__closure__ or () if _full(c)]
         return [*cells, some.__defaults__, some.__kwdefaults__, vars(some)]
+
+    # any other object: its attributes, unless it is torch's own
     if type(some).__module__.startswith(("torch._", "torch.fx", "torch.utils", "torch.nn.utils")):
         return []
     slots = [getattr(some, s, None) for k in type(some).__mro__ for s in _slots(k)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from launcher.parallel.local import grad, local
+from launcher.parallel.local import grad, local, to_host
 from launcher.parallel.parallel_model import ParallelModel
 
 
@@ -17,16 +17,28 @@ class Norm:
     pieces: tuple[tuple[torch.Tensor, float], ...]
     copies: tuple[torch.Tensor, ...]
 
-    @torch.no_grad()
     def squared(self) -> torch.Tensor:
         """This rank's share of the squared global norm (fp64, 0-d, CPU), which is the sum over all ranks."""
+        return self.squared_beside(torch.zeros((), dtype=torch.float64))[1]
+
+    @torch.no_grad()
+    def squared_beside(self, number: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``number`` (fp64, 0-d) and what ``squared`` returns, in one copy from their device to the CPU.
+
+        It is the only one of a step: the CPU waits for its device here, and besides only where a gradient
+        is missing, to know whether it is on all ranks.
+        """
+        # what counts of this rank's gradients
         every = [(grad(p), weight) for p, weight in self.pieces]
         found = [(g, weight) for g, weight in every if g is not None and g.numel()]
         if not found:
-            return torch.zeros((), dtype=torch.float64)
+            return to_host(number), torch.zeros((), dtype=torch.float64)
+
         # in fp64: a CPU adds a million squares in fp32 to no more than five digits
-        norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64)).cpu()
-        return norms.square() @ torch.tensor([weight for _, weight in found], dtype=torch.float64)
+        norms = torch.stack(torch._foreach_norm([g for g, _ in found], 2, torch.float64))
+        both = to_host(torch.cat([number.to(norms.device).reshape(1), norms]))
+        weights = torch.tensor([weight for _, weight in found], dtype=torch.float64)
+        return both[0], both[1:].square() @ weights
 
     @torch.no_grad()
     def clip(self, norm: float, limit: float | None, scaled: float = 1.0) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from launcher.parallel.local import local
+from launcher.parallel.local import local, to_host
 from launcher.parallel.parallel_model import ParallelModel
 
 
@@ -41,10 +41,12 @@ class OwnGradients:
 
     def take(self, scale: float) -> dict[str, float]:
         """Each norm of the step, times ``scale``, in the plan's order; the next step starts anew."""
-        names = [n for n, _ in self.model.trainable() if n in self.squares]
-        out = {n: self.squares[n].sqrt().item() * scale for n in names}
+        seen = {n: self.squares[n] for n, _ in self.model.trainable() if n in self.squares}
         self.squares.clear()
-        return out
+        if not seen:
+            return {}
+        norms = to_host(torch.stack(list(seen.values()))).sqrt().tolist()  # one copy from the device
+        return {n: norm * scale for n, norm in zip(seen, norms, strict=True)}
 
 
 def watch(model: ParallelModel) -> OwnGradients:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from launcher.parallel.local import local
+from launcher.parallel.local import flags, local, to_host
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.parallel.trace.model_facts import dtype_of
@@ -60,7 +60,8 @@ def total(
     grads = [local(t.grad) for t in tensors if t.grad is not None]
 
     # one flat tensor, and a number for each gradient that tells how many ranks had it
-    flat = torch.cat([*(g.reshape(-1) for g in grads), grads[0].new_tensor(has)])
+    marks = flags(has, grads[0].device, grads[0].dtype)
+    flat = torch.cat([*(g.reshape(-1) for g in grads), marks])
     flat = flat if dtype is None else flat.to(dtype)
     dist.all_reduce(flat, group=group)
 
@@ -69,5 +70,5 @@ def total(
     for g, piece in zip(grads, summed, strict=True):
         g.copy_(piece.view_as(g))
     if not all(has):
-        for t, found in zip(tensors, anywhere.tolist(), strict=True):
+        for t, found in zip(tensors, to_host(anywhere).tolist(), strict=True):
             t.grad = t.grad if found else None

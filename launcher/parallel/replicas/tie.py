@@ -38,6 +38,8 @@ class Tied:
                     first.grad = t.grad
                 elif t.grad is not None:
                     local(first.grad).add_(local(t.grad))
+
+        # over the ranks, and back to every copy
         if self.group is not None:
             total(tuple(same[0] for same in self.copies), self.group)
         for first, *others in self.copies:

@@ -103,11 +103,15 @@ def _forward(
     left = carry.left.setdefault(micro, {}).setdefault(name, [])
     if not carry.repeats:
         del left[piece:]  # when the same piece runs again
+
+    # this piece, which sees what the pieces before it have left
     out, kept = module.piece(*inputs, **named, start=carry.starts[piece], past=tuple(left[:piece]))
     if piece == len(carry.starts) - 1:
         return out
     if not carry.repeats:
         left.append(tuple(t.detach().requires_grad_(t.requires_grad) for t in kept))
+
+    # gradients of later pieces come back through what is left for them
     if not any(t.requires_grad for t in kept):
         return out
     return _Later.apply(out, left[piece], *kept)  # type: ignore[no-untyped-call]

@@ -72,6 +72,7 @@ def split(
     held = plan.held(pp)
     if tracer is None:
         return [StagePart(held[0], model)]
+
     code = tuple(map(said, tracer.graph.nodes))
     parts = []
     for stage in held:
@@ -80,6 +81,7 @@ def split(
         if carry is not None:
             attach(module, carry)
         parts.append(StagePart(stage, module, carry, code))
+
     _separate(parts, plan)
     return parts
 

@@ -66,7 +66,8 @@ class Code:
         if node.op == "output":
             return f"return {self._said(node.args[0])}"
         freed = "".join(f"{self._names[n]} = " for n in done)
-        return f"{self._names[node]} = {self._call(node)}" + (f"; {freed}None" if freed else "")
+        line = f"{self._names[node]} = {self._call(node)}"
+        return f"{line}; {freed}None" if freed else line
 
     def _call(self, node: fx.Node) -> str:
         if node.op == "get_attr":

@@ -42,6 +42,8 @@ def distribute(parts: Iterable[StagePart], plan: Plan, meshes: Meshes) -> None:
                 dim = dims.get(f"{path}.{attr}".lstrip("."))
                 if p is None or dim is None:
                     continue
+
+                # one DTensor for each tensor, under whatever names
                 if p not in made:
                     whole = DTensor.from_local(p.detach(), meshes.mesh["tp"], [Shard(dim)], run_check=False)
                     made[p] = nn.Parameter(whole, p.requires_grad)
@@ -57,7 +59,8 @@ def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
         dim, whole = tp_dim(axes), named[name]
         assert dim is not None
         if id(whole) not in pieces:
-            shape = [n // axis.size if d == dim else n for d, n in enumerate(whole.shape)]
+            shape = [*whole.shape]
+            shape[dim] //= axis.size
             empty = torch.empty(shape, dtype=whole.dtype, device=whole.device)
             pieces[id(whole)] = nn.Parameter(empty, whole.requires_grad)
         owner, _, attr = name.rpartition(".")
@@ -122,8 +125,12 @@ def _look_up(module: nn.Module, indices: Tensor, axis: Axis) -> Tensor:
     """Rows of this rank's part of the table; zeros for those that lie in another's."""
     table = weight(module)
     low = axis.rank * table.shape[0]
-    here = (indices >= low) & (indices < low + table.shape[0])
+    end = low + table.shape[0]
+    here = (indices >= low) & (indices < end)
+
+    # the row of padding, if it is one of these
     pad = getattr(module, "padding_idx", None)
-    mine = None if pad is None or not low <= pad < low + table.shape[0] else pad - low
-    rows = F.embedding(torch.where(here, indices - low, 0), table, mine)
+    if pad is not None:
+        pad = pad - low if low <= pad < end else None
+    rows = F.embedding(torch.where(here, indices - low, 0), table, pad)
     return rows * here.unsqueeze(-1).to(rows.dtype)

@@ -127,6 +127,8 @@ def _passed(
     carry = Carry(forwards.lengths)
     attach(model, carry)
     _prepare(model, forwards.operators, run)
+
+    # piece after piece, each with what the pieces before it have left
     outs = []
     found = dict[Operator, Spread]()
     for piece, specs in enumerate(forwards.pieces):
@@ -177,9 +179,12 @@ def _forward(
 ) -> list[tuple[Tensor, CutState]]:
     for x in xs:
         run.tag(x, CutState())
+
+    # with real numbers a model may look at data; which way it went then depends on them
     real = device.type != "meta"
     given = (*xs, *model.parameters(), *model.buffers())
     branches = looking(given, partial(_refuse, run)) if real else nullcontext()
+
     try:
         with refusing(model, xs), default_dtype(RUNNING), torch.no_grad(), device, _following(run, branches):
             out = model(*xs)
@@ -245,18 +250,11 @@ def _operate(
     run: CutRun, module: nn.Module, plain: Callable[..., Any], o: Operator, *args: Any, **kwargs: Any
 ) -> Any:
     """An operator is called: find out what it needs, and do it."""
-    name = f"operator {o.module}"
     x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
         raise CutRefused(f"the first thing that {o.module} takes is no tensor", f"{KEY}.{o.key}")
-
-    # in the whole model it runs as it is
     if run.axis is None:
-        run.quiet += bool(o.mode)
-        y = plain(x, *rest, **kwargs)
-        run.quiet -= bool(o.mode)
-        run.row(name, [_tensor(y, o)])
-        return y
+        return _whole(run, o, lambda: plain(x, *rest, **kwargs))
 
     # its input, as it takes it
     s = run.state(x)
@@ -283,14 +281,27 @@ def _operate(
     y = _quietly(run, log, lambda _: leaving.hand_on(y))
 
     # what is known of it, and of what it made
-    planned = replace(planned, comms=tuple(log))
+    _note(run, o, module, replace(planned, comms=tuple(log)))
+    run.row(f"operator {o.module}", [y])
+    run.tag(y, CutState(planned.gives, frozenset({f"{o.module}()"})))
+    return y
+
+
+def _whole(run: CutRun, o: Operator, call: Callable[[], Any]) -> Any:
+    """In the whole model it runs as it is."""
+    run.quiet += bool(o.mode)
+    y = call()
+    run.quiet -= bool(o.mode)
+    run.row(f"operator {o.module}", [_tensor(y, o)])
+    return y
+
+
+def _note(run: CutRun, o: Operator, module: nn.Module, planned: Spread) -> None:
+    """Keep what was planned for an operator; every call of it must need the same."""
     if run.spreads.setdefault(o, planned) != planned:
         raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", f"{KEY}.{o.key}")
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
         run.terms.add(f"{o.module}.bias")
-    run.row(name, [y])
-    run.tag(y, CutState(planned.gives, frozenset({f"{o.module}()"})))
-    return y
 
 
 def _quietly(run: CutRun, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tensor:

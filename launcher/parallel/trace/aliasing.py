@@ -53,6 +53,8 @@ def trained(tracer: Tracer, spaces: Mapping[fx.Node, NodeMemory]) -> dict[fx.Nod
         origin[node] = tracer.origins.get(node, frozenset()) | origins(tracer.values.get(node))
         for at in origin[node]:
             makers.setdefault(at, []).append(node)
+
+    # what the output itself gets
     found: dict[fx.Node, set[str]] = {n: set() for n in tracer.graph.nodes}
     (end,) = tracer.graph.find_nodes(op="output")
     found[end] |= {i.name for i in end.all_input_nodes if origin[i]}

@@ -276,6 +276,8 @@ class Capture(TorchFunctionMode):
             return self._constant(here) if a.type in ("meta", "cpu") else a
         if isinstance(a, (*PLAIN, enum.Enum)):
             return a
+
+        # containers of these
         if type(a) in (tuple, torch.Size):
             return tuple(map(self.arg, a))
         if type(a) is list:
@@ -293,10 +295,14 @@ class Capture(TorchFunctionMode):
             return self._container(a)
         if isinstance(a, np.generic | np.ndarray) and a.ndim == 0:
             return a.item()
+
+        # what has a state of its own, which every stage would have once more
         if isinstance(a, torch.Generator):
             raise self.refuse("it draws from a Generator of its own, which every stage would have its own of")
         if isinstance(a, nn.Module):
             raise self.refuse(f"it hands the module {type(a).__name__} to a function")
+
+        # functions and objects, unless nobody changes them
         if callable(a):
             held = captured_state(a)
             if held:
@@ -306,6 +312,7 @@ class Capture(TorchFunctionMode):
             text = f"it makes a {type(a).__name__} and hands it on, which every stage would have its own of"
             cache = "; a cache is of no use in training: set use_cache=False in the model's configuration"
             raise self.refuse(text + cache * type(a).__name__.endswith("Cache"))
+
         return self._constant(a)
 
     def _container(self, a: Any) -> fx.Node:
@@ -366,13 +373,13 @@ def capturing(capture: Capture) -> Iterator[None]:
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if capture.eager:
-            return plainly(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         func = NamedFunction(lambda *xs, **ks: cls.apply(*xs, **ks), cls.__name__)
         return capture.call(GlueCall("call_function", func, func, args=args, kwargs=kwargs))
 
-    apply: Any = vars(torch.autograd.Function)["apply"]
-    plainly = apply.__func__
+    apply: Any = vars(torch.autograd.Function)["apply"]  # a classmethod; since torch 2.14 one written in C
     torch.autograd.Function.apply = classmethod(applied)  # type: ignore[assignment, method-assign]
+
     try:
         leaves = {type(m) for m in capture.root.modules() if id(m) in capture.leaves}
         for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:

@@ -172,14 +172,16 @@ def trace(
     modules = files(*map(type, model.modules()))
     tracer = _follow(model, leaves, inputs, units, check_side_channels=True)
     counted = counters(before, held(model), leaves, tracer.watch.counted)
+
     if _drawn() != drawn:
         text = "the forward draws numbers from Python's or numpy's random stream"
         why = "which is another on every rank"
         raise RequestError((Problem("model", f"{text}, {why}; draw with torch, inside a module"),))
 
-    # again: the same, or no stage can run it
+    # again, and in evaluation mode: the same, or no stage can run it
     once = variables(modules)
-    difference = same(tracer.graph, _follow(model, leaves, inputs, counted=counted).graph)
+    follow_again = partial(_follow, model, leaves, inputs, counted=counted)
+    difference = same(tracer.graph, follow_again().graph)
     if difference:
         text = f"the code between the named modules differs from one forward to the next ({difference})"
         text += ", as a function of torch.jit.script does" if scripted(tracer.graph) else ""
@@ -189,10 +191,13 @@ def trace(
         text = f"the forward changes {counts[0][0]} with every call, which each process has its own of"
         raise RequestError((Problem("model", f"{text}; keep it in a module that has a stage"),))
     _steady(tracer, model, leaves, inputs)
-
-    # in evaluation mode: what is between the modules must not depend on that
     with evaluating([model]):
-        other = _follow(model, leaves, inputs, counted=counted, check_side_channels=True)
+        _evaluated(tracer, follow_again(check_side_channels=True))
+    return tracer
+
+
+def _evaluated(tracer: Tracer, other: Tracer) -> None:
+    """Add what the forward did in evaluation mode; what is between the modules must not depend on that."""
     tracer.evaluation = other
     tracer.watch.looks |= other.watch.looks
     tracer.watch.steers |= other.watch.steers
@@ -200,7 +205,6 @@ def trace(
     if difference:
         text = f"the code between the named modules differs between training and evaluation ({difference})"
         raise RequestError((Problem("model", f"{text}; move it into a module"),))
-    return tracer
 
 
 def _steady(tracer: Tracer, model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor]) -> None:
@@ -242,9 +246,12 @@ def _follow(
 ) -> Tracer:
     """The same, of a model that may count or cache while it runs; ``counted``: what nobody else may read."""
     meter = Meter((*model.parameters(), *model.buffers()))
+
+    # who runs it, and on what
     tracer = Tracer(model, leaves, meter)
     xs = [torch.empty_like(x) for x in inputs]  # one object each, for two inputs may be one tensor
     _unhooked(model, leaves)
+
     with (
         refusing(model, inputs, tracer),
         default_dtype(RUNNING),

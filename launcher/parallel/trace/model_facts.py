@@ -80,6 +80,8 @@ def skeleton(model: nn.Module) -> Skeleton:
         for b in module._buffers
         if b not in module._non_persistent_buffers_set
     }
+
+    # each under the first of its names
     for name, p in model.named_parameters(remove_duplicate=False):
         params.append(Param(name, spec(p), first.setdefault(id(p), name), p.requires_grad))
     for name, b in model.named_buffers(remove_duplicate=False):
@@ -165,14 +167,17 @@ def facts(tracer: Tracer, known: Skeleton) -> Graph:
     # before modules run again for their backward, which may change them
     watched = _watched(tracer.watch, known, _returned(tracer), tracer.meter)
 
+    # a node each
     out = []
     backwards = BackwardMeter()
     spaces = memory(tracer)
     gradients = trained(tracer, spaces)
     for n in tracer.graph.nodes:
         target = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", str(n.target))
+
         specs, packed = _specs(tracer.values[n])
         saved, flops = tracer.costs.get(n, (0, 0))
+
         node = Node(
             name=n.name,
             kind=KINDS.get(n.op, "glue"),
@@ -232,10 +237,12 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
 
     found = ((p.name, watch.scopes.get(p.name)) for p in known.params if not p.buffer)
     return {
+        # who uses whose parameters, and who is called when
         "scopes": tuple((name, scope) for name, scope in found if scope != owner(name)),
         "chains": watch.chains(),
         "calls": tuple((m, watch.calls[m]) for m in known.modules if watch.calls[m] != 1),
         "order": tuple(watch.order),
+        # who does what a layout may not allow
         "looks": among(watch.looks),
         "steers": watch.steers,
         "recomputed": watch.recomputed(),
@@ -246,6 +253,7 @@ def _watched(watch: Watch, known: Skeleton, output: Any, meter: Meter) -> dict[s
         "toggles": tuple(watch.toggles),
         "swapped": among(watch.swapped),
         "overwrites": among(watch.overwrites),
+        # what a forward leaves behind
         "effects": _effects(watch, output, meter),
     }
 
@@ -327,8 +335,11 @@ def _node(known: Skeleton, inputs: Sequence[TensorSpec], value: Any, *, meter: M
     specs, packed = _specs(value)
     names = tuple(f"input_{i}" for i in range(len(inputs)))
     ins = tuple(Node(n, "input", n, (), out=(s,)) for n, s in zip(names, inputs, strict=True))
+
     watched = _watched(watch, known, value, meter)
     segments = _segments(watch, meter.saved)
+
+    # the model is one node between its inputs and its output
     body = Node(
         "model",
         "module",

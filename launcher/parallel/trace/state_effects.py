@@ -25,7 +25,8 @@ STATISTICS = frozenset({
     "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "cudnn_batch_norm",
 })  # fmt: skip
 """They change the running mean and variance, their arguments 3 and 4, without saying so."""
-
+FRESH = torch.ops.aten.lift_fresh.default
+"""What ``torch.tensor`` has just made; since torch 2.15 it is seen on meta tensors too."""
 
 ONCE = "embedding_renorm_"
 """To do it twice is to do it once."""
@@ -119,6 +120,8 @@ class StateEffects(Dispatch):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is FRESH:
+            self.make(args[0])
         self._read((*args, *kwargs.values()))
         out = func(*args, **kwargs)
         for t in _tensors((out,)):
@@ -212,6 +215,7 @@ class StateEffects(Dispatch):
                 continue
             if attr in module._buffers and attr not in module._non_persistent_buffers_set:
                 _as_large(name, t, now)
+
             if now.layout is torch.strided and _key(now) != _key(t):
                 seen = self._seen.setdefault(name, _Seen())
                 seen.labels |= self._of((now,))
@@ -222,6 +226,7 @@ class StateEffects(Dispatch):
         needed = {self._names[k] for k in kept if k in self._names}
         reached = self._reached(self._of(t for t in tree_leaves(output) if isinstance(t, Tensor)))
         reached |= {name for _, _, name, _ in self._unset}  # nobody knows what a later forward does with it
+
         return tuple(
             Change(
                 names=tuple(self._also[n]),

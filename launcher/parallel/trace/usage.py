@@ -91,38 +91,46 @@ class Watch(TorchFunctionMode):
         given: Iterable[torch.Tensor] = (),
     ) -> None:
         super().__init__()
+
+        # who runs now: a stack each of modules, of what they were given, and of what was saved before them
         self.saved = saved
-        self.scopes: dict[str, str] = {}
-        self.calls: Counter[str] = Counter()
+        self.over = False
+        self._thread = get_ident()
         self._units = frozenset(units)
         self._running: list[str] = [""]
         self._given: list[tuple[torch.Tensor, ...]] = [()]
         self._versions: list[list[int]] = []
         self._filled: list[Callable[[], bool]] = []
+        self._began: list[int] = []
+
+        # which modules use a parameter, and in which order they run
+        self.scopes: dict[str, str] = {}
+        self.calls: Counter[str] = Counter()
+        self.runs: list[ModuleCall] = []
+        self.order: list[tuple[str, bool]] = []
+        self._names: dict[int, list[str]] = {}
+        self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
+        self._outside = _saving()
+        self._regions: dict[int, list[str]] = {}  # calls of torch's checkpoint, whose modules run again
+        self._reentrant: list[int] = []
+
+        # modules by what they do, and who looks at data or takes gradients
         self.overwrites: set[str] = set()
         self.fills: set[str] = set()
         self.nested: set[str] = set()
         self.inferred: set[str] = set()
         self.lazy: set[str] = set()
+        self.toggles: dict[str, None] = {}
+        self.swapped: set[str] = set()
         self.counted: list[Key] = []
-        self._thread = get_ident()
-        self._outside = _saving()
-        self._regions: dict[int, list[str]] = {}
-        self._reentrant: list[int] = []
-        self._names: dict[int, list[str]] = {}
-        self._alive: list[nn.Parameter] = []  # a freed one's id could come back as another's
-        self._began: list[int] = []
-        self.runs: list[ModuleCall] = []
-        self.order: list[tuple[str, bool]] = []
         self.looks: set[str] = set()
         self.looked = 0
-        self.over = False
         self.steers = False
         self._real = False
         self.taken: list[Inner] = []
         self.grads: dict[str, None] = {}
-        self.toggles: dict[str, None] = {}
-        self.swapped: set[str] = set()
+
+        # the model as it was before
         self._paths = {id(m): name for name, m in model.named_modules()}
         self._learn("", model)
         self._built = {id(m): {n: id(p) for n, p in m._parameters.items()} for m in model.modules()}
@@ -374,7 +382,7 @@ def watching(
     def region(*args: Any) -> Any:
         watch._reentrant.append(len(watch.order))
         try:
-            return vars(torch.autograd.Function)["apply"].__func__(reentrant, *args)
+            return vars(torch.autograd.Function)["apply"].__get__(None, reentrant)(*args)
         finally:
             watch._reentrant.pop()
 

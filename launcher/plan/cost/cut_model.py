@@ -20,7 +20,7 @@ class CutModel:
     """``graphs``: of whole micro batches, or one a piece of so many ``lengths`` positions.
 
     ``boundaries[s]``: what leaves stage s for the next. ``hsdp``: ``None`` too where one rank has all shards.
-    ``tp``: operators are cut over it.
+    ``tp``: operators are cut over it. ``keeps_messages``: as ``TracedModel`` has it.
     """
 
     sizes: Sizes
@@ -36,6 +36,7 @@ class CutModel:
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]
     tp: bool
+    keeps_messages: bool
 
     @property
     def mixed(self) -> bool:

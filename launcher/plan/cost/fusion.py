@@ -112,7 +112,7 @@ def groups(
     What looks at data may call what is inside of it on some ranks only: all of that is gathered with it.
     """
     units = _units(skeleton, graph, limits)
-    return tuple(group for stage in stages for group in _groups(params, stage, units, graph, limits))
+    return tuple(group for stage in stages for group in _groups(params, stage, units, graph, limits=limits))
 
 
 def _groups(
@@ -132,7 +132,7 @@ def _groups(
 
     before = ""
     for gather in gathers:
-        yield _group(gather, before, params, stage, graph)
+        yield _group(gather, params, stage, graph, before=before)
         before = gather.modules[-1]
 
 
@@ -155,7 +155,7 @@ def _inside(p: Placed, unit: str, stage: Stage) -> bool:
     return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
 
 
-def _group(gather: _Gather, before: str, params: tuple[Placed, ...], stage: Stage, graph: Graph) -> Group:
+def _group(gather: _Gather, params: tuple[Placed, ...], stage: Stage, graph: Graph, *, before: str) -> Group:
     """``before``: the last module that is gathered before it."""
     names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
     calls = dict(graph.calls)
@@ -258,6 +258,7 @@ def buckets(
     """
     if sizes.replicas == 1:
         return ()
+
     number = {p.name: i for i, p in enumerate(p for p in params if p.trainable)}
     out: list[Bucket] = []
     for stage in stages:
@@ -265,12 +266,16 @@ def buckets(
         for p in _learning(params, stage, sizes):
             if p.sharded:
                 continue
-            nbytes = p.elements * ITEMSIZE[reduce or p.spec.dtype]
+            alone = Bucket(stage.index, (p.name,), p.elements * ITEMSIZE[reduce or p.spec.dtype])
             at = last.get(p.spec.dtype)
-            if at is None or _full(out[at], nbytes, number, p.name, limits):
-                at = last[p.spec.dtype] = len(out)
-                out.append(Bucket(stage.index, (), 0))
-            out[at] = Bucket(stage.index, (*out[at].names, p.name), out[at].nbytes + nbytes)
+
+            # into the bucket of its dtype, or a new one
+            if at is None or _full(out[at], alone, number, limits):
+                last[p.spec.dtype] = len(out)
+                out.append(alone)
+            else:
+                names, nbytes = (*out[at].names, p.name), out[at].nbytes + alone.nbytes
+                out[at] = Bucket(stage.index, names, nbytes)
     return tuple(out)
 
 
@@ -280,11 +285,12 @@ def _learning(params: tuple[Placed, ...], stage: Stage, sizes: Sizes) -> list[Pl
     return [p for p in params if p.trainable and stage.index in p.copies(here)]
 
 
-def _full(bucket: Bucket, nbytes: int, number: dict[str, int], name: str, limits: Limits) -> bool:
-    """Whether the parameter ``name`` begins a new bucket."""
+def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits) -> bool:
+    """Whether ``alone``, of the next parameter, stays a bucket of its own; ``number`` counts parameters."""
     if limits.cuts is not None:
-        return any(number[bucket.names[-1]] < cut <= number[name] for cut in limits.cuts)
-    return bucket.nbytes + nbytes > limits.reduce
+        last, following = number[bucket.names[-1]], number[alone.names[0]]
+        return any(last < cut <= following for cut in limits.cuts)
+    return bucket.nbytes + alone.nbytes > limits.reduce
 
 
 def sums(

@@ -59,11 +59,22 @@ def memory(
     for pp, at in enumerate(moments):
         here = sizes.held(pp)
         mine = [p for p in params for _ in p.copies(here)]
+
+        # ranks of a stage differ in their shards; uneven ones need not be alike
         for rank in sizes.grid.ranks(pp=pp):
             held = [(p.trainable, _local(p, rank)) for p in mine]
             trained = sum(n for trainable, n in held if trainable)
             all_of_it = sum(n for _, n in held)
-            out.append(Memory(rank, all_of_it, at.grads, copies * trained, at.gathered, at.activations))
+            out.append(
+                Memory(
+                    rank=rank,
+                    params=all_of_it,
+                    grads=at.grads,
+                    optimizer=copies * trained,
+                    gathered=at.gathered,
+                    activations=at.activations,
+                )
+            )
     return tuple(sorted(out, key=lambda m: m.rank))
 
 

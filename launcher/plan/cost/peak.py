@@ -29,9 +29,10 @@ class Gather:
 class Pass:
     """One micro batch, or a piece of one, through a stage; bytes.
 
-    ``out`` is what the stage hands on without sending it, kept until its backward; ``loss`` what the loss
-    keeps. ``sent`` goes to another rank, and ``returned``, the gradient of what came from one: torch lets go
-    of what it has sent when the step is over.
+    ``out`` is what the stage hands on, kept until its backward; ``loss`` what the loss keeps. ``sent`` goes
+    to another rank, and ``returned``, the gradient of what came from one: both are kept until the step is
+    over. ``received`` comes from another rank and is kept until its backward, ``answer`` is the gradient
+    that comes for what it hands on: none where torch has buffers for them all along.
     """
 
     segments: tuple[Segment, ...]
@@ -39,6 +40,13 @@ class Pass:
     loss: int
     sent: int = 0
     returned: int = 0
+    received: int = 0
+    answer: int = 0
+
+    @property
+    def passed(self) -> int:
+        """What is let go of once its backward is over."""
+        return self.out + self.received + self.answer
 
 
 @dataclass(frozen=True)
@@ -143,6 +151,7 @@ class _Walk:
     def _forward(self, stage: int, load: StageLoad, one: Pass) -> Iterator[Moment]:
         first = stage not in self.begun
         self.begun.add(stage)
+        self.activations += one.received
         for i, segment in enumerate(one.segments):
             if first and not self.habits.again:  # received, and copied
                 yield self.now(gathered=max((g.whole for g in load.gathers if g.first == i), default=0))
@@ -168,7 +177,9 @@ class _Walk:
     def _backward(self, stage: int, load: StageLoad, piece: int) -> Iterator[Moment]:
         one = load.passes[piece]
         yield self.now(activations=2 * one.loss)
-        self.activations -= one.loss
+        self.activations += one.answer - one.loss
+
+        # its segments, the last one first
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
             here = self._open(load, i) + self._ahead(load, i)
@@ -177,7 +188,9 @@ class _Walk:
             self.activations += _owed(load, piece, i) - segment.saved + segment.left
             yield self.now(gathered=here)
             yield from self._close(stage, i, one)
-        self.activations += one.returned - one.out - sum(s.left for s in one.segments)
+
+        # what it handed on goes; gradients sent to another rank stay until the step is over
+        self.activations += one.returned - one.passed - sum(s.left for s in one.segments)
         self.gathered -= self.lingering
         self.lingering = 0
 
@@ -192,7 +205,7 @@ class _Walk:
     def _inputs(self, stage: int, one: Pass) -> Iterator[Moment]:
         """The first half of a backward: inputs of products stay saved, and the gradients of their outputs."""
         yield self.now(activations=2 * one.loss)
-        self.activations -= one.loss
+        self.activations += one.answer - one.loss
         for i in range(len(one.segments) - 1, -1, -1):
             segment = one.segments[i]
             at_once = bool(segment.backward.again)  # of what runs again nothing is put off
@@ -201,7 +214,7 @@ class _Walk:
             self._sum(stage, i)
             self.activations += segment.backward.kept - segment.saved
             yield self.now()
-        self.activations += one.returned - one.out
+        self.activations += one.returned - one.passed
         yield self.now()
 
     def _weights(self, stage: int, one: Pass) -> Iterator[Moment]:
@@ -237,11 +250,11 @@ class _Walk:
             if g.first == i and (self.habits.each or last):
                 next_one = one.segments[i - 1].made if i else 0
                 self.gathered -= self.lingering
-                yield self._scatter(stage, n, g, self._ahead(load, i), next_one)
+                yield self._scatter(stage, n, g, ahead=self._ahead(load, i), grad=next_one)
                 self.gathered += g.scattered  # FSDP2 lets go of it when the next group comes
                 self.lingering = g.scattered
 
-    def _scatter(self, stage: int, n: int, g: Gather, ahead: int = 0, grad: int = 0) -> Moment:
+    def _scatter(self, stage: int, n: int, g: Gather, *, ahead: int = 0, grad: int = 0) -> Moment:
         """The moment before the whole gradients go."""
         held = self.now(gathered=g.scattered + g.shard + ahead, activations=grad)
         if (stage, n) in self.unreduced:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
 from launcher.plan.cost.peak import Gather, Habits, Moment, Pass, StageLoad, fullest
 from launcher.plan.partition.params import Placed
-from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
-from launcher.plan.values.precision import Precision
 
 
 def full(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[Moment, ...]:
@@ -36,17 +35,16 @@ def loads(model: CutModel, pp: int) -> dict[int, StageLoad]:
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     """``here``: all stages of its rank."""
-    sizes = model.sizes
     whole = [p for p in model.params if not p.sharded and p.trainable and stage.index in p.copies(here)]
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
     gathered = [g for g in model.groups if g.stage == stage.index]
     return StageLoad(
         passes=passes,
-        gathers=tuple(_gather(g, named, model.params, sizes, model.dtypes) for g in gathered),
+        gathers=tuple(_gather(model, g, named) for g in gathered),
         own=_own(whole, stage, named),
         stand_ins=sum(p.gathered for p in whole if p.compute != p.spec.dtype),
-        buffers=sizes.micros * _received(stage.index, sizes, model.boundaries),
+        buffers=_received(model, stage.index) if model.keeps_messages else 0,
     )
 
 
@@ -64,13 +62,22 @@ def _pass(model: CutModel, stage: Stage, graph: Graph) -> Pass:
     # what it took from another rank goes back as gradients
     far = s > 0 and places[s - 1] != places[s]
     took = [t for n in model.stages[s - 1].sends for t in graph[n].out or ()] if far else []
-    return Pass(
+    one = Pass(
         segments=segments(stage, graph, model.graphs[0]),
         out=0 if away else nbytes,
         loss=sum(_wide(t) for t in made[:1]) if last else 0,
         sent=nbytes if away else 0,
-        returned=sum(t.nbytes for t in took if "float" in t.dtype),
+        returned=_floats(took),
     )
+    if model.keeps_messages:
+        return one
+    answer = _floats(made) if away else 0
+    return replace(one, out=nbytes, sent=0, received=sum(t.nbytes for t in took), answer=answer)
+
+
+def _floats(specs: Sequence[TensorSpec]) -> int:
+    """Bytes of their gradients."""
+    return sum(t.nbytes for t in specs if "float" in t.dtype)
 
 
 def _specs(crossing: Sequence[Crossing]) -> list[TensorSpec]:
@@ -82,30 +89,30 @@ def _wide(t: TensorSpec) -> int:
     return prod(t.shape) * max(4, WIDTH[t.dtype])
 
 
-def _received(s: int, sizes: Sizes, boundaries: tuple[tuple[Crossing, ...], ...]) -> int:
-    """Bytes that one micro batch brings from other ranks: values from before, gradients from after."""
-    place = sizes.places
+def _received(model: CutModel, s: int) -> int:
+    """Bytes that all micro batches bring from other ranks: values from before, gradients from after."""
+    place, boundaries = model.sizes.places, model.boundaries
     out = 0
     if s and place[s - 1] != place[s]:
         out += sum(t.nbytes for t in _specs(boundaries[s - 1]))
     if s < len(place) - 1 and place[s + 1] != place[s]:
-        out += sum(t.nbytes for t in _specs(boundaries[s]) if "float" in t.dtype)
-    return out
+        out += _floats(_specs(boundaries[s]))
+    return model.sizes.micros * out
 
 
-def _gather(
-    g: Group, segments: list[str], params: tuple[Placed, ...], sizes: Sizes, dtypes: Precision
-) -> Gather:
-    named = {n: p for p in params for n in p.names}
+def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
+    named = {n: p for p in model.params for n in p.names}
     held = [named[n] for n in g.names]
-    shard = sizes.grid["dp_shard"]
     trained = [named[n] for n in g.names if n not in g.idle]
+    shard = model.sizes.grid["dp_shard"]
+    reduced = model.dtypes.reduce if model.dtypes.mixed else None
+
+    # the segments that run with these weights
     near = [i for i, s in enumerate(segments) if any(_meet(m, s) for m in g.modules)]
-    reduced = {p.name: ITEMSIZE[dtypes.reduce if dtypes.mixed else p.spec.dtype] for p in trained}
     return Gather(
         whole=sum(p.padded * ITEMSIZE[p.compute] for p in held),
         grads=sum(p.gathered for p in trained),
-        scattered=sum(p.padded * reduced[p.name] for p in trained),
+        scattered=sum(p.padded * ITEMSIZE[reduced or p.spec.dtype] for p in trained),
         shard=sum(p.padded // shard * ITEMSIZE[p.spec.dtype] for p in trained),
         first=min(near, default=0),
         last=max(near, default=len(segments) - 1),

@@ -22,11 +22,11 @@ def step_time(stages: tuple[Stage, ...], graphs: tuple[Graph, ...]) -> Cost:
     passes = [(stage, graph) for stage in stages for graph in graphs]
     forward = tuple(_forward(stage, graph) for stage, graph in passes)
     backward = [[graph[n].backward for n in stage.nodes] for stage, graph in passes]
+    again = [sum(b.again for b in nodes) for nodes in backward]
+
     return Cost(
         forward,
-        backward=tuple(
-            2 * time + sum(b.again for b in nodes) for time, nodes in zip(forward, backward, strict=True)
-        ),
+        backward=tuple(2 * time + more for time, more in zip(forward, again, strict=True)),
         activation=tuple(sum(graph[n].saved for n in stage.nodes) for stage, graph in passes),
         weight=tuple(float(sum(b.deferred for b in nodes)) for nodes in backward),
         waits=tuple(sum(b.kept for b in nodes) for nodes in backward),

@@ -40,6 +40,15 @@ class Operator:
         return "" if cut is None else MODES[self.kind][cut]
 
 
+@dataclass(frozen=True)
+class _Module:
+    """A module as a strategy finds it; ``own``: its parameters, without those of modules inside of it."""
+
+    name: str
+    kind: str
+    own: tuple[Param, ...]
+
+
 def tp_dim(axes: Axes) -> int | None:
     """The dim that ``tp`` cuts."""
     return next((d for d, names in enumerate(axes) if TP in names), None)
@@ -60,14 +69,17 @@ def resolve(
     found = [p for key, value in config.items() for p in _form(key, value, skeleton)]
     if found:
         return (), found
+
     kinds = dict(skeleton.kinds)
     out = []
     complained: set[tuple[str, str]] = set()
-    for module in skeleton.modules:
-        if (key := _key(config, module)) is None:
+    for name in skeleton.modules:
+        key = _key(config, name)
+        if key is None:
             continue
-        own = [p for p in skeleton.params if p.name.rpartition(".")[0] == module and not p.buffer]
-        got = _operator(module, kinds.get(module, "module"), key, config[key], own, grid)
+        own = tuple(p for p in skeleton.params if p.name.rpartition(".")[0] == name and not p.buffer)
+        module = _Module(name, kinds.get(name, "module"), own)
+        got = _operator(module, key, config[key], grid)
         if isinstance(got, Operator):
             out.append(got)
         elif (key, got.text) not in complained:  # a glob over 80 layers is wrong once
@@ -99,18 +111,19 @@ def _key(config: Mapping[str, Any], module: str) -> str | None:
     return next((k for k in reversed(list(config)) if fnmatchcase(module, k)), None)
 
 
-def _operator(
-    module: str, kind: str, key: str, value: Mapping[str, Any], own: list[Param], grid: Grid
-) -> Operator | Problem:
+def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -> Operator | Problem:
     where = f"{KEY}.{key}"
-    names = tuple(p.name.rpartition(".")[2] for p in own)
-    got = [readings(value, names, order, grid) for order in _orders(kind, names)]
-    ways = list(dict.fromkeys(r for found, _ in got for r in found))
-    if not ways:
+
+    # all ways to read it as it is written
+    names = tuple(p.name.rpartition(".")[2] for p in module.own)
+    got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
+    found = list(dict.fromkeys(r for readable, _ in got for r in readable))
+    if not found:
         return Problem(where, "; ".join(got[0][1]))
-    tried = [
-        (w, *_complete(w, kind, own, "in" in value)) for r in ways for w in _orientations(r, kind, value)
-    ]
+
+    # exactly one of them has to fit the module
+    ways = [w for r in found for w in _orientations(r, module.kind, value)]
+    tried = [(w, *_complete(w, module, listed="in" in value)) for w in ways]
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
@@ -119,10 +132,19 @@ def _operator(
         both = " or as ".join(w.written() for w in good)
         cure = quote(f"{where}={next(iter(good)).written()}")
         return Problem(where, f"can be read as {both}; say which", cure)
+
     reading = next(iter(good))
-    if (uneven := _uneven(module, reading, own, grid)) is not None:
+    uneven = _uneven(module, reading, grid)
+    if uneven is not None:
         return uneven
-    return Operator(module, kind, key, reading.weights, reading.input, reading.output)
+    return Operator(
+        module=module.name,
+        kind=module.kind,
+        key=key,
+        weights=reading.weights,
+        input=reading.input,
+        output=reading.output,
+    )
 
 
 def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -140,14 +162,17 @@ def _orientations(reading: Reading, kind: str, value: Mapping[str, Any]) -> list
     return [reading, Reading(reading.input, reading.output, tuple(turned.items()))]
 
 
-def _complete(reading: Reading, kind: str, own: list[Param], listed: bool) -> tuple[Reading | None, str]:
+def _complete(reading: Reading, module: _Module, *, listed: bool) -> tuple[Reading | None, str]:
     """The reading with every parameter's axes, or why it cannot be.
 
     ``listed``: it was written by position.
     """
+    kind = module.kind
     said = dict(reading.weights)
     full: dict[str, Axes] = {}
-    for p in own:
+
+    # each parameter by itself
+    for p in module.own:
         name = p.name.rpartition(".")[2]
         axes = said.get(name)
         if axes is not None and len(axes) != len(p.spec.shape):
@@ -156,12 +181,16 @@ def _complete(reading: Reading, kind: str, own: list[Param], listed: bool) -> tu
             does = "sharding weights over data-parallel ranks is what parallel.hsdp does"
             return None, f"{name} cut over dp; {does}"
         full[name] = axes if axes is not None else ((),) * len(p.spec.shape)
+
+    # all together, and with what comes in and goes out
     cut = [n for n, axes in full.items() if tp_dim(axes) is not None]
     if cut and kind not in MODES:
         return None, f"{cut[0]} cut over tp; of a {kind} only input and output can be cut"
     if why := _activations(reading, kind, tp_dim(full.get("weight", ())), listed):
         return None, why
-    if kind == "linear" and "bias" in full:  # cut with the outputs, and added once where they are summed
+
+    # a bias is cut with the outputs, and added once where they are summed
+    if kind == "linear" and "bias" in full:
         wanted: Axes = (full["weight"][0],)
         if "bias" in said and full["bias"] != wanted:
             return None, f"bias {axes_text(full['bias'])} does not go with weight {axes_text(full['weight'])}"
@@ -204,13 +233,13 @@ def _activations(reading: Reading, kind: str, weight: int | None, listed: bool) 
     return ""
 
 
-def _uneven(module: str, reading: Reading, own: list[Param], grid: Grid) -> Problem | None:
-    shapes = {p.name.rpartition(".")[2]: p.spec.shape for p in own}
+def _uneven(module: _Module, reading: Reading, grid: Grid) -> Problem | None:
+    shapes = {p.name.rpartition(".")[2]: p.spec.shape for p in module.own}
     for name, axes in reading.weights:
         d = tp_dim(axes)
         if d is not None and shapes[name][d] % grid[TP]:
             size = shapes[name][d]
-            text = f"{module}.{name} has {size} on dim {d}, which does not divide by tp={grid[TP]}"
+            text = f"{module.name}.{name} has {size} on dim {d}, which does not divide by tp={grid[TP]}"
             fits = max(n for n in range(1, grid[TP] + 1) if size % n == 0)
             return Problem(f"parallel.grid.{TP}", text, f"parallel.grid.{TP}={fits}")
     return None

@@ -19,6 +19,14 @@ TENSORS = ("in", "out", "input", "output", "layout")
 
 
 @dataclass(frozen=True)
+class _AxisNames:
+    """What the entries of a strategy may be: names of axes (``alias``: what each stands for), or slices."""
+
+    alias: Mapping[str, tuple[str, ...]]
+    grid: Grid
+
+
+@dataclass(frozen=True)
 class Reading:
     """What a strategy says: ``None`` and missing names are left open.
 
@@ -66,9 +74,11 @@ def readings(
     ``order``: which tensors the entries of ``in`` stand for.
     """
     wrong: list[str] = []
-    alias = _aliases(value.get("layout"), grid, wrong)
+    axis_names = _AxisNames(_aliases(value.get("layout"), grid, wrong), grid)
     if wrong:
         return (), wrong
+
+    # of each tensor every way to read it
     ways: list[list[tuple[str, Axes]]] = []
     for key, given in value.items():
         if key == "layout":
@@ -77,14 +87,18 @@ def readings(
             own = ", ".join(names) or "no parameters of its own"
             wrong.append(f"{key}: no such key; there are input, output, in, out, layout and {own}")
         elif key in ("in", "out"):
-            for name, tensor in _positions(key, given, order if key == "in" else ("output",), wrong):
-                ways.append(
-                    [(name, axes) for axes in _ways(f"{key}[{name}]", tensor, alias, grid, name, wrong)]
-                )
+            places = order if key == "in" else ("output",)
+            for name, tensor in _positions(key, given, places, wrong):
+                batch = name in ("input", "output")
+                read = _ways(f"{key}[{name}]", tensor, axis_names, wrong, batch=batch)
+                ways.append([(name, axes) for axes in read])
         else:
-            ways.append([(key, axes) for axes in _ways(key, given, alias, grid, key, wrong)])
+            read = _ways(key, given, axis_names, wrong, batch=key in ("input", "output"))
+            ways.append([(key, axes) for axes in read])
     if wrong:
         return (), wrong
+
+    # and every combination of these
     found = [_reading(dict(choice)) for choice in product(*ways)]
     return tuple(dict.fromkeys(found)), []
 
@@ -104,19 +118,20 @@ def _positions(key: str, given: Any, places: Sequence[str], wrong: list[str]) ->
         yield from zip(places, given, strict=False)
 
 
-def _ways(
-    where: str, tensor: Any, alias: Mapping[str, Any], grid: Grid, name: str, wrong: list[str]
-) -> list[Axes]:
-    """Every way to understand the dims of one tensor."""
+def _ways(where: str, tensor: Any, axis_names: _AxisNames, wrong: list[str], *, batch: bool) -> list[Axes]:
+    """Every way to understand the dims of one tensor; ``batch``: dim 0 is its samples."""
     if not isinstance(tensor, list | tuple):
         wrong.append(f"{where}: {tensor!r}: not a list with an entry a dim")
         return []
+
     dims = []
     for at, entry in enumerate(tensor):
-        choices, text = _choices(entry, alias, grid, batch=at == 0 and name in ("input", "output"))
+        choices, text = _choices(entry, axis_names, batch=batch and at == 0)
         if text:
             wrong.append(f"{where}: {text}")
         dims.append(choices)
+
+    # one axis for two dims is no way to read it
     found = [axes for axes in product(*dims) if _once(axes)] if not wrong else []
     if not found and not wrong:
         wrong.append(f"{where}: {list(tensor)}: one axis cannot cut two dims")
@@ -129,28 +144,41 @@ def _once(axes: Axes) -> bool:
     return len(flat) == len(set(flat))
 
 
-def _choices(
-    entry: Any, alias: Mapping[str, Any], grid: Grid, batch: bool
-) -> tuple[list[tuple[str, ...]], str]:
+def _choices(entry: Any, axis_names: _AxisNames, *, batch: bool) -> tuple[list[tuple[str, ...]], str]:
     """The axes that one entry can mean, or what is wrong with it."""
-    ways = spans(grid)
     if isinstance(entry, int) and not isinstance(entry, bool):
-        if entry == 1:
-            return [()], ""
-        fits: list[tuple[str, ...]] = [(TP,)] if entry == ways[TP] else []
-        if batch:
-            fits = [*([(DP,)] if entry == ways[DP] else []), *fits]
-            fits += [(DP, TP)] if entry == ways[DP] * ways[TP] and min(ways.values()) > 1 else []
-        there = f"tp is {ways[TP]}" + (f", dp is {ways[DP]}" if batch else "")
-        return fits, "" if fits else f"{entry} slices are those of no axis: {there}"
+        return _slices(entry, spans(axis_names.grid), batch=batch)
+
+    # the name of an axis, several of them, or none
     alone = () if entry in (None, "None") else (entry,)
     names = entry if isinstance(entry, list | tuple) else alone
     out: list[str] = []
     for n in names:
-        if n not in alias:
-            return [], f"{n!r} is no axis; there are {', '.join(a for a in alias)} and null"
-        out += alias[n]
+        if n not in axis_names.alias:
+            return [], f"{n!r} is no axis; there are {', '.join(axis_names.alias)} and null"
+        out += axis_names.alias[n]
     return [tuple(out)], ""
+
+
+def _slices(count: int, ways: Mapping[str, int], *, batch: bool) -> tuple[list[tuple[str, ...]], str]:
+    """The axes that cut into ``count`` slices; dp cuts samples only."""
+    if count == 1:
+        return [()], ""
+
+    fits: list[tuple[str, ...]] = []
+    if batch and count == ways[DP]:
+        fits.append((DP,))
+    if count == ways[TP]:
+        fits.append((TP,))
+    if batch and count == ways[DP] * ways[TP] and min(ways.values()) > 1:
+        fits.append((DP, TP))
+    if fits:
+        return fits, ""
+
+    there = f"tp is {ways[TP]}"
+    if batch:
+        there += f", dp is {ways[DP]}"
+    return [], f"{count} slices are those of no axis: {there}"
 
 
 def _aliases(layout: Any, grid: Grid, wrong: list[str]) -> dict[str, tuple[str, ...]]:

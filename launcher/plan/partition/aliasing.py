@@ -29,7 +29,7 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
     found = []
     for node in graph.nodes:
         for where in sorted(node.writes - (kept if node.kind == "module" else frozenset())):
-            other = next(_blind(graph, at, order, node, where, where in kept), None)
+            other = next(_blind(graph, at, order, writer=node, where=where, kept=where in kept), None)
             if other is not None:
                 found.append(_problem(at, node, other))
                 break
@@ -37,16 +37,20 @@ def problems(graph: Graph, at: Mapping[str, int]) -> list[Problem]:
 
 
 def _blind(
-    graph: Graph, at: Mapping[str, int], order: Mapping[str, int], writer: Node, where: int, kept: bool
+    graph: Graph, at: Mapping[str, int], order: Mapping[str, int], *, writer: Node, where: int, kept: bool
 ) -> Iterator[Node]:
     """Nodes that do not see what ``writer`` does to the memory ``where``, or see it too early."""
     mine, now = at[writer.name], order[writer.name]
+
+    # of what crosses to its stage each is a copy of its own
     received = dict.fromkeys(
         m for n in graph.nodes if n.kind != "param" and at[n.name] == mine for m in n.inputs
         if graph[m].kind != "param" and at[m] < mine and where in graph[m].lies
     )  # fmt: skip
-    if len(received) > 1:  # copies of their own
+    if len(received) > 1:
         yield graph[list(received)[1]]
+
+    # on other stages only uses in the order of the stages are right
     for n in graph.nodes:
         if n.kind == "param" or n is writer or at[n.name] == mine or where not in n.reads | n.lies:
             continue

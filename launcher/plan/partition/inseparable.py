@@ -39,6 +39,8 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
     while True:
         before = dict(needs)
         reach: dict[str, int] = {}
+
+        # what a node needs, all modules that it is bound to need as well
         for node in graph.nodes:
             mask = 0
             for m in node.inputs:
@@ -48,6 +50,8 @@ def _needs(graph: Graph, modules: Sequence[str]) -> dict[str, int]:
             for b in bound[node.name]:
                 needs[b] = mask
             reach[node.name] = mask
+
+        # a module of several calls hands it on to earlier nodes: again, until nothing new comes
         if needs == before:
             return needs
 
@@ -68,6 +72,8 @@ def _bound(graph: Graph, modules: frozenset[str]) -> dict[str, tuple[str, ...]]:
         touched: list[str] = []
         if n.kind == "glue":
             touched = [m for where in sorted(n.reads | n.lies) for m in owners.get(where, ())]
+
+        # what is no tensor cannot cross: it binds whatever takes it
         out[n.name] = tuple(dict.fromkeys([*mine, *touched, *([] if again else taken)]))
         if again:
             carried[n.name] = tuple(taken)

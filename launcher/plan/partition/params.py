@@ -116,7 +116,7 @@ def placed(
     for name, ps in same.items():
         sharding = None if name in alone else hsdp
         compute = None if apart[name] else low
-        out.append(_placed(ps, stages, sizes, sharding, splits or {}, compute))
+        out.append(_placed(ps, stages, sizes, hsdp=sharding, splits=splits or {}, low=compute))
     return tuple(out)
 
 
@@ -142,6 +142,7 @@ def _placed(
     ps: list[Param],
     stages: tuple[Stage, ...],
     sizes: Sizes,
+    *,
     hsdp: Hsdp | None,
     splits: Mapping[str, tuple[tuple[str, ...], ...]],
     low: str | None,
@@ -149,13 +150,25 @@ def _placed(
     names = tuple(p.name for p in ps)
     held = tuple(s.index for s in stages if not set(names).isdisjoint(s.params))
     spec = ps[0].spec
+
+    # what operators cut over tp, and of that FSDP2 the first dim over data-parallel ranks
     split = next((splits[n] for n in names if n in splits), ((),) * len(spec.shape))
     if _shards(ps[0], sizes, hsdp, split):
         split = ((*split[0], "dp_shard"), *split[1:])
+
     coords = tuple(sorted({sizes.places[s] for s in held}))
     layout = Layout(sizes.grid, spec.shape, split, (("pp", coords),))
     compute = low if low and "float" in spec.dtype else spec.dtype
-    return Placed(names[0], names, spec, layout, held, ps[0].trainable, ps[0].buffer, compute)
+    return Placed(
+        name=names[0],
+        names=names,
+        spec=spec,
+        layout=layout,
+        stages=held,
+        trainable=ps[0].trainable,
+        buffer=ps[0].buffer,
+        compute=compute,
+    )
 
 
 def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, ...], ...]) -> bool:

@@ -36,35 +36,43 @@ def balanced(length: int, count: int, linear: float, quadratic: float) -> tuple[
     ((25, 25, 25, 25), (34, 26, 21, 19))
     """
 
+    whole = _Sequence(length, linear, quadratic)
     ends = [0]
     # the rest is cut anew each time: what one piece cannot take, all others share
     for left in range(count, 0, -1):
-        limit = _limit(ends[-1], length, left, linear, quadratic)
-        ends.append(_ends(ends[-1], length, left, limit, linear, quadratic)[1])
+        limit = whole.limit(ends[-1], left)
+        ends.append(whole.ends(ends[-1], left, limit)[1])
     return tuple(b - a for a, b in pairwise(ends))
 
 
-def _limit(start: int, length: int, count: int, linear: float, quadratic: float) -> float:
-    """The least that the dearest of ``count`` pieces from ``start`` on can cost."""
-    low, high = 0.0, (length - start) * (linear + quadratic * length)
-    for _ in range(60):
-        middle = (low + high) / 2
-        enough = _ends(start, length, count, middle, linear, quadratic)[-1] >= length
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+@dataclass(frozen=True)
+class _Sequence:
+    """``length`` positions; from ``a`` to ``b`` they cost linear (b - a) + quadratic (b - a) b."""
 
+    length: int
+    linear: float
+    quadratic: float
 
-def _ends(start: int, length: int, count: int, limit: float, linear: float, quadratic: float) -> list[int]:
-    """Where pieces end when each takes what it can below ``limit``.
+    def limit(self, start: int, count: int) -> float:
+        """The least that the dearest of ``count`` pieces from ``start`` on can cost."""
+        low, high = 0.0, (self.length - start) * (self.linear + self.quadratic * self.length)
+        for _ in range(60):
+            middle = (low + high) / 2
+            enough = self.ends(start, count, middle)[-1] >= self.length
+            low, high = (low, middle) if enough else (middle, high)
+        return high
 
-    One position at least, and one is left for each later piece.
-    """
-    ends = [start]
-    for later in reversed(range(count)):
-        step = linear + quadratic * ends[-1]
-        most = 2 * limit / (step + sqrt(step * step + 4 * quadratic * limit))
-        ends.append(max(ends[-1] + 1, min(ends[-1] + int(most * (1 + 1e-12)), length - later)))
-    return ends
+    def ends(self, start: int, count: int, limit: float) -> list[int]:
+        """Where pieces end when each takes what it can below ``limit``.
+
+        One position at least, and one is left for each later piece.
+        """
+        ends = [start]
+        for later in reversed(range(count)):
+            step = self.linear + self.quadratic * ends[-1]
+            most = 2 * limit / (step + sqrt(step * step + 4 * self.quadratic * limit))
+            ends.append(max(ends[-1] + 1, min(ends[-1] + int(most * (1 + 1e-12)), self.length - later)))
+        return ends
 
 
 def grain(flow: Flow, tp: int) -> int:

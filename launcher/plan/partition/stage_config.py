@@ -88,13 +88,21 @@ def complaints(keys: Mapping[str, Any], skeleton: Skeleton, ranks: int, chunks: 
     stages, there = ranks * chunks, _there(ranks, chunks)
     names = (*skeleton.modules, *(p.name for p in skeleton.params))
     numbers = _numbers(keys)
-    found = [p for key, stage in numbers.items() for p in _key_problems(key, stage, names, stages, there)]
+
+    # each key by itself
+    found: list[Problem] = []
+    for key, stage in numbers.items():
+        missing = _no_such_stage(key, stage, stages, there)
+        found += [missing] if missing else _no_such_module(key, stage, names)
     if len(numbers) < len(keys):
         guess = _without(numbers, skeleton, stages)
         found += [_no_number(k, s, guess.get(k, 0), there) for k, s in keys.items() if k not in numbers]
     if found:
         return found
-    if without := _without(keys, skeleton, stages):
+
+    # all together: no module without a stage, no stage without a module
+    without = _without(keys, skeleton, stages)
+    if without:
         return [_no_stage(without)]
     return _unused(set(range(stages)) - {stage_of(keys, n) for n in names}, there)
 
@@ -136,10 +144,8 @@ def _no_number(key: str, stage: Any, guess: int, there: str) -> Problem:
     return Problem(f"{KEY}.{key}", text, f"{KEY}.{key}={meant}")
 
 
-def _key_problems(key: str, stage: int, names: tuple[str, ...], stages: int, there: str) -> list[Problem]:
+def _no_such_module(key: str, stage: int, names: tuple[str, ...]) -> list[Problem]:
     where = f"{KEY}.{key}"
-    if missing := _no_such_stage(key, stage, stages, there):
-        return [missing]
     if not any(_matches(key, n) for n in names):
         tops = tuple(dict.fromkeys(n.split(".")[0] for n in names))
         if close := _near(key, names, tops):

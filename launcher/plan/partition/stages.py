@@ -59,6 +59,8 @@ def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str,
         values = [m for m in node.inputs if graph[m].kind != "param"]
         latest = max(values, key=lambda m: at[m], default=None)
         floor = at[latest] if latest else 0
+
+        # where it is told to be, or where the latest of its inputs is
         at[node.name] = floor
         if node.kind == "output":
             at[node.name] = last
@@ -66,6 +68,7 @@ def _placed(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str,
             at[node.name] = told.get(node.target, floor)
         elif node.kind == "glue":
             at[node.name] = max(floor, _wanted(graph, node, told, changed))
+
         if at[node.name] < floor and latest:
             found.append((node, at[node.name], graph[latest], floor))
     return at, found
@@ -103,7 +106,9 @@ def _against(graph: Graph, told: Mapping[str, int], last: int, edges: list[Edge]
     single = {n.target: floor for n, _, _, floor in edges if (n.name, "") in found}
     if single and not _works(graph, {**told, **single}, last):
         cure = _in_order(graph, told, last, groups)
-        found = {k: replace(p, cure=cure) if k[1:] == ("",) else p for k, p in found.items()}
+        for key in found:
+            if key[1:] == ("",):
+                found[key] = replace(found[key], cure=cure)
     return list(found.values())
 
 
@@ -164,11 +169,15 @@ def cut(
         node = graph[name]
         if name in runs[stage]:
             return
+
+        # parameters are held, tensors of earlier stages received
         if node.kind == "param":
             runs[stage].add(name)
         elif at[name] < stage and node.out is not None:
             wants[stage].add(name)
-        elif at[name] < stage and node.kind == "glue":  # a number or a shape: cheap, so worked out again here
+
+        # a number or a shape is cheap, so worked out again here
+        elif at[name] < stage and node.kind == "glue":
             runs[stage].add(name)
             for m in node.inputs:
                 need(m, stage, node)
@@ -181,10 +190,14 @@ def cut(
             runs[at[node.name]].add(node.name)
             for m in node.inputs:
                 need(m, at[node.name], node)
+
     found += aliasing.problems(graph, at)
     crossing = [_crossing(graph, at, wants, s) for s in range(stages + 1)]
     order = [tuple(n.name for n in graph.nodes if n.name in runs[s]) for s in range(stages)]
-    made = tuple(_stage(graph, skeleton, s, order[s], crossing[s], crossing[s + 1]) for s in range(stages))
+    made = tuple(
+        _stage(graph, skeleton, s, order[s], receives=crossing[s], sends=crossing[s + 1])
+        for s in range(stages)
+    )
     return made, found or _homeless(skeleton, made)
 
 
@@ -212,18 +225,29 @@ def _stage(
     skeleton: Skeleton,
     index: int,
     nodes: tuple[str, ...],
-    before: tuple[str, ...],
-    after: tuple[str, ...],
+    *,
+    receives: tuple[str, ...],
+    sends: tuple[str, ...],
 ) -> Stage:
     inside = [g[n] for n in nodes]
+
+    # it holds what its modules have, and what its glue uses
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
     direct = {n.target for n in inside if n.kind == "param"}
     held = tuple(
         p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules)
     )
-    flops, saved = sum(n.flops for n in inside), sum(n.saved for n in inside)
+
     return Stage(
-        index, nodes, before, after, modules, held, flops, saved, sum(n.backward.deferred for n in inside)
+        index=index,
+        nodes=nodes,
+        receives=receives,
+        sends=sends,
+        modules=modules,
+        params=held,
+        flops=sum(n.flops for n in inside),
+        saved=sum(n.saved for n in inside),
+        deferred=sum(n.backward.deferred for n in inside),
     )
 
 
@@ -236,7 +260,7 @@ def segments(stage: Stage, graph: Graph, whole: Graph) -> tuple[Segment, ...]:
 def _segment(n: Node) -> Segment:
     module = n.target if n.kind == "module" else ""
     made = sum(t.nbytes for t in n.out or ())
-    return Segment(module, n.saved, n.backward, made, n.left)
+    return Segment(module, saved=n.saved, backward=n.backward, made=made, left=n.left)
 
 
 def _what(node: Node) -> str:

@@ -164,13 +164,18 @@ def _changed(c: Change, p: Placed | None, at: CutModel) -> Why | None:
     if at.sizes.pieces > 1:
         cure = "parallel.pipeline.seq_chunks=1 parallel.pipeline.scheduler=1f1b"
         return ", once for every piece of a sequence", cure
+
+    # ranks that each have their own numbers of it
     if at.sizes.replicas > 1 and c.by_data and (weight or c.read):
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
         text = f", by numbers that {ranks} has its own of, and then uses it"
         return f"{text}: they would train different models; use one data-parallel rank", ""
+
     between = _between(c, p, at) if len(at.stages) > 1 else None
     if between is not None:
         return between
+
+    # weights that a rank has only a copy or a part of
     if weight and at.mixed:
         return ", and in half precision it would change a copy", "train.precision=fp32"
     if weight and p is not None and _cut(p):
@@ -201,6 +206,8 @@ def _inner(i: Inner, at: CutModel) -> Why | None:
         return "operators that are cut over tp send something then; cut none in parallel.operators", ""
     if at.mixed and i.backward:
         return "in half precision the gradients would be lost", "train.precision=fp32"
+
+    # it must stay on one stage, whose backward is in one part
     if len(at.stages) == 1:
         return None
     if at.stage_of(i.module) is None:
@@ -232,11 +239,15 @@ def _hooked(p: Placed, at: CutModel) -> Why | None:
         ranks = f"each of {at.sizes.replicas} data-parallel ranks"
         way_out = "change gradients in an optimizer of your own, or use one data-parallel rank"
         return f"{ranks} would call them with the gradient of its own samples; {way_out}", ""
+
+    # in one process they see the whole gradient
     if len(p.stages) > 1:
         return f"stages {_numbers(p.stages)} use it: each would call them with its part of the gradient", ""
     if _cut(p):
         way_out = "leave it out of parallel.operators"
         return f"it is cut over tp: they would see a part of the gradient; {way_out}", ""
+
+    # and that of the parameter itself, once
     if at.mixed:
         return "in half precision its gradient is that of a copy", "train.precision=fp32"
     if at.split:
@@ -261,6 +272,8 @@ def _overwrites(at: CutModel, graph: Graph) -> Iterator[Problem]:
         if found:
             text = f"{listed(found)}{why}; {way_out}, or shard nothing"
             yield Problem(KEY, text, "parallel.hsdp=null")
+
+    # level3 gathers weights again in the backward: its own
     if at.hsdp is not None and at.hsdp.optimizer_level == "level3":
         found = [m for m in graph.swapped if any(covers(g, m) for g in gathered)]
         if found:

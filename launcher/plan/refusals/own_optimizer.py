@@ -24,6 +24,8 @@ def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: G
     if traits.broken:
         yield Problem(KEY, f"{traits.name}: {traits.broken}")
         return
+
+    # one that draws random numbers trains on one rank, where nothing is cut
     trained = [p for p in model.params if p.trainable and not p.buffer]
     yield from _draws(job, traits, model.sizes)
     if not traits.draws:
@@ -31,6 +33,8 @@ def problems(job: Job, traits: OptimizerTraits | None, model: CutModel, graph: G
         yield from _apart(traits, trained)
         yield from _empty(traits, trained, model.sizes)
     yield from _unused(traits, trained, graph)
+
+    # a checkpoint needs all that it goes on from
     if keeps(job) and traits.draws != "elsewhere":
         yield from _saved(traits, trained)
 

@@ -15,7 +15,7 @@ Groups = Sequence[range]
 def breadth_first(ranks: int, chunks: int, micros: int) -> Schedule:
     """GPipe: all forwards, then all backwards; with chunks Looped BFS (arXiv 2211.05953), chunk by chunk."""
     everything = [range(micros)]
-    return tuple(_row(r, ranks, chunks, everything, chunks * micros) for r in range(ranks))
+    return tuple(_row(r, ranks, chunks, everything, warm=chunks * micros) for r in range(ranks))
 
 
 def depth_first(ranks: int, chunks: int, micros: int) -> Schedule:
@@ -38,7 +38,7 @@ def less_memory(ranks: int, chunks: int, micros: int) -> Schedule:
 def _in_groups(ranks: int, chunks: int, micros: int, lead: int) -> Schedule:
     groups = grouped(ranks, micros)
     first = (chunks - 1) * len(groups[0])
-    return tuple(_row(r, ranks, chunks, groups, lead * (ranks - 1 - r) + first) for r in range(ranks))
+    return tuple(_row(r, ranks, chunks, groups, warm=lead * (ranks - 1 - r) + first) for r in range(ranks))
 
 
 def forwards(places: tuple[int, ...], micros: int) -> Schedule:
@@ -59,16 +59,16 @@ def grouped(ranks: int, micros: int) -> Groups:
     return [range(first), *(range(m, m + ranks) for m in range(first, micros, ranks))]
 
 
-def _row(rank: int, ranks: int, chunks: int, groups: Groups, warm: int) -> Row:
+def _row(rank: int, ranks: int, chunks: int, groups: Groups, *, warm: int) -> Row:
     """``warm`` forwards, then one forward and one backward in turn, then the backwards that are left.
 
     A backward takes the micro batches in the order they came, within a group the last chunk first.
     """
-    ahead = _across(rank, ranks, range(chunks), groups, "F")
-    back = _across(rank, ranks, range(chunks)[::-1], groups, "B")
+    ahead = _across(rank, ranks, range(chunks), groups, kind="F")
+    back = _across(rank, ranks, range(chunks)[::-1], groups, kind="B")
     turns = list(chain.from_iterable(zip(ahead[warm:], back, strict=False)))
     return (*ahead[:warm], *turns, *back[len(turns) // 2 :])
 
 
-def _across(rank: int, ranks: int, chunks: range, groups: Groups, kind: Literal["F", "B"]) -> Row:
+def _across(rank: int, ranks: int, chunks: range, groups: Groups, *, kind: Literal["F", "B"]) -> Row:
     return tuple(Action(c * ranks + rank, kind, m) for group in groups for c in chunks for m in group)

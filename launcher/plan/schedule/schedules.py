@@ -86,6 +86,8 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: in
     """
     found = []
     done: dict[tuple[int, int], str] = defaultdict(str)
+
+    # each action where it belongs
     for rank, row in enumerate(schedule):
         for a in row:
             done[a.stage, a.micro] += a.kind
@@ -95,6 +97,8 @@ def validate(schedule: Schedule, place: tuple[int, ...], micros: int, pieces: in
                 found.append(f"{a} on rank {rank}: no micro batch {a.micro} among {micros}")
             elif place[a.stage] != rank:
                 found.append(f"{a} is on rank {rank}, its stage on rank {place[a.stage]}")
+
+    # nothing missing, nothing twice
     for stage in range(len(place)):
         for micro in range(micros):
             kinds = "".join(sorted(done[stage, micro]))

@@ -12,7 +12,7 @@ def seqpipe(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
 
     An action's micro number is micro batch x ``pieces`` + piece.
     """
-    return _order(ranks, chunks, _groups(ranks, micros), pieces, 1 if chunks == 1 else 2)
+    return _order(ranks, chunks, _groups(ranks, micros), pieces, lead=1 if chunks == 1 else 2)
 
 
 def seqvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
@@ -21,12 +21,12 @@ def seqvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
     Where pieces do not divide ranks, one micro batch more than MindSpore takes: with fewer pieces than ranks
     the first rank would wait for its own work to come round.
     """
-    return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, 2)
+    return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, lead=2)
 
 
 def seqsmartvpp(ranks: int, chunks: int, micros: int, pieces: int) -> Schedule:
     """``seqvpp`` with a lead of one: it holds least, and waits for every transfer."""
-    return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, 1)
+    return _order(ranks, chunks, _groups(-(-ranks // pieces), micros), pieces, lead=1)
 
 
 def _groups(size: int, micros: int) -> list[range]:
@@ -41,13 +41,13 @@ def _groups(size: int, micros: int) -> list[range]:
     return [range(start, start + n) for start, n in zip(starts, sizes, strict=True)]
 
 
-def _order(ranks: int, chunks: int, groups: list[range], pieces: int, lead: int) -> Schedule:
+def _order(ranks: int, chunks: int, groups: list[range], pieces: int, *, lead: int) -> Schedule:
     ahead = [(c, m, q) for group in groups for c in range(chunks) for m in group for q in range(pieces)]
     first = (chunks - 1) * len(groups[0]) * pieces + pieces - 1
-    return tuple(_row(r, ranks, ahead, pieces, lead * (ranks - 1 - r) + first) for r in range(ranks))
+    return tuple(_row(r, ranks, ahead, pieces, warm=lead * (ranks - 1 - r) + first) for r in range(ranks))
 
 
-def _row(rank: int, ranks: int, ahead: list[tuple[int, int, int]], pieces: int, warm: int) -> Row:
+def _row(rank: int, ranks: int, ahead: list[tuple[int, int, int]], pieces: int, *, warm: int) -> Row:
     """``warm`` forwards, then one forward and one backward in turn, then the backwards that are left.
 
     Backwards take the micro batches in the order they came, of one micro batch the newest piece first: a

@@ -69,9 +69,13 @@ def _spelled(word: str, there: int, back: int) -> Row:
         if letter == "?":
             row.append(kept.popleft())
             continue
-        stage, kind = (there if letter.islower() else back), letter.upper()
-        action = Action(stage, KINDS[kind], done[stage, "I" if kind == "B" else kind])
-        done.update((stage, k) for k in ("IW" if kind == "B" else kind))
+
+        # a whole backward counts as its two halves
+        stage = there if letter.islower() else back
+        kind = letter.upper()
+        halves = "IW" if kind == "B" else kind
+        action = Action(stage, KINDS[kind], done[stage, halves[0]])
+        done.update((stage, half) for half in halves)
         if kind == "I":
             kept.append(Action(stage, "W", action.micro))
         row.append(action)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from launcher.plan.schedule.actions import Kind
 from launcher.plan.schedule.simulate import Event, Timeline
+from launcher.plan.values.text import many
 
 NAMES: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 COLOURS: dict[Kind, str] = {"F": "#2c6fbb", "B": "#2e8b57", "I": "#158a92", "W": "#d9902f"}
@@ -29,10 +30,13 @@ def svg(timeline: Timeline) -> str:
     number have none. Of more than ``MANY`` actions those of one kind that touch are drawn as one, without
     names and numbers, and the picture says so.
     """
+    # wide enough for the number in an action of average length
     mean = sum(timeline.busy) / max(len(timeline.events), 1) or 1.0
     inner = min(max(760.0, 26 * timeline.makespan / mean), 2400.0)
     width, height = LEFT + inner + RIGHT, TOP + ROW * len(timeline.busy) + 46
     scale = inner / (timeline.makespan or 1.0)
+
+    # what stands around the actions
     size = f'width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
@@ -42,6 +46,8 @@ def svg(timeline: Timeline) -> str:
         *_head(timeline),
         *_grid(timeline, inner),
     ]
+
+    # the actions themselves
     chunks = _chunks(timeline)
     shaded = [(e, _shade(e.action.kind, *chunks[e.action.stage])) for e in timeline.events]
     if len(shaded) > MANY:
@@ -52,13 +58,9 @@ def svg(timeline: Timeline) -> str:
 
 
 def _title(t: Timeline) -> str:
-    micros = _many(len({e.action.micro // t.pieces for e in t.events}), "micro batch")
+    micros = many(len({e.action.micro // t.pieces for e in t.events}), "micro batch")
     cut = f" in {t.pieces} pieces" if t.pieces > 1 else ""
-    return f"One step: {_many(len(t.busy), 'pipeline rank')}, {micros}{cut}, bubble {t.bubble:.1%}"
-
-
-def _many(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"One step: {many(len(t.busy), 'pipeline rank')}, {micros}{cut}, bubble {t.bubble:.1%}"
 
 
 def _head(t: Timeline) -> Iterator[str]:
@@ -69,8 +71,10 @@ def _head(t: Timeline) -> Iterator[str]:
         bar = f"a bar merges those of one kind that touch, of {len(t.events)} actions"
     sent = f"{t.messages} messages between ranks; {bar}, a rank the most it holds at once"
     yield f'<text class="soft" x="{LEFT}" y="48">{sent}</text>'
-    x, chunks = LEFT, _chunks(t)
-    shades = max((n for _, n in chunks.values()), default=1)
+
+    # a box for every shade of a kind, then its name
+    x = LEFT
+    shades = max((n for _, n in _chunks(t).values()), default=1)
     for kind in [k for k in NAMES if any(e.action.kind == k for e in t.events)]:
         for chunk in range(shades):
             yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="{_shade(kind, chunk, shades)}"/>'
@@ -78,6 +82,7 @@ def _head(t: Timeline) -> Iterator[str]:
         label = NAMES[kind] + (f", chunks 0 to {shades - 1}" if shades > 1 else "")
         yield f'<text x="{x + 4}" y="73">{label}</text>'
         x += 28 + 7 * len(label)
+
     idle = f'<text x="{x + 20}" y="73">idle</text>'
     yield f'<rect x="{x}" y="62" width="14" height="14" rx="2" fill="#eef1f4"/>{idle}'
 
@@ -91,6 +96,8 @@ def _grid(t: Timeline, inner: float) -> Iterator[str]:
         yield f'<rect x="{LEFT}" y="{y}" width="{inner:.1f}" height="{BAR}" fill="#eef1f4"/>'
         yield f'<text x="16" y="{y + 13}">rank {rank}</text>'
         yield f'<text class="soft" x="16" y="{y + 27}">busy {share:.0%}, holds {held}</text>'
+
+    # the axis below
     for tenth in range(11):
         x = LEFT + inner * tenth / 10
         yield f'<path d="M{x:.1f} {bottom}v6" stroke="#8c959f"/>'

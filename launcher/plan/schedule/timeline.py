@@ -44,6 +44,8 @@ def _letter(a: Action, pieces: int) -> str:
 def chrome(timeline: Timeline, step_us: float = 1e6) -> str:
     """A trace for chrome://tracing or Perfetto, one event an action; a step of ``step_us`` microseconds."""
     scale = step_us / (timeline.makespan or 1.0)
+
+    # a thread a rank, and a complete event ("X") an action
     names = [
         {"name": "thread_name", "ph": "M", "pid": 0, "tid": r, "args": {"name": f"pipeline rank {r}"}}
         for r in range(len(timeline.busy))
@@ -54,6 +56,7 @@ def chrome(timeline: Timeline, step_us: float = 1e6) -> str:
          "args": _args(e.action, timeline.pieces)}
         for e in timeline.events
     ]  # fmt: skip
+
     rows = ",\n".join(json.dumps(e) for e in names + events)
     return f'{{"displayTimeUnit": "ms", "traceEvents": [\n{rows}\n]}}\n'
 

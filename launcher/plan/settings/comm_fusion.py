@@ -126,6 +126,8 @@ def _gathers(fusion: CommFusion, shards: bool) -> Iterator[Setting]:
         nbytes = size(asked)
         if nbytes is None:
             continue
+
+        # gathers and scatters have one limit, the smaller one
         key, value = f"{KEY}.{name}", f"size {bytes_text(nbytes)}"
         if not shards:
             yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")
@@ -141,6 +143,7 @@ def _reduces(fusion: CommFusion, sizes: Sizes, fused: Fused | None) -> Iterator[
     asked = fusion.allreduce
     if asked is None or asked.mode == "auto":
         return
+
     key = f"{KEY}.allreduce"
     value = _written(asked)
     sharded = sizes.grid["dp_shard"] > 1 if fused is None else bool(fused.groups)

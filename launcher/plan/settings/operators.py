@@ -16,6 +16,8 @@ def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
     """Ranks that share one operator: as asked, or as the slices of the operators say."""
     asked, operators = job.parallel.grid.tp, job.parallel.operators
     said, clash = strategy.degree(operators)
+
+    # the operators, tp itself, and both against each other
     if clash:
         found.append(Problem(KEY, f"cuts over tp into different numbers of slices: {clash}"))
     elif operators and asked is None and said is None:
@@ -23,6 +25,8 @@ def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
         found.append(Problem(TP, text, f"{TP}=2"))
     elif asked is not None and said not in (None, asked):
         found.append(Problem(TP, f"{asked}: {KEY} cuts into {said} slices", f"{TP}={said}"))
+
+    # one of them follows from the other, or is for nothing
     elif asked is None and said is not None:
         notes.append(Note(TP, f"null -> {said}: the slices of {KEY}"))
     elif asked == 1 and operators:

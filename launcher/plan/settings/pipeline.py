@@ -91,12 +91,15 @@ def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:
     if pieces > 1 and not rule.seq:
         text = f"{pieces}: {pipe.scheduler} does not cut sequences"
         yield Problem(PIECES, text, f"{SCHEDULER}=seqpipe")
+
+    # the virtual stages that it needs, and the pieces that these take
     if rule.several and not (pipe.interleave and pipe.chunks > 1):
         text = f"{pipe.scheduler}: needs several virtual stages a rank"
         yield Problem(SCHEDULER, text, _several(pipe))
     if rule.several and pieces > ranks:
         text = f"{pieces}: {pipe.scheduler} takes as many pieces together as there are stages, {ranks}"
         yield Problem(PIECES, text, f"{PIECES}={ranks}")
+
     if pipe.scheduler == "seqsmartvpp" and ranks % 2:
         text = f"seqsmartvpp: needs an even number of stages, not {ranks}"
         yield Problem(SCHEDULER, text, f"{SCHEDULER}=seqvpp")
@@ -173,7 +176,9 @@ def _run(scheduler: str, sizes: Sizes, cost: Cost, *, less_memory: bool = False)
     """What comes of this scheduler, simulated."""
     ranks = sizes.grid["pp"]
     sizes = replace(sizes, v=RULES[scheduler].v and ranks > 1)
-    schedule = schedules.build(scheduler, ranks, sizes.chunks, sizes.micros, less_memory, sizes.pieces)
+    schedule = schedules.build(
+        scheduler, ranks, sizes.chunks, sizes.micros, less_memory=less_memory, pieces=sizes.pieces
+    )
     return ScheduleChoice(scheduler, sizes, schedule, simulate(schedule, sizes.places, cost))
 
 

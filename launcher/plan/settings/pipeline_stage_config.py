@@ -52,7 +52,7 @@ def _told(
     if model.leaves is None:
         return dict.fromkeys(called, 0), []
     if config is None:
-        return automatic(job, sizes, model.skeleton, model.graph, called)
+        return automatic(job, sizes, model, called)
     glued = {n.target for n in model.graph.nodes if n.kind == "param"}
     return _as_asked(config, called, glued, model.skeleton), []
 
@@ -97,23 +97,23 @@ def _output(graph: Graph) -> list[Problem]:
 
 
 def automatic(
-    job: Job, sizes: Sizes, skeleton: Skeleton, graph: Graph, called: Sequence[str]
+    job: Job, sizes: Sizes, model: TracedModel, called: Sequence[str]
 ) -> tuple[dict[str, int], list[Note]]:
     """The stage of each of the ``called`` modules that has parameters, in runs of about as many bytes.
 
     Runs are cut only where data flows one way. Raises ``RequestError`` for too few modules.
     """
-    weight = {m: _bytes(skeleton, m) for m in called}
-    groups = components(graph, [m for m in called if weight[m]])
+    weight = {m: _bytes(model.skeleton, m) for m in called}
+    groups = components(model.graph, [m for m in called if weight[m]])
     if len(groups) < sizes.virtual:
-        raise RequestError((_too_few(job, sizes, skeleton, graph, groups),))
+        raise RequestError((_too_few(job, sizes, model, groups),))
 
     balanced = stages.balance(tuple(sum(weight[m] for m in group) for group in groups), sizes.virtual)
     told = {m: stage for group, stage in zip(groups, balanced, strict=True) for m in group}
     notes = [Note(KEY, "auto -> the stages above: balanced by parameter bytes")]
     for group in groups:
         if len(group) > 1:
-            notes.append(Note(KEY, f"auto: {together(group)} on one stage, for {why(graph, group)}"))
+            notes.append(Note(KEY, f"auto: {together(group)} on one stage, for {why(model.graph, group)}"))
     return told, notes
 
 
@@ -123,14 +123,12 @@ def _bytes(skeleton: Skeleton, module: str) -> int:
     return sum(p.spec.nbytes for p in inside)
 
 
-def _too_few(
-    job: Job, sizes: Sizes, skeleton: Skeleton, graph: Graph, groups: Sequence[tuple[str, ...]]
-) -> Problem:
+def _too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[str, ...]]) -> Problem:
     """The cure is the smallest change that leaves no more stages than ``groups``."""
     text = f"the model has {many(sum(map(len, groups)), 'module')} with parameters"
     for group in groups:
         if len(group) > 1:
-            text = f"{text}; {together(group)} have to be on one stage, for {why(graph, group)}"
+            text = f"{text}; {together(group)} have to be on one stage, for {why(model.graph, group)}"
     grouped = any(len(group) != 1 for group in groups)
     if grouped:
         text = f"{text}; that leaves {many(len(groups), 'part')}"
@@ -138,11 +136,9 @@ def _too_few(
 
     for key, changed in _fewer(job, sizes):
         virtual = _virtual(job, changed)
-        if (
-            virtual is not None
-            and virtual <= len(groups)
-            and _as_far(skeleton, sizes.virtual, virtual, grouped)
-        ):
+        if virtual is None or virtual > len(groups):
+            continue
+        if _as_far(model.skeleton, sizes.virtual, virtual, grouped):
             words = [f"{pipeline.KEY}.{name}={_typed(value)}" for name, value in changed.items()]
             return Problem(f"{pipeline.KEY}.{key}", text, " ".join(words))
     return Problem(f"{pipeline.KEY}.stages", f"{text}; use fewer stages")

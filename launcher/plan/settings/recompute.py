@@ -90,10 +90,14 @@ def settled(
     """With the buffers that are to be put back, and what cannot run twice, for it would do something else."""
     weights = {p.name for p in skeleton.params if not p.buffer}
     compiled = skeleton.traits.compiled
+
+    # of each why it cannot run twice, "" where it can
     wrong = {
         r: next(_unlike(r.module, graph, weights), "") or _compiled(r.module, compiled) or _once(r, graph)
         for r in recomputed
     }
+
+    # the way out is to name those that can
     others = [r.module for r, why in wrong.items() if not why]
     cure = quote(f"{MODULES}=[{','.join(others)}]") if others else f"{KEY}=null"
     found = [

@@ -51,6 +51,8 @@ def _targets(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         key = f"steps.{name}"
         source = sizes.grid["pp"] if step.src is None and sizes is not None else None
         yield from _rank_files(key, step, job)
+
+        # the layout is that of the settings, or that of a file
         if step.strategy is None:
             yield from unmergeable(key, source, **{field: getattr(step, field) for field in LAYOUT})
             continue

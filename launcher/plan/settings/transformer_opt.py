@@ -193,10 +193,10 @@ def switches(job: Job, sizes: Sizes, fused: Fused | None) -> tuple[Switch, ...]:
     """Every switch that is on, in MindSpore's order; ``fused``: what the plan sends together, if known."""
     values = asked_for(job)
     on = [n for n in SWITCHES if n in values and (n == BROADCAST or values[n] not in (False, 0))]
-    return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused)) for n in on)
+    return tuple(Switch(n, _written(values[n]), *_outcome(n, values[n], job, sizes, fused=fused)) for n in on)
 
 
-def _outcome(name: str, value: Any, job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
+def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Fused | None) -> SwitchOutcome:
     if name == BROADCAST:
         return _broadcast(value, sizes)
     if name in OUTCOMES:

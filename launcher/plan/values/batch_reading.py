@@ -33,12 +33,12 @@ class BatchRole:
 
 def roles(how: BatchReading, grid: Grid, first: int, last: int, rank: int) -> tuple[BatchRole, BatchRole]:
     """What ``rank`` does with inputs, and with targets; pipeline ranks ``first`` and ``last`` use them."""
-    inputs = _role(how, grid, first, first, rank)
-    targets = _role(how, grid, first if how.over_stages else last, last, rank)
+    inputs = _role(how, grid, source=first, user=first, rank=rank)
+    targets = _role(how, grid, source=first if how.over_stages else last, user=last, rank=rank)
     return inputs, targets
 
 
-def _role(how: BatchReading, grid: Grid, source: int, user: int, rank: int) -> BatchRole:
+def _role(how: BatchReading, grid: Grid, *, source: int, user: int, rank: int) -> BatchRole:
     """``source`` and ``user`` are pipeline ranks: where something is read, and where it is used."""
     users = [r for r in grid.peers(rank, "pp", "tp") if grid.coords(r)["pp"] == user]
     reader = {r: _reader(how, grid, source, r) for r in users}

@@ -43,4 +43,10 @@ def precision(job: Job) -> Precision:
     low = not (job.parallel.gradient_fp32_sync or job.parallel.fp32_communication)
     scaled = compute == "float16"
     scale = (job.train.loss_scale or FIRST_SCALE) if scaled else None
-    return Precision(kept, compute, compute if low else kept, scale, scaled and job.train.loss_scale is None)
+    return Precision(
+        kept=kept,
+        compute=compute,
+        reduce=compute if low else kept,
+        scale=scale,
+        dynamic=scaled and job.train.loss_scale is None,
+    )

@@ -10,7 +10,10 @@ def many(n: int, noun: str) -> str:
     >>> many(1, "micro batch"), many(4, "micro batch"), many(0, "step")
     ('1 micro batch', '4 micro batches', '0 steps')
     """
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('ch') else 's'}"
+    if n == 1:
+        return f"{n} {noun}"
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{n} {noun}{ending}"
 
 
 def scaled(n: float) -> tuple[str, str]:

@@ -104,6 +104,7 @@ def _torchrun(read: _Reader) -> Place | None:
         if not read.found:
             read.wrong("WORLD_SIZE is 0, which is no rank")
         return None
+
     here = read.number("LOCAL_WORLD_SIZE", size)
     return Place(
         rank=read.number("RANK", below=size),

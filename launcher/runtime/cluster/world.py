@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from launcher.runtime.cluster.flight_recorder import recording
 from launcher.runtime.cluster.launch_env import Place
 
 _BARRIER = "TORCH_DIST_INIT_BARRIER"
@@ -70,21 +72,25 @@ def among(at: Place, device: str = "cpu", backend: str | None = None) -> World:
 
 
 @contextmanager
-def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> Iterator[None]:
+def connect(
+    world: World, store: Store, timeout_s: float, threads: int = 1, folder: Path | None = None
+) -> Iterator[None]:
     """The default process group for the block, destroyed after it.
 
     An error leaves it as it is, for taking it down waits for peers that may wait for us: end the process
     then, by ``os._exit``. ``timeout_s`` bounds each collective of each group. Keys are kept apart by attempt:
-    none reads the addresses of the dead.
+    none reads the addresses of the dead. ``folder``: of the run, where the last collectives are told when one
+    hangs.
     """
     torch.set_num_threads(threads)
     device = torch.device(world.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.init()  # else a DeviceMesh would choose a device by itself
 
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
-    with bounded(timeout), _complete():
+    with bounded(timeout), _complete(), recording(folder):
         dist.init_process_group(
             world.backend,
             store=PrefixStore(f"attempt{world.attempt}", store),
@@ -93,6 +99,7 @@ def connect(world: World, store: Store, timeout_s: float, threads: int = 1) -> I
             timeout=timeout,
             device_id=device if device.type == "cuda" else None,
         )
+
         yield
         dist.destroy_process_group()
 

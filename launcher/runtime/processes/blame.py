@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from launcher.runtime import faults
+from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.world import World
 from launcher.runtime.faults import Fault
 from launcher.runtime.interrupts import deafen
@@ -35,6 +36,8 @@ def failed(
     mine = None
     if not isinstance(error, faults.Interrupted):
         mine = faults.raised(world.rank, world.attempt, error, skip)
+        if mine.late:
+            flight_recorder.write(folder, world.rank)
         faults.write(mine, folder)
         if not mine.told:
             _tell_torchrun(error)
@@ -73,6 +76,8 @@ def _silent(ranks: Iterable[int], world: World, where: HostAndPid, timeout_s: fl
     for rank in sorted(ranks):
         host, _, pid = where(rank).partition(" ")
         here = host == socket.gethostname()
+
+        # only of a process of this machine can more be known than that it is silent
         if here and not _lives(int(pid)):
             known.append(_lost(rank, world, "has died and said nothing (SIGKILL? out of memory? see dmesg)"))
         elif here and stopped(int(pid)):

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from launcher.parallel.local import to_host
+
 ASK = signal.SIGRTMAX
 ANSWER_S = 1.0
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
@@ -20,6 +22,7 @@ _ROUTES = (
     "/torch/_dynamo/",
     "/torch/utils/",
 )  # on the way to a collective
+_FOR_DEVICE = "/launcher/parallel/local.py"
 
 
 def answer(path: Path) -> None:
@@ -91,8 +94,9 @@ def waits(text: str) -> bool:
 
 
 def _collective(frames: list[tuple[str, str, str]]) -> bool:
-    inner = next((file for file, _, _ in frames if not any(route in file for route in _ROUTES)), "")
-    return "/torch/distributed/" in inner
+    """Or where a step waits for its device, which waits in a collective of NCCL's: the only such place."""
+    file, _, name = next((f for f in frames if not any(route in f[0] for route in _ROUTES)), ("", "", ""))
+    return "/torch/distributed/" in file or (file.endswith(_FOR_DEVICE) and name == to_host.__name__)
 
 
 def _told(text: str, pid: int) -> str:

@@ -65,10 +65,13 @@ def run_ranks(
         alone=alone,
         polls=polls,
     )
+
+    # CUDA does not survive a fork
     how = start or ("fork" if device == "cpu" else "spawn")
     with caught() as stop:
         attempt = partial(_attempt, start=how, stop=stop, on_message=on_message)
         found = _repeated(task, attempt, port, times=max_restarts + 1)
+
     if isinstance(found, faults.RanksFailed):
         raise found
     return [cast(T, found[rank]) for rank in range(size)]

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from launcher.runtime.faults import Fault, died, hung, root, signal_name
+from launcher.runtime.cluster.flight_recorder import nccl_file, written
+from launcher.runtime.faults import Fault, aborted, died, hung, root, signal_name
 from launcher.runtime.folder import still_there
 from launcher.runtime.preemption import STOPS, StopFlag
 from launcher.runtime.processes.hang import ASK, culprits, stopped
@@ -57,6 +58,8 @@ def caught(signums: Sequence[int] = STOPS) -> Iterator[int | None]:
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
+
+    # but for those that somebody else has said to ignore
     mine = [s for s in signums if signal.getsignal(s) not in (signal.SIG_IGN, None)]
     before = {s: signal.signal(s, lambda signum, _: _note(write, signum)) for s in mine}
     try:
@@ -105,6 +108,7 @@ class _Supervisor:
         self._out = AttemptOutcome(task.attempt)
         self._halted: dict[int, float] = {}
         self._looked = time.monotonic()
+        self._began = time.time_ns()
         self._flag = StopFlag()
         self._folder_gone = False
 
@@ -188,6 +192,8 @@ class _Supervisor:
                     _log.warning(text, signal_name(signum))
                 else:
                     self._hurry()
+
+        # told twice: no grace
         if self._flag.insisted:
             self._out.insisted = True
             self._deadline = time.monotonic()
@@ -223,5 +229,17 @@ class _Supervisor:
         done = code == 0 and child.rank in self._out.results
         explained = child.rank in self._out.faults or child.rank in self._out.stopped
         if not done and not explained:
-            self._out.faults[child.rank] = died(child.rank, self._out.attempt, code)
+            self._out.faults[child.rank] = self._unsaid(child.rank, code)
             self._hurry()
+
+    def _unsaid(self, rank: int, code: int) -> Fault:
+        """The fault of a rank that has told none.
+
+        Only NCCL's watchdog leaves the rank's last collectives before it ends it.
+        """
+        task = self._task
+        if code == -signal.SIGABRT and task.folder is not None:
+            dump = nccl_file(task.folder, rank)
+            if dump in written(task.folder, self._began):
+                return aborted(rank, self._out.attempt, task.timeout_s, dump)
+        return died(rank, self._out.attempt, code)

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from launcher.runtime import faults, log
+from launcher.runtime.cluster import flight_recorder
 from launcher.runtime.cluster.world import World, connect, never, place
 from launcher.runtime.preemption import STOPS, polled
 from launcher.runtime.processes import hang
@@ -89,12 +90,15 @@ def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object
 
 def _connected(world: World, task: Task) -> AbstractContextManager[None]:
     store = task.rendezvous.store(task.size, task.timeout_s)
-    return connect(world, store, task.timeout_s, task.threads)
+    return connect(world, store, task.timeout_s, task.threads, task.folder)
 
 
 def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:
     """The supervisor keeps the first fault of a rank."""
-    box.send("fault", faults.raised(rank, task.attempt, error, skip=__file__))
+    fault = faults.raised(rank, task.attempt, error, skip=__file__)
+    if fault.late and task.folder is not None:
+        flight_recorder.write(task.folder, rank)
+    box.send("fault", fault)
 
 
 def _settle(task: Task, rank: int, box: Outbox) -> Callable[[], int]:

@@ -13,15 +13,16 @@ from launcher.errors import RunError
 from launcher.parallel.fsdp.gather_order import GatherOrder
 from launcher.parallel.fsdp.prefetch import Prefetch
 from launcher.parallel.fsdp.reduce_order import ReduceOrder
-from launcher.parallel.fsdp.shard import param_groups
+from launcher.parallel.fsdp.shard import end_backward, finish_reductions, param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
 from launcher.plan.schedule.actions import Action, Schedule
 from launcher.runtime.torch_private.selftest import verify
-from launcher.runtime.torch_private.stage import Base
+from launcher.runtime.torch_private.stage import Base, outputs_kept, resize
 
 verify()  # here, before an import below fails with less to say
 
+from torch.distributed.pipelining import schedules as torch_schedules  # noqa: E402
 from torch.distributed.pipelining._backward import stage_backward  # noqa: E402
 from torch.distributed.pipelining.schedules import (  # noqa: E402
     _Action,
@@ -37,6 +38,9 @@ KINDS = {
     "I": _ComputationType.BACKWARD_INPUT,
     "W": _ComputationType.BACKWARD_WEIGHT,
 }
+
+_add_wait_send: Callable[[Any], Any] = getattr(torch_schedules, "_add_wait_send", lambda rows: rows)
+"""Since torch 2.15 a send is waited for by an action of its own; before, at the end of the step."""
 
 Runtime = _PipelineScheduleRuntime
 Metas = Sequence[tuple[torch.Tensor, ...]]
@@ -98,19 +102,12 @@ class RuntimeStage(Base):
         return made
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> Any:
-        """A missing gradient is zeros; before 2.13 torch fails, after it sends those of the first piece."""
+        """What takes no gradient is sent none."""
         if self.has_backward and not self.is_first:
             takes = self.takes[bwd_chunk_id % len(self.takes)]
             before = self.stage_index - 1
             self.grad_send_info = [before if t.requires_grad else None for t in takes]
-            found = zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
-            self.bwd_cache[bwd_chunk_id] = tuple(self._gradient(g, t) for g, t in found)
         return super().get_bwd_send_ops(bwd_chunk_id)
-
-    def _gradient(self, g: torch.Tensor | None, t: torch.Tensor) -> torch.Tensor | None:
-        if g is None and t.requires_grad:
-            return torch.zeros_like(t, device=self.device, requires_grad=False)
-        return g
 
     def backward_one_chunk(
         self,
@@ -121,10 +118,11 @@ class RuntimeStage(Base):
     ) -> None:
         """Of the first half of a backward too torch does all; some weight gradients wait in ``products``.
 
-        What is sent back is contiguous, however the modules have used what they received.
+        What is sent back is contiguous, however the modules have used what they received. A gradient that is
+        missing is zeros: torch would fail, send those of the first piece, or within a rank read stale ones.
         """
         # the backward itself
-        outputs = self.fwd_cache[bwd_chunk_id][0] if loss is None else (loss,)
+        outputs = outputs_kept(self, bwd_chunk_id) if loss is None else (loss,)
         with ExitStack() as around:
             if not full_backward:
                 assert self.deferral is not None
@@ -136,11 +134,18 @@ class RuntimeStage(Base):
             loss.detach_()  # torch keeps it until the step is over, and with it what the graph still holds
 
         # what it leaves: a contiguous gradient to send, those of half-precision weights, what pieces carried
-        sent = self.bwd_cache[bwd_chunk_id]
-        self.bwd_cache[bwd_chunk_id] = tuple(None if g is None else g.contiguous() for g in sent)
+        if not self.is_first:
+            takes = self.takes[bwd_chunk_id % len(self.takes)]
+            pairs = zip(self.bwd_cache[bwd_chunk_id], takes, strict=True)
+            self.bwd_cache[bwd_chunk_id] = tuple(self._gradient(g, t) for g, t in pairs)
         self.collect()
         if self.carry is not None:
             self.carry.forget(*divmod(bwd_chunk_id, len(self.takes)))
+
+    def _gradient(self, grad: torch.Tensor | None, of: torch.Tensor) -> torch.Tensor | None:
+        if grad is None and of.requires_grad:
+            return torch.zeros_like(of, device=self.device, requires_grad=False)
+        return None if grad is None else grad.contiguous()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """Raises ``RunError`` when what crosses is not as planned: the receiver would silently misread it."""
@@ -186,14 +191,21 @@ class RuntimeStage(Base):
         module.set_requires_gradient_sync(True)  # FSDP2's own hooks reduce
         module.set_requires_all_reduce(last_backward)  # over replicas the sum of all micro batches is enough
         with self.order.backward():
-            return stage_backward(
+            made = stage_backward(
                 bwd_kwargs["stage_output"], bwd_kwargs["output_grads"], bwd_kwargs["input_values"]
-            ), None
+            )
+        finish_reductions(fully_shard.state(module))  # type: ignore[attr-defined]
+        return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
         """After the last backward. What was reduced after each is only dropped here."""
         with nullcontext() if self.reduce_each else self.order.filling():
             super().perform_reduce_grad(*args)
+
+    def start_gradient_reduction(self) -> None:
+        """The same since torch 2.15, which waits for it in a second call."""
+        with nullcontext() if self.reduce_each else self.order.filling():
+            super().start_gradient_reduction()  # type: ignore[misc]
 
     def _after(self, module: FSDPModule, last: bool) -> None:
         """What FSDP2's hooks do at the end of a backward, for gradients that none has brought.
@@ -208,7 +220,7 @@ class RuntimeStage(Base):
         with self.order.filling() if self.reduce_each else nullcontext():
             for group in _groups(module):
                 group.post_backward()
-        fully_shard.state(module)._root_post_backward_final_callback()  # type: ignore[attr-defined]
+        end_backward(fully_shard.state(module))  # type: ignore[attr-defined]
 
     def _post_metadata_inference_cleanup(self) -> None:
         """Static metadata need no cleaning up; torch would drop gradients, also before an evaluation."""
@@ -226,8 +238,7 @@ def _resize(received: dict[int, Any], metas: Metas) -> None:
         return
     for chunk, infos in received.items():
         for info, meta in zip(infos, metas[chunk % len(metas)], strict=True):
-            if info.buffer is not None:
-                info.buffer = info.buffer.new_empty(meta.shape)
+            resize(info, meta)
 
 
 def _spec(t: torch.Tensor) -> str:
@@ -251,7 +262,8 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
         if self._has_backward:
             rows = {r: _add_reduce_grad(row, self._n_microbatches) for r, row in rows.items()}
         to_rank = self.stage_index_to_group_rank
-        self.pipeline_order_with_comms = _add_send_recv(rows, lambda s: to_rank[s], self._num_stages)
+        rows = _add_send_recv(rows, lambda s: to_rank[s], self._num_stages)
+        self.pipeline_order_with_comms = _add_wait_send(rows)
 
     def _assert_unsharded(self, stage: Any) -> None:
         """Nothing: a module that is called waits for its weights."""

@@ -10,7 +10,7 @@ import torch
 
 from launcher.errors import Problem, RequestError
 
-SUPPORTED = ">=2.11,<2.14"
+SUPPORTED = ">=2.11,<2.16"
 
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.pipelining.schedules", "_Action",
@@ -54,8 +54,6 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup._prefetch_unshard",
      ("pass_type",)),
     ("torch.distributed.fsdp._fully_shard._fsdp_common", "TrainingState.FORWARD", ()),
-    ("torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam.to_accumulated_grad_if_needed", ()),
-    ("torch.distributed.fsdp._fully_shard._fsdp_param", "FSDPParam.accumulate_unsharded_grad_if_needed", ()),
     ("torch.distributed.fsdp", "fully_shard",
      ("mesh", "reshard_after_forward", "ignored_params", "mp_policy")),
     ("torch.distributed.distributed_c10d", "default_pg_timeout", ()),

@@ -1,11 +1,17 @@
-"""torch 2.11's pipeline stage, made to behave as 2.12's: values between stages need not be floats."""
+"""What differs between the pipeline stages of the torch versions that we take.
+
+In torch 2.11 every value between stages had to be a float. Since 2.15 a buffer for what is received is made
+when it is due, and an output is dropped once it is sent: its edge of the graph stays for the backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.distributed.pipelining import PipelineStage
 
 
@@ -18,6 +24,7 @@ class Torch211Stage(PipelineStage):
 
     inputs_meta: tuple[torch.Tensor, ...]
     args_recv_info: dict[int, tuple[Any, ...]]
+    grad_recv_info: dict[int, tuple[Any, ...]]
     has_backward: bool
     group_rank: int
     get_outputs_meta: Callable[[], tuple[torch.Tensor, ...]]
@@ -47,6 +54,10 @@ class Torch211Stage(PipelineStage):
         infos = zip(self.args_recv_info[fwd_chunk_id], self.inputs_meta, strict=True)
         return tuple(i.buffer.requires_grad_(training and meta.requires_grad) for i, meta in infos)
 
+    def set_local_bwd_input(self, grads: tuple[torch.Tensor | None, ...], chunk: int) -> None:
+        for info, grad in zip(self.grad_recv_info[chunk], grads, strict=True):
+            info.buffer = grad
+
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> Any:
         """What is sent is kept until the step is over; its graph is not to be."""
         ops = super().get_fwd_send_ops(fwd_chunk_id)
@@ -65,3 +76,21 @@ if TYPE_CHECKING or hasattr(PipelineStage, "_setup_forward_recv_info"):  # noqa:
     Base = PipelineStage
 else:
     Base = Torch211Stage
+
+
+def outputs_kept(stage: Any, chunk: int) -> tuple[torch.Tensor | GradientEdge, ...]:
+    """Where the backward of a micro batch begins."""
+    if hasattr(stage, "_forward_chunk_states"):
+        edges: tuple[torch.Tensor | GradientEdge, ...]
+        edges = stage._forward_chunk_states[chunk].stage_output_for_backward()
+        return edges
+    outputs: tuple[torch.Tensor, ...] = stage.fwd_cache[chunk][0]
+    return outputs
+
+
+def resize(info: Any, meta: torch.Tensor) -> None:
+    """What is received has the shape of ``meta``."""
+    if info.buffer is not None:
+        info.buffer = info.buffer.new_empty(meta.shape)
+    elif getattr(info, "tensor_meta", None) is not None:
+        info.tensor_meta = replace(info.tensor_meta, shape=meta.shape, stride=meta.stride())

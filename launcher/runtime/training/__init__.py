@@ -2,6 +2,7 @@
 
 __all__ = [
     "batches",
+    "device_figures",
     "grad_norm_log",
     "loop",
     "loss_scaling",

@@ -119,8 +119,15 @@ class Feed:
         return self.plan.batch_roles(self.rank)
 
     def _move(self, t: Tensor) -> Tensor:
+        """To the device, from pinned memory: nobody waits for it to be done with the step before.
+
+        torch keeps that memory until the copy is made.
+        """
         dtype = self.floating if t.is_floating_point() else t.dtype
-        return t.to(self.device, dtype)
+        t = t.to(dtype)
+        if self.device.type == "cuda":
+            t = t.pin_memory()
+        return t.to(self.device, non_blocking=True)
 
 
 def _each(t: Tensor, read: Indices, where: str, split: str) -> Tensor:

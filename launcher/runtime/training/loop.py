@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from resource import RUSAGE_SELF, getrusage
 from typing import NoReturn
 
 import torch
@@ -23,7 +22,7 @@ from launcher.runtime.training.session import Session
 class Loop:
     """What the loop does besides stepping; ``None`` is never.
 
-    ``lr`` sets the rate of a step and returns it.
+    ``lr`` sets the rate of a step and returns it. ``keep`` is how many checkpoints stay, ``None``: all.
     """
 
     until: int
@@ -33,7 +32,7 @@ class Loop:
     eval_every: int | None
     eval_batches: int | None
     save_every: int | None
-    save: Callable[[Session], None]
+    keep: int | None
     units: int
     unit: str
 
@@ -76,7 +75,7 @@ def train(s: Session, loop: Loop) -> None:
             validate(s, loop.eval_batches)
         if loop.save_every and s.step % loop.save_every == 0 and s.step < loop.until:
             began = time.perf_counter()
-            loop.save(s)
+            save.attempt(s, loop.keep)
             stall = {"save_stall_ms": (time.perf_counter() - began) * 1e3}
 
 
@@ -89,8 +88,10 @@ def _row(s: Session, loop: Loop, figures: Mapping[str, float], seconds: float) -
         f"{loop.unit}_per_s": loop.units / seconds,
         "step_ms": seconds * 1e3,
         "bubble": s.plan.estimate.timeline.bubble,
-        "memory_mb": memory(s) / 2**20,
+        **s.figures.row(seconds),
     }
+
+    # what not every run has
     if s.scaling.dynamic:
         row["loss_scale"] = s.scaling.factor
     if s.unsaved:
@@ -133,11 +134,12 @@ def step(s: Session, clip: float | None) -> tuple[float, float]:
     share = s.pipeline.step(batch.inputs, batch.targets, s.scaling.factor)
 
     # one all-reduce for loss, norm, and whether anybody was asked to stop
-    sums = torch.stack([share.cpu(), s.norm.squared(), torch.tensor(float(bool(s.world.told())))])
+    share, square = s.norm.squared_beside(share)
+    sums = torch.stack([share, square, torch.tensor(float(bool(s.world.told())))])
     dist.all_reduce(sums)
-    mean, square, told = sums.tolist()
+    mean, squares, told = sums.tolist()
     s.told = told > 0
-    norm = math.sqrt(square) / s.scaling.factor if square >= 0 else math.nan
+    norm = math.sqrt(squares) / s.scaling.factor if squares >= 0 else math.nan
     loss = mean * s.plan.loss_terms
 
     # not finite: the step is skipped, or the run ends
@@ -202,11 +204,3 @@ def validate(s: Session, batches: int | None) -> float:
     if s.world.rank == 0:
         s.emit({"step": s.step, "val_loss": loss})
     return loss
-
-
-def memory(s: Session) -> int:
-    """Peak bytes of this rank: of the device's allocator on CUDA, of the process elsewhere."""
-    device = torch.device(s.world.device)
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return getrusage(RUSAGE_SELF).ru_maxrss * 1024

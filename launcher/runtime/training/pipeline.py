@@ -38,6 +38,7 @@ class Pipeline:
     ) -> None:
         self.model = model
         self.loss = loss
+        self.device = device
         plan = model.plan
 
         # what this rank has to do with the loss
@@ -50,7 +51,7 @@ class Pipeline:
 
         # the state of one step
         self.scaled = 1.0
-        self.count = _Count(model)
+        self.count = _Count(model, device)
         self.targets: list[torch.Tensor] = []
         self.valid: list[int] = []
         self.raw: list[torch.Tensor] = []
@@ -93,7 +94,7 @@ class Pipeline:
         """
         self._forward(inputs, targets, valid, keep=self.model.plan.output_broadcast)
         total = self._sum()
-        counted = torch.zeros(())
+        counted = torch.zeros((), device=self.device)
         if self.last and self.counts and targets is not None:
             counted = _counted(targets[:valid])
         return torch.stack([total, counted.to(total)])
@@ -162,6 +163,8 @@ class Pipeline:
         sizes = {len(t) for t in mine}
         planned_size = self.model.plan.sizes.micro_batch * self.model.plan.sizes.micros
         assert sizes <= {planned_size}, f"{sizes} samples, planned {planned_size}: torch would not notice"
+
+        # a stage that takes the inputs checks their shape too
         if not self.first:
             return
         for got, planned in zip(inputs, self.model.plan.inputs, strict=True):
@@ -179,10 +182,10 @@ class Pipeline:
         if self.keep:
             self.outputs.append(output)
         if not self.targets:
-            return torch.zeros(())
+            return torch.zeros((), device=self.device)
         n = self.valid[int(number)]
         if not n:
-            return torch.zeros(())
+            return torch.zeros((), device=self.device)
         # float64: over 50000 classes torch's float32 log_softmax is 1e-5 too low on a CPU
         loss = self.loss(output[:n].double(), self.targets[int(number)][:n], *self.parts, reduction="sum")
         self.raw.append(loss)
@@ -190,22 +193,26 @@ class Pipeline:
 
     def _sum(self) -> torch.Tensor:
         if not self.raw or not self.counts:
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([r.double() for r in self.raw]).sum()
 
 
 class _Count:
     """How many targets of the global batch count, summed over data-parallel ranks while first stages run."""
 
-    def __init__(self, model: ParallelModel) -> None:
+    def __init__(self, model: ParallelModel, device: torch.device) -> None:
         self._group = model.meshes.dp
-        self._whole = torch.zeros((), dtype=torch.float64)
+        self._device = device
+        self._whole = torch.zeros((), dtype=torch.float64, device=device)
         self._work: dist.Work | None = None
 
     def start(self, targets: torch.Tensor | None) -> None:
         """``None``: not of the last stage, whose ranks alone are to know."""
-        self._whole = torch.zeros((), dtype=torch.float64) if targets is None else _counted(targets)
-        if targets is not None and self._group is not None:
+        if targets is None:  # a new one, for who asks may add up in place
+            self._whole = torch.zeros((), dtype=torch.float64, device=self._device)
+            return
+        self._whole = _counted(targets)
+        if self._group is not None:
             self._work = dist.all_reduce(self._whole, group=self._group, async_op=True)
 
     def whole(self) -> torch.Tensor:

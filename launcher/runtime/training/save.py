@@ -6,11 +6,12 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch import Tensor
 
 from launcher.checkpoint import store
 from launcher.checkpoint.tensorfile.blob import Blob
@@ -18,35 +19,15 @@ from launcher.checkpoint.write import RankRecord, RankWriter, in_memory
 from launcher.errors import RunError, said
 from launcher.parallel.trace.model_facts import spec
 from launcher.runtime.cluster.world import World
+from launcher.runtime.training.save_thread import Saver
 from launcher.runtime.training.session import Session
-from launcher.runtime.training.state import blob, extra, strategy, tensors
+from launcher.runtime.training.state import blob, extra, states, strategy, tensors
 
 T = TypeVar("T")
 
 
 class Unsaved(RunError):
     """A checkpoint that the file system would not take: nothing of it is left, and all ranks know."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One rank's share of a checkpoint, and what rank 0 does with the whole."""
-
-    final: Path
-    writer: RankWriter
-    tensors: Mapping[str, Blob]
-    extra: Mapping[str, Blob]
-    state: Mapping[str, Any]
-    keep: int | None
-
-    def commit(self, records: Sequence[RankRecord]) -> None:
-        """Name it and delete those beyond the newest ``keep``, once every rank has written its files."""
-        store.commit(self.writer.folder, self.final, records, self.state)
-        if self.keep is not None:
-            store.prune(self.final.parent, self.keep)
-
-    def discard(self) -> None:
-        shutil.rmtree(self.writer.folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -95,27 +76,59 @@ class Ranks:
         return [value for value, _, _ in every]
 
 
-def save(s: Session, keep: int | None) -> Path:
-    """Write a complete checkpoint or none, once the one before is written. All ranks call it."""
+@dataclass(frozen=True)
+class Snapshot:
+    """One rank's share of a checkpoint, all ``ranks``, and what rank 0 does with the whole."""
+
+    final: Path
+    writer: RankWriter
+    ranks: Ranks
+    tensors: Mapping[str, Blob]
+    extra: Mapping[str, Blob]
+    state: Mapping[str, Any]
+    keep: int | None
+
+    def write(self) -> None:
+        """All ranks write; once their files are on the disk rank 0 puts the manifest and renames; all return.
+
+        When one of them fails nothing is left of it: the disk may be full.
+        """
+        try:
+            records = self.ranks.all(partial(self.writer.write, in_memory(self.tensors), self.extra))
+            self.ranks.first(partial(self.commit, records))
+        except RunError:  # on every rank, so nobody is writing any more
+            self.ranks.first(self.discard)
+            raise
+
+    def commit(self, records: Sequence[RankRecord]) -> None:
+        """Name it and delete those beyond the newest ``keep``, once every rank has written its files."""
+        store.commit(self.writer.folder, self.final, records, self.state)
+        if self.keep is not None:
+            store.prune(self.final.parent, self.keep)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.writer.folder, ignore_errors=True)
+
+
+def save(s: Session, keep: int | None, saver: Saver | None = None) -> Path:
+    """Write a complete checkpoint or none, once the one before is written. All ranks call it.
+
+    A ``saver`` writes it from a copy in host memory: this returns once that is made, ``finish`` and ``check``
+    tell of a write that failed.
+    """
     finish(s)
-    shot = _snapshot(s, keep, lambda _, t: t)
-    _complete(shot, Ranks(s.world, None, shot.final.name))
+    shot = _snapshot(s, keep, saver)
+    if saver is None:
+        shot.write()
+    else:
+        saver.start(shot.write)
     return shot.final
 
 
-def begin(s: Session, keep: int | None) -> None:
-    """As ``save``, of a copy in host memory: returns once it is made; ``s.saver`` tells of failed writes."""
-    assert s.saver is not None
-    finish(s)
-    shot = _snapshot(s, keep, s.saver.host)
-    ranks = Ranks(s.world, s.saver.group, shot.final.name)
-    s.saver.start(lambda: _complete(shot, ranks))
-
-
 def attempt(s: Session, keep: int | None) -> None:
-    """As ``save``, or ``begin`` where there is a thread for it; ``s.spare`` of them go on without."""
+    """As ``save``, by the session's thread where it has one; ``s.spare`` of them go on without."""
     with _spared(s):
-        (save if s.saver is None else begin)(s, keep)
+        save(s, keep, s.saver)
 
 
 def finish(s: Session) -> None:
@@ -152,18 +165,25 @@ def _spared(s: Session) -> Iterator[None]:
             s.emit({"text": f"{error}; training goes on without it (checkpoint.on_error=continue)"})
 
 
-def _snapshot(s: Session, keep: int | None, place: Callable[[str, Tensor], Tensor]) -> Snapshot:
-    """``place`` says where a tensor stays while it is written; what other ranks write is left out."""
+def _snapshot(s: Session, keep: int | None, saver: Saver | None) -> Snapshot:
+    """What other ranks write is left out. The rest is the model's own memory; with a ``saver``, a copy."""
     s.results["saved_step"] = s.step
     final = store.step_folder(s.folder / "checkpoints", s.step)
-    writer = RankWriter(store.partial(final), s.world.rank, strategy(s), s.trust.key)
+    group = None if saver is None else saver.group
+    found = states(s)
+    writer = RankWriter(store.partial(final), s.world.rank, strategy(s, found), s.trust.key)
 
     # every rank has all that the strategy says it has
-    held = tensors(s)
+    held = tensors(s, found)
     writer.check({name: spec(t) for name, t in held.items()})
 
     # and writes the part of it that no lower rank writes
-    blobs = {name: blob(place(name, held[name])) for boxes in writer.boxes.values() for name in boxes}
+    blobs = {}
+    for name in chain.from_iterable(writer.boxes.values()):
+        own = held[name] if saver is None else saver.host(name, held[name])
+        blobs[name] = blob(own)
+
+    # what it says of itself
     state = {
         "step": s.step,
         "seed": s.plan.seed,
@@ -173,17 +193,5 @@ def _snapshot(s: Session, keep: int | None, place: Callable[[str, Tensor], Tenso
         "results": dict(s.results),
         "loss_scale": [s.scaling.factor, s.scaling.good],
     }
-    return Snapshot(final, writer, tensors=blobs, extra=extra(s), state=state, keep=keep)
-
-
-def _complete(shot: Snapshot, ranks: Ranks) -> None:
-    """All ranks write; once their files are on the disk rank 0 puts the manifest and renames; all return.
-
-    When one of them fails nothing is left of it: the disk may be full.
-    """
-    try:
-        records = ranks.all(lambda: shot.writer.write(in_memory(shot.tensors), shot.extra))
-        ranks.first(lambda: shot.commit(records))
-    except RunError:  # on every rank, so nobody is writing any more
-        ranks.first(shot.discard)
-        raise
+    ranks = Ranks(s.world, group, final.name)
+    return Snapshot(final, writer, ranks, tensors=blobs, extra=extra(s), state=state, keep=keep)

@@ -26,17 +26,22 @@ class Saver:
         self._error: BaseException | None = None
 
     def host(self, name: str, t: Tensor) -> Tensor:
-        """A copy of ``t`` in host memory, reused for the next one of this name: ``wait`` before."""
+        """A copy of ``t`` in host memory, reused for the next one of this name: ``wait`` before.
+
+        From a device it is made to pinned memory, in turn with what the device has to do before and after:
+        what the caller enqueues later cannot change it, and nobody waits but the thread, before it writes.
+        """
         assert self._thread is None
         kept = self._host.get(name)
-        if kept is None or kept.shape != t.shape or kept.dtype != t.dtype:
+        if kept is None or kept.shape != t.shape or kept.dtype != t.dtype or kept.is_pinned() != t.is_cuda:
             kept = self._host[name] = torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda)
-        return kept.copy_(t.detach())
+        return kept.copy_(t.detach(), non_blocking=t.is_cuda)
 
     def start(self, write: Callable[[], None]) -> None:
-        """Have the thread do ``write``."""
+        """Have the thread do ``write``, once all copies are made."""
         assert self._thread is None
-        self._thread = Thread(target=self._run, args=(write,), name="checkpoint", daemon=True)
+        copied = _behind_copies() if any(t.is_pinned() for t in self._host.values()) else None
+        self._thread = Thread(target=self._run, args=(write, copied), name="checkpoint", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
@@ -53,8 +58,17 @@ class Saver:
         if error is not None:
             raise error
 
-    def _run(self, write: Callable[[], None]) -> None:
+    def _run(self, write: Callable[[], None], copied: torch.cuda.Event | None) -> None:
         try:
+            if copied is not None:
+                copied.synchronize()
             write()
         except BaseException as error:  # the main thread raises it
             self._error = error
+
+
+def _behind_copies() -> torch.cuda.Event:
+    """What the device comes to when it has made all copies that were asked of it until now."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream())
+    return event

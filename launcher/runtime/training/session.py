@@ -15,6 +15,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.device_figures import DeviceFigures
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.pipeline import Pipeline
@@ -45,6 +46,7 @@ class Session:
     norm: Norm
     feed: Feed
     emit: Callable[[dict[str, Any]], None]
+    figures: DeviceFigures
     baseline: float | None = None
     local_norm: LocalNormLog | None = None
     saver: Saver | None = None

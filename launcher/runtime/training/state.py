@@ -38,14 +38,13 @@ class State:
     tensor: Tensor
 
     @property
-    def alike(self) -> bool:
-        """Whether it is laid out as its parameter; if not, ranks with a piece of that have all of this."""
-        return local(self.tensor).shape == local(self.param).shape
-
-    @property
     def described(self) -> tuple[str, tuple[int, ...] | None, str]:
-        """The name of its parameter, its shape where that is not the parameter's, and its dtype."""
-        shape = None if self.alike else tuple(self.tensor.shape)
+        """The name of its parameter, its shape where it is not laid out as that, and its dtype.
+
+        Ranks with a piece of the parameter have all of what is laid out otherwise.
+        """
+        alike = local(self.tensor).shape == local(self.param).shape
+        shape = None if alike else tuple(self.tensor.shape)
         return self.placed.name, shape, spec(self.tensor).dtype
 
 
@@ -66,14 +65,12 @@ def _named(key: str, param: str) -> str:
     return f"optim.{key}.{param}"
 
 
-def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
-    """Weights and the optimizer's state, or the one that is ``found``.
+def strategy(s: Session, found: Sequence[State]) -> Strategy:
+    """Weights and the optimizer's state that was ``found``.
 
     Every rank calls this: what states exist is agreed on by all.
     """
     # what each rank has, and in which shape where that is not the parameter's
-    if found is None:
-        found = states(s)
     mine = {x.name: x.described for x in found}
     every: list[Any] = [None] * s.world.size
     dist.all_gather_object(every, mine)
@@ -92,13 +89,11 @@ def strategy(s: Session, found: Sequence[State] | None = None) -> Strategy:
     return Strategy(s.plan.sizes.grid, entries)
 
 
-def tensors(s: Session, found: Sequence[State] | None = None) -> dict[str, Tensor]:
-    """This rank's tensors by checkpoint name.
+def tensors(s: Session, found: Sequence[State]) -> dict[str, Tensor]:
+    """This rank's tensors by checkpoint name, the optimizer's state that was ``found`` among them.
 
     They share memory with the model, except Python numbers of its state.
     """
-    if found is None:
-        found = states(s)
     out = {p.name: local(t.detach()) for p, t in s.model.named()}
     return out | {x.name: local(x.tensor) for x in found}
 

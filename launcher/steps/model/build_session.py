@@ -30,6 +30,7 @@ from launcher.plan.values.trust import Trust, trust
 from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
+from launcher.runtime.training.device_figures import figures
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
@@ -86,6 +87,7 @@ def build(
         norm=grad_norm.build(model),
         feed=feed,
         emit=world.send,
+        figures=figures(plan, device),
         baseline=data.entropy,
         local_norm=_local_norm(job, world, model, pipeline, folder=folder),
         scaling=scaling(plan.dtypes),

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from launcher.job.schema.job import Job
+from launcher.parallel.forward.recompute import install
+from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan
+from launcher.plan.values.recomputed import Recomputed
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.gather_full import Piece
@@ -215,3 +219,17 @@ def test_what_operators_send_again_is_planned(operators, way):
             more[kind, "count"] += after[kind][0] - there[0]
             more[kind, "bytes"] += after[kind][1] - there[1]
         assert +more == +want
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError(f"no way with {tuple(x.shape)}")
+
+
+def test_a_forward_that_raises_leaves_no_mode_behind_while_its_error_is_looked_at():
+    model = nn.Sequential(Failing())
+    install(model, [Recomputed("0", keep=("matmul",))], Axis(1))
+    with pytest.raises(ValueError, match="no way with") as raised:
+        model(torch.ones(2, requires_grad=True))
+    assert raised.tb is not None  # with the frames of torch's checkpoint
+    assert torch._C._len_torch_dispatch_stack() == 0

@@ -45,6 +45,12 @@ def test_two_micro_batches_in_flight_are_held_at_once() -> None:
     assert of("F0 F1 B0 B1", PLAIN).activations == 2 * (100 + 200 + 5 + 30) + 2 * 30
 
 
+@pytest.mark.parametrize("order", ["F0 B0", "F0 B0 F1 B1", "F0 I0 W0 F1 I1 W1"])
+def test_what_torch_does_not_keep_is_there_from_a_forward_to_the_end_of_its_backward(order: str) -> None:
+    far = replace(ONCE, loss=0, received=1000, answer=500)
+    assert of(order, replace(PLAIN, passes=(far,))).activations == 1000 + 100 + 200 + 5 + 500 + 50
+
+
 def test_split_backwards_keep_what_products_need_until_the_weights_have_theirs() -> None:
     """Of micro batch 0 what waits, and micro batch 1 with its loss going backward."""
     assert of("F0 I0 F1 I1 W0 W1", PLAIN).activations == (4 + 3) + (100 + 200 + 5) + 30 + 2 * 30

@@ -29,7 +29,7 @@ def test_everything_that_is_missing_is_said_in_one_error():
     assert str(refused.value) == (
         f"torch {torch.__version__} is not one that this version can use: {schedules}._Action takes no 'colour'; "
         f"{schedules}._Gone.method is not there; torch.distributed.nowhere.thing is not there "
-        "(try: pip install 'torch>=2.11,<2.14')"
+        "(try: pip install 'torch>=2.11,<2.16')"
     )
 
 
@@ -45,5 +45,5 @@ def test_it_is_said_before_any_import_fails():
         f"launcher.errors.RequestError: torch {torch.__version__} is not one that this version can use: "
         f"{schedules}._assert_unsharded is not there; {schedules}.step is not there; "
         f"{schedules}._prepare_schedule_with_comms is not there "
-        "(try: pip install 'torch>=2.11,<2.14')"
+        "(try: pip install 'torch>=2.11,<2.16')"
     )

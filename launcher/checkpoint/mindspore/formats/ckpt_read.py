@@ -220,10 +220,12 @@ def _parts(source: ByteSource, end: int) -> Iterator[_Part]:
     while at < end:
         where = f"not a MindSpore checkpoint, or damaged, at byte {at}"
         try:
+            # an error says the tensor from here on, if there is a name to say
             start, stop = _value(source, at, end)
             name = _name(source, start, end)
             if name:
                 where = f"tensor {shown(name)}"
+
             if stop > end:
                 raise ValueError(
                     f"truncated: its entry ends at byte {stop}, the tensors of the file at {end}"

@@ -131,11 +131,14 @@ class Training:
     def _backward(
         self, ranks: Iterable[nn.Module], batch: Batch, clip: float | None, scale: float
     ) -> Outcome:
+        # every rank's part of the batch; buffers are those of the first
         self.optimizer.zero_grad(set_to_none=True)
         total, counted, buffers = 0.0, rules.counted(batch[1]), Numbers()
         for rank, model in enumerate(ranks):
             total += self._accumulate(model, self._part(batch, rank), counted, scale * self.cut.times)
             buffers = buffers if rank else _kept(models.persistent(model))
+
+        # gradients as they are without loss scaling, clipped by their norm
         grads = {n: p.grad for n, p in self.named.items() if p.grad is not None}
         for g in grads.values():
             g.div_(scale)
@@ -275,6 +278,7 @@ class Training:
             batch = self.batch(step, narrow)
             counted = rules.counted(batch[1])
             buffers = [_kept(models.state(m), but=self.named) for m in self.models]
+
             for rank, model in enumerate(self._each(buffers)):
                 self.optimizer.zero_grad(set_to_none=True)
                 loss = self._accumulate(model, self._part(batch, rank), counted, 1.0)

@@ -1,0 +1,49 @@
+"""What a step says of the device that took it: memory, and how much of its speed was used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from resource import RUSAGE_SELF, getrusage
+
+import torch
+
+from launcher.plan.plan import Plan
+from launcher.runtime.training.device_peaks import peak_flops
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """``flops``: a rank's share of a step's. ``peak``: the most that its device does a second, if known."""
+
+    device: torch.device
+    flops: float
+    peak: float | None
+
+    def row(self, seconds: float) -> dict[str, float]:
+        """Of a step that took so many ``seconds``.
+
+        Memory is the highest so far: on CUDA what torch's allocator gave and what it took from the device,
+        elsewhere what the process has had.
+        """
+        # memory
+        if self.device.type == "cuda":
+            out = {
+                "memory_mb": torch.cuda.max_memory_allocated(self.device) / 2**20,
+                "memory_reserved_mb": torch.cuda.max_memory_reserved(self.device) / 2**20,
+            }
+        else:
+            out = {"memory_mb": getrusage(RUSAGE_SELF).ru_maxrss / 1024}
+
+        # speed, and the share of what is possible
+        if self.peak is not None:
+            rate = self.flops / seconds
+            out |= {"tflops": rate / 1e12, "mfu": rate / self.peak}
+        return out
+
+
+def figures(plan: Plan, device: torch.device) -> DeviceFigures:
+    """Those of this rank's ``device``."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    tf32 = torch.get_float32_matmul_precision() != "highest"
+    peak = peak_flops(name, plan.dtypes.compute, tf32)
+    return DeviceFigures(device, plan.estimate.flops / plan.sizes.grid.size, peak)

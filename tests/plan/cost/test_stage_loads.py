@@ -1,0 +1,26 @@
+"""What a stage is as a load of memory."""
+
+from __future__ import annotations
+
+from launcher.plan.plan import ask, leaves, plan
+from launcher.plan.traced_model import TracedModel
+from tests.plan.made import chain, job, skeleton
+
+MODEL = skeleton({"a.weight": (4, 4), "b.weight": (4, 4)})
+MICROS, MESSAGE, SAVED = 8, 32, 8  # bytes of what passes from one to the other, and of what each keeps
+
+
+def held(keeps_messages: bool) -> list[int]:
+    """Bytes of activations on each of two ranks, two micro batches being on their way at once."""
+    j = job("launch.nproc=2", "parallel.pipeline.stages=2", f"parallel.pipeline.micro_batch_num={MICROS}")
+    asked = ask(j)
+    traced = TracedModel(MODEL, chain("a", "b"), leaves(asked, MODEL), keeps_messages=keeps_messages)
+    return [m.activations for m in plan(j, asked, traced).estimate.memory]
+
+
+def test_messages_are_counted_as_long_as_torch_keeps_them() -> None:
+    first, last = held(keeps_messages=True)
+    first_less, last_less = held(keeps_messages=False)
+    assert first == MICROS * 2 * MESSAGE + 2 * SAVED
+    assert first_less == 2 * (MESSAGE + SAVED) + MESSAGE
+    assert last - last_less == (MICROS - 1) * MESSAGE
