@@ -88,6 +88,8 @@ class ParallelModel:
 
     def reduce(self) -> None:
         """After the last backward of a step: finish the sums that no schedule action did."""
+        for order in self.reductions:
+            order.end()
         agree(self.orders, self.meshes)
         for bucket in self.buckets:
             bucket.reduce()
@@ -127,7 +129,7 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         parts=parts,
         orders=orders,
         prefetch=Prefetch(plan.gathers[meshes.coords["pp"]], orders),
-        reductions=[ReduceOrder(order, plan.reduces_early) for order in orders],
+        reductions=[ReduceOrder(order, plan) for order in orders],
         buckets=buckets,
         ties=ties,
         statistics=statistics(parts, plan, meshes),

@@ -14,6 +14,7 @@ from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
 from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cost.memory import Memory, copies, memory
+from launcher.plan.cost.scatters import scatters
 from launcher.plan.cost.stage_loads import full
 from launcher.plan.cost.step_flops import step_flops
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
@@ -114,6 +115,7 @@ class Plan:
     visits: tuple[tuple[Visit, ...], ...]
     gathers: tuple[tuple[Gathering, ...], ...]
     buckets: tuple[Bucket, ...]
+    scatters: tuple[Bucket, ...]
     reduces_early: bool
     operators: Flow
     recomputed: tuple[Recomputed, ...]
@@ -202,10 +204,10 @@ def plan(
 
     # where parameters are, and what travels together
     at = _layout(job, model, cut, order)
-    fused = _fused(job, model, at, order)
+    used = visits(at.groups, len(cut), graph)
+    fused = _fused(job, model, at, order, used)
     refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, sizes, fused)])
 
-    used = visits(fused.groups, len(cut), graph)
     return Plan(
         name=job.name,
         seed=job.seed,
@@ -226,6 +228,7 @@ def plan(
         visits=used,
         gathers=tuple(_gathers(job, at, used, graph)),
         buckets=fused.buckets,
+        scatters=fused.scatters,
         reduces_early=transformer_opt.reduces_early(job),
         operators=model.operators,
         recomputed=model.recomputed,
@@ -256,7 +259,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_effects.whole(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
-    limits = comm_fusion.limits(par.comm_fusion)
+    limits = comm_fusion.limits(job)
     return CutModel(
         sizes=sizes,
         dtypes=dtypes,
@@ -275,9 +278,15 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
     )
 
 
-def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) -> Fused:
+def _fused(
+    job: Job,
+    model: TracedModel,
+    at: CutModel,
+    order: ScheduleChoice,
+    used: tuple[tuple[Visit, ...], ...],
+) -> Fused:
     """What travels together."""
-    limits = comm_fusion.limits(job.parallel.comm_fusion)
+    limits = comm_fusion.limits(job)
     travels = at.dtypes.reduce if at.mixed else None
 
     return Fused(
@@ -285,6 +294,7 @@ def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) ->
         params=at.params,
         groups=at.groups,
         buckets=buckets(at.params, at.stages, at.sizes, limits, reduce=travels),
+        scatters=scatters(at, used, limits.scatter),
         terms=sums(at.params, at.stages, at.sizes, frozenset(model.operators.partial)),
         tied=sum(t.trained and len(t.ranks) > 1 for t in at.ties),
         late=order.late,
@@ -316,8 +326,9 @@ def _estimate(
     job: Job, at: CutModel, fused: Fused, *, timeline: Timeline, traits: OptimizerTraits | None
 ) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
-    sent = traffic(at, fused.sums)
-    moments = full(at, fused.sums, transformer_opt.reduces_early(job))
+    sent = traffic(at, fused)
+    early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
+    moments = full(at, fused.sums, early)
     return Estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),

@@ -48,8 +48,7 @@ class GatherOrder:
 
     ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
     parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
-    ``before_use`` is told each group of which a module is about to be called. ``begun``: groups as a forward
-    begins to use them; ``once``: gradients are reduced once a step.
+    ``before_use`` is told each group of which a module is about to be called.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -62,9 +61,7 @@ class GatherOrder:
 
         # the turns of a pass, as planned
         visits = plan.visits[part.stage.index] if self.rows else ()
-        self.begun = [v.group for v in visits if v.begins]
-        self._forward = [Turn("forward", i) for i in self.begun]
-        self.once = plan.hsdp is not None and plan.hsdp.optimizer_level == "level1"
+        self._forward = [Turn("forward", v.group) for v in visits if v.begins]
         self._gathers = plan.hsdp is not None and plan.hsdp.optimizer_level == "level3"
         back = _backward([(v.group, v.begins) for v in visits if self.rows[v.group].backward])
         self._backward = [t for t in back if self._gathers or t.kind != "backward"]
@@ -175,7 +172,7 @@ class GatherOrder:
         group = self.groups[i]
         due = self._due(i) if group.reduce_grads else ""
         if due == "reduce":
-            self._fill(group)
+            self.fill(i)
         if due == "pause":
             group.reduce_grads = False
         if not due and group.reduce_grads and any(unreduced(p) is not None for p in group.fsdp_params):
@@ -236,10 +233,10 @@ class GatherOrder:
             group = self.groups[before]
             group._prefetch_unshard(group, "backward")
 
-    def _fill(self, group: Any) -> None:
+    def fill(self, i: int) -> None:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
         # what there is
-        params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+        params = [p for p in self.groups[i].fsdp_params if p.sharded_param.requires_grad]
         if SUMS_APART:
             for p in params:
                 p.accumulate_unsharded_grad_if_needed()

@@ -53,8 +53,8 @@ class RuntimeStage(Base):
     are dropped after every backward too. ``collect`` is called after every backward. A micro batch of
     torch's is a piece of one of ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of
     every piece in turn, and modules are told by ``carry`` which one runs. ``order`` keeps the collectives
-    of its weights in the plan's order, ``prefetch`` gathers them ahead of use, and
-    ``reductions`` reduce what is reduced once a step.
+    of its weights in the plan's order, ``prefetch`` gathers them ahead of use, and ``reductions`` reduces
+    what is reduced once a step.
     """
 
     def __init__(
@@ -198,14 +198,14 @@ class RuntimeStage(Base):
         return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
-        """After the last backward. What was reduced after each is only dropped here."""
-        with nullcontext() if self.reduce_each else self.order.filling():
-            super().perform_reduce_grad(*args)
+        """After the last backward: what is reduced once a step is under way, and torch drops weights only."""
+        self.reductions.flush()
+        super().perform_reduce_grad(*args)
 
     def start_gradient_reduction(self) -> None:
         """The same since torch 2.15, which waits for it in a second call."""
-        with nullcontext() if self.reduce_each else self.order.filling():
-            super().start_gradient_reduction()  # type: ignore[misc]
+        self.reductions.flush()
+        super().start_gradient_reduction()  # type: ignore[misc]
 
     def _after(self, module: FSDPModule, last: bool) -> None:
         """What FSDP2's hooks do at the end of a backward, for gradients that none has brought.

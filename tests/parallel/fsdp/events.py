@@ -13,9 +13,9 @@ from tests.parity import build, step
 
 SAID = {
     "all_gather": "gather", "all_gather_copy_out": "wait", "pre_forward": "forward", "post_forward": "done",
-    "pre_backward": "backward", "post_backward_reduce": "reduce",
+    "pre_backward": "backward", "post_backward_reduce": "reduce", "scatter": "reduce",
 }  # fmt: skip
-EVENT = re.compile(r"FSDP::(\w+)(?: \((.*)\))?$")
+EVENT = re.compile(r"(?:FSDP::)?(\w+)(?: \((.*)\))?$")
 
 
 def rank_events(world: World, j: Job, plan: Plan) -> list[str]:

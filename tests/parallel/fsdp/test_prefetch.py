@@ -15,8 +15,9 @@ from launcher.plan.cost.gather_order import Gathering
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from tests.parallel.counting import assert_as_planned
 from tests.parallel.fsdp.events import rank_events
-from tests.parity import batch, build, job, place, step
+from tests.parity import assert_parity, batch, build, job, place, step
 from tests.ranks import on_ranks
 
 BLOCKS = [f"layers.{n}" for n in range(4)]
@@ -111,3 +112,26 @@ def rank_evaluations(world: World, j: Job, plan: Plan) -> list[int]:
 def test_no_weight_stays_whole_after_a_step_or_an_evaluation(level):
     j = sharded(level, stages=2)
     assert on_ranks(4, rank_evaluations, j, plan_job(j)) == [[0, 0, 0]] * 4
+
+
+KB = 1 / 1024
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (None, ["norm", "layers.3", "layers.2", "layers.1", "layers.0", "root"]),
+        (66 * KB, ["norm, layers.3, layers.2", "layers.1, layers.0", "root"]),
+        (17 * KB, ["norm, layers.3", "layers.3, layers.2"]),
+    ],
+    ids=["as gathered", "two groups", "half a group"],
+)
+def test_what_is_scattered_together_need_not_be_gathered_together(size, expected):
+    j = sharded("level1")
+    fusion = {"reducescatter": {"mode": "size", "config": size}} if size else {}
+    j = job(parallel=j.parallel.model_dump() | {"comm_fusion": fusion})
+    events, _ = on_ranks(2, rank_events, j, plan_job(j))
+    found = [e.removeprefix("reduce ") for e in events if e.startswith("reduce")]
+    assert found[: len(expected)] == expected
+    assert_as_planned(j)
+    assert_parity(j)
