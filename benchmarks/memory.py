@@ -1,8 +1,8 @@
 """Bytes that a training step really holds on every rank, against those that the plan says.
 
-A small language model under each level of HSDP, on one stage and on pipelines, on gloo ranks of this
-machine: the bytes of all tensors alive at the fullest moment of the second step. CPU kernels' own
-scratch memory is not seen.
+A small language model under each level of HSDP, on one stage and on pipelines, with blocks that run again
+in the backward and without, on gloo ranks of this machine: the bytes of all tensors alive at the fullest
+moment of the second step. CPU kernels' own scratch memory is not seen.
 
     python benchmarks/memory.py [--write benchmarks/results] [--only WORD] [override ...]
 """
@@ -41,6 +41,7 @@ PIPELINES = {
     "interleaved": ("parallel.pipeline={stages: 2, micro_batch_num: 4, interleave: true}",),
     "zero_bubble_h1": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: zero_bubble_h1}",),
     "zero_bubble_v": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: zero_bubble_v}",),
+    "dualpipe_v": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: dualpipe_v}",),
     "seqpipe": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: seqpipe, seq_chunks: 2}",),
     "seqpipe of 4": ("parallel.pipeline={stages: 2, micro_batch_num: 4, scheduler: seqpipe, seq_chunks: 4}",),
     **{
@@ -49,7 +50,11 @@ PIPELINES = {
         for n in ("seqvpp", "seqsmartvpp")
     },
 }  # fmt: skip
-SPLIT = ("zero_bubble_h1", "zero_bubble_v")
+POLICIES: dict[str, tuple[str, ...]] = {
+    "none": (),
+    **{n: (f"parallel.recompute={{modules: layers.*, policy: {n}}}",) for n in ("full", "selective")},
+}
+SPLIT = ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")
 """Weights are gathered once: there is no level3."""
 
 
@@ -59,13 +64,24 @@ class Case:
 
     pipeline: str
     level: str
+    policy: str
+
+    def __str__(self) -> str:
+        return f"{self.pipeline} {self.level} {self.policy}"
 
     def job(self, overrides: list[str]) -> Job:
         ranks = f"launch.nproc={2 if self.pipeline == 'one stage' else 4}"
-        return compose([*MODEL, ranks, *PIPELINES[self.pipeline], *LEVELS[self.level], *overrides]).job
+        layout = (*PIPELINES[self.pipeline], *LEVELS[self.level], *POLICIES[self.policy])
+        return compose([*MODEL, ranks, *layout, *overrides]).job
 
 
-CASES = tuple(Case(p, n) for p in PIPELINES for n in LEVELS if not (p in SPLIT and n == "level3"))
+CASES = tuple(
+    Case(p, n, way)
+    for way in POLICIES
+    for p in PIPELINES
+    for n in LEVELS
+    if not (p in SPLIT and n == "level3")
+)
 
 
 def measure(world: World, job: Job, plan: Plan) -> int:
@@ -87,12 +103,14 @@ def rows(case: Case, planned: tuple[Memory, ...], measured: list[int]) -> Iterat
     for m, n in zip(planned, measured, strict=True):
         parts = (m.params, m.grads, m.optimizer, m.gathered, m.activations, m.total, n)
         kilobytes = "".join(f"{b / 1024:>12.1f}" for b in parts)
-        yield f"{case.pipeline:<15}{case.level:<10}{m.rank:>5}{kilobytes}{m.total / n - 1:>8.1%}"
+        named = f"{case.pipeline:<15}{case.level:<10}{case.policy:<10}"
+        yield f"{named}{m.rank:>5}{kilobytes}{m.total / n - 1:>8.1%}"
 
 
 def head() -> str:
     names = ("params", "gradients", "optimizer", "gathered", "activations", "planned KB", "measured KB")
-    return f"{'pipeline':<15}{'level':<10}{'rank':>5}{''.join(f'{n:>12}' for n in names)}{'error':>8}"
+    titles = "".join(f"{n:>12}" for n in names)
+    return f"{'pipeline':<15}{'level':<10}{'recompute':<10}{'rank':>5}{titles}{'error':>8}"
 
 
 def machine() -> str:
@@ -104,7 +122,7 @@ def machine() -> str:
 def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
     """Each line of the table, and how far planned and measured are apart in it."""
     yield head(), 0.0
-    for case in (c for c in CASES if only in f"{c.pipeline} {c.level}"):
+    for case in (c for c in CASES if only in str(c)):
         job = case.job(overrides)
         plan = plan_job(job)
         measured = run_ranks(partial(measure, job=job, plan=plan), plan.sizes.grid.size)
@@ -115,7 +133,7 @@ def table(only: str, overrides: list[str]) -> Iterator[tuple[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="rows whose pipeline and level contain it")
+    parser.add_argument("--only", default="", help="rows whose pipeline, level and recompute contain it")
     parser.add_argument("--write", type=Path, help="a folder that gets memory.txt")
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_args()

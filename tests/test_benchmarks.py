@@ -21,11 +21,19 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
         [("launcher +[0-9.]+ ms a step", 1), ("by hand +[0-9.]+ ms a step", 1), ("ratio +[0-9.]+", 1)],
     ),
     "memory": (
-        "benchmarks/memory.py --only '1f1b unsharded'",
+        "benchmarks/memory.py --only '1f1b unsharded full'",
         [
-            ("pipeline +level +rank", 1),
-            (r"1f1b +unsharded +\d( +[0-9.]+){7} +-?[0-9.]+%$", 4),
+            ("pipeline +level +recompute +rank", 1),
+            (r"1f1b +unsharded +full +\d( +[0-9.]+){7} +-?[0-9.]+%$", 4),
             ("largest difference [0-9.]+%", 1),
+            ("python", 1),
+        ],
+    ),
+    "recompute": (
+        "benchmarks/recompute.py --blocks 1 --steps 1 model.dim=32 model.heads=2",
+        [
+            ("recompute +ms a step", 1),
+            (r"(none|selective|half|full) +[0-9.]+( +[0-9.]+){3}$", 4),
             ("python", 1),
         ],
     ),

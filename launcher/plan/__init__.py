@@ -8,6 +8,7 @@ __all__ = [
     "certify_copy",
     "changed_settings",
     "plan",
+    "recompute_auto",
     "sample_checks",
     "show",
     "step_order",

@@ -45,7 +45,7 @@ NOTED = (
 )  # fmt: skip
 
 LAYOUT = (
-    "launch", "parallel.mode", "parallel.pipeline.stages", "parallel.pipeline.stage_config",
+    "launch", "cluster", "parallel.mode", "parallel.pipeline.stages", "parallel.pipeline.stage_config",
     "parallel.pipeline.scheduler", "parallel.pipeline.interleave", "parallel.pipeline.chunks",
     "parallel.pipeline.less_memory", "parallel.pipeline.seq_chunks", "parallel.pipeline.seq_split",
     "parallel.pipeline.output_broadcast", "parallel.hsdp", "parallel.comm_fusion", "parallel.operators",

@@ -15,7 +15,7 @@ from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sum
 from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.scatters import scatters
-from launcher.plan.cost.stage_loads import full
+from launcher.plan.cost.stage_loads import RankLoad, rank_loads
 from launcher.plan.cost.step_flops import step_flops
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
 from launcher.plan.cost.traffic import Traffic, messages, traffic
@@ -49,13 +49,15 @@ from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
 VERSION = 1
+GB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Estimate:
     """What a step will cost: simulated, and counted on meta tensors. Nothing that runs hangs on it.
 
-    ``flops``: of all ranks together.
+    ``flops``: of all ranks together. ``loads``: what ``memory`` comes of, a pipeline rank; ``room``: bytes of
+    a rank's device, if that is told.
     """
 
     timeline: Timeline
@@ -63,6 +65,8 @@ class Estimate:
     traffic: tuple[Traffic, ...]
     flops: int
     rerun: tuple[Rerun, ...]
+    loads: tuple[RankLoad, ...]
+    room: int | None
 
 
 @dataclass(frozen=True)
@@ -328,13 +332,17 @@ def _estimate(
     """``timeline``: of the schedule, with nothing sent yet."""
     sent = traffic(at, fused)
     early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
-    moments = full(at, fused.sums, early)
+    loads = rank_loads(at, fused.sums, early)
+    moments = tuple(load.fullest for load in loads)
+    gb = job.cluster.memory_gb
     return Estimate(
         timeline=replace(timeline, messages=messages(sent, at.sizes)),
         memory=memory(at.params, at.sizes, copies(job.optim, traits), moments),
         traffic=sent,
         flops=step_flops(at.graphs, at.sizes),
         rerun=tuple(rerun(stage, at.graphs) for stage in at.stages),
+        loads=loads,
+        room=None if gb is None else int(gb * GB),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from launcher.plan import show_operators
 from launcher.plan.cost.fusion import Group
+from launcher.plan.cost.room import tightest
 from launcher.plan.cost.traffic import KINDS
 from launcher.plan.partition.stages import Crossing, covers
 from launcher.plan.plan import Plan
@@ -221,6 +222,8 @@ def _memory(plan: Plan) -> Rows:
     yield "memory", f"{'ranks':<{wide}}" + "".join(f"{t:>12}" for t in titles)
     for ranks, cells in folded:
         yield "memory", f"{ranks:<{wide}}" + "".join(f"{bytes_text(c):>12}" for c in cells)
+    if plan.estimate.room is not None:
+        yield "memory", str(tightest(plan.estimate.memory, plan.estimate.room))
 
 
 def _steps(plan: Plan) -> Rows:

@@ -9,7 +9,7 @@ from typing import Any
 from launcher.plan.cost.memory import Memory
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
-from launcher.plan.plan import VERSION, Plan
+from launcher.plan.plan import VERSION, Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline
 
 DERIVED: dict[type, tuple[str, ...]] = {
@@ -17,14 +17,19 @@ DERIVED: dict[type, tuple[str, ...]] = {
     Timeline: ("bubble",),
     Sizes: ("replicas", "virtual", "places"),
 }
-LEFT_OUT: dict[type, tuple[str, ...]] = {Timeline: ("events",), Placed: ("layout",), Sizes: ("notes",)}
+LEFT_OUT: dict[type, tuple[str, ...]] = {
+    Timeline: ("events",),
+    Placed: ("layout",),
+    Sizes: ("notes",),
+    Estimate: ("loads",),
+}
 """Starts of actions are in ``timeline.json``; grid and notes of layouts and sizes are those of the plan."""
 
 ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
     "groups", "visits", "gathers", "buckets", "scatters", "reduces_early", "operators", "recomputed", "sums",
-    "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun",
+    "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room",
     "phases", "settings", "notes",
     "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",
     "optimizer", "restored", "unsteady", "mixed", "batch_dependent",

@@ -17,7 +17,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.job.targets import absent, there
 from launcher.models.defaults import resolve as resolve_model
-from launcher.plan import sample_checks
+from launcher.plan import recompute_auto, sample_checks
 from launcher.plan.operators.resolve import Flow, resolve, splits, uncalled
 from launcher.plan.partition import stage_config
 from launcher.plan.partition.sequence_chunks import Pieces, grain
@@ -30,6 +30,8 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.recomputed import Recomputed
+from launcher.plan.values.text import listed
+from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import fits, inlined
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ def before_torch(job: Job, found: Sequence[Problem] = ()) -> Checked:
     """
     job, wrong = inlined(job)
     found = [*found, *check(job.data), *check_fit(job.model, job.data), *_unlike(job, own=False), *wrong]
+    found += recompute_auto.unknown(job)
     return Checked(job, ask(job, [*found, *_nowhere(job)]))
 
 
@@ -127,7 +130,7 @@ def plan_checked(checked: Checked) -> Plan:
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)):
-        made = _cut(job, checked.asked)
+        made = _made(job, checked.asked)
     fits(job, made)
     refuse(_mismatched(job, made))
     return made
@@ -145,20 +148,39 @@ def own_files(job: Job) -> list[str]:
     return files(locate(job.model.target, job.security.allow, nn.Module, key="model._target_"))
 
 
+def _made(job: Job, asked: Asked) -> Plan:
+    """The plan, once it is settled what runs again."""
+    if recompute_auto.asked(job):
+        return solved(job, lambda other: _cut(other, ask(other)))
+    return _cut(job, asked)
+
+
 def _cut(job: Job, asked: Asked) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
     model = _read(job)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
-    fine = leaves(asked, model.skeleton)
+    fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
+    more += kept
     try:
         return _planned(job, asked, model, fine, traits=traits, more=more)
     except RequestError as error:
-        coarse = leaves(asked, model.skeleton, stacks=False)
+        coarse, _ = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton, stacks=False))
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
         return _planned(job, asked, _read(job), coarse, traits=traits, more=more)
+
+
+def _undivided(
+    job: Job, asked: Asked, skeleton: Skeleton, found: tuple[str, ...] | None
+) -> tuple[tuple[str, ...] | None, list[Note]]:
+    """Leaves, with what automatic stages leave in one piece for it runs again as a whole."""
+    if found is None or asked.config is not None:
+        return found, []
+    out, whole = recompute.undivided(job.parallel.recompute, skeleton, found, asked.sizes.virtual)
+    text = f"auto: {listed(whole)} on one stage each, for what runs again is not cut"
+    return out, [Note(stage_config.KEY, text)] if whole else []
 
 
 def _unwrapped(asked: Asked, skeleton: Skeleton) -> tuple[Asked, list[Note]]:

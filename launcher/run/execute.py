@@ -176,7 +176,7 @@ def _inproc(run: Run, work: Work, hear: Hear) -> dict[str, Any]:
 
     with _logged(log_file(run.folder, 0)), heard() if launch.signal_save else nullcontext(never) as told:
         try:
-            with connect(world, HashStore(), launch.timeout_s, launch.threads, run.folder):
+            with connect(world, HashStore(), launch.timeout_s, launch.threads, folder=run.folder):
                 return work(replace(world, told=told))
         finally:
             if dist.is_initialized():

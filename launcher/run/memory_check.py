@@ -7,11 +7,16 @@ from math import prod
 
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.write import saved_boxes
-from launcher.errors import RequestError
-from launcher.job.schema.job import Job
-from launcher.plan.capacity import HEAP, KEY, Fit, Free, fit, least, lighter, refused
+from launcher.errors import Problem, RequestError, refuse
+from launcher.job.schema.job import Cluster, Job
+from launcher.job.schema.parallel import AUTO, Recompute
+from launcher.plan import recompute_auto
+from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, refused
 from launcher.plan.cost.memory import copies
-from launcher.plan.plan import Plan
+from launcher.plan.cost.room import KEY as ROOM
+from launcher.plan.cost.room import tightest
+from launcher.plan.plan import GB, Plan
+from launcher.plan.settings import recompute
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.planner.plan_job import plan_job
 from launcher.run.launch import Start, mode, outer_size
@@ -24,6 +29,8 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
 
     Raises ``RequestError`` where it does not suffice.
     """
+    if job.launch.check_memory:
+        refuse(_roomy(job, plan))
     ranks = local_ranks(job, plan)
     free = free_memory.free(len(ranks), start.device) if ranks else None
     found = None if free is None else _fit(job, plan, ranks, free)
@@ -35,6 +42,37 @@ def checked(job: Job, plan: Plan, start: Start) -> Start:
     if found.fits and start.device == "cpu" and found.needed * HEAP > found.free:
         note += f"; it may take {HEAP:g} times that, for the C library keeps what is freed in pieces"
     return replace(start, notes=(*start.notes, note))
+
+
+def told(job: Job) -> Job:
+    """With the memory of the devices here, where a plan is to fit it and nobody has said how much it is."""
+    if not recompute_auto.unknown(job) or job.launch.device == "cpu":
+        return job
+    import torch
+
+    free = free_memory.free(1, "cuda") if torch.cuda.device_count() else None
+    if free is None or not free.devices:
+        return job
+    return job.model_copy(update={"cluster": Cluster(memory_gb=free.devices[0] / GB)})
+
+
+def _roomy(job: Job, plan: Plan) -> list[Problem]:
+    """A plan that is for smaller devices, with what makes it fit these."""
+    room = plan.estimate.room
+    trains = any(job.steps[name].kind == "train" for phase in plan.phases for name in phase.steps)
+    found = None if room is None else tightest(plan.estimate.memory, room)
+    if found is None or found.fits or not trains:
+        return []
+    text = f"{found.told}; {KEY}=false starts it all the same"
+    auto = LighterLayout(f"{recompute.KEY}=auto", {"recompute": Recompute(modules=AUTO)})
+    for change in (auto, *lighter(job, plan)):
+        try:
+            other = plan_job(change.of(job))
+        except RequestError:  # not for this model, or beside what else was asked for
+            continue
+        if tightest(other.estimate.memory, found.room).fits:
+            return [Problem(ROOM, text, change.words)]
+    return [Problem(ROOM, text)]
 
 
 def shortage(job: Job, plan: Plan) -> str | None:

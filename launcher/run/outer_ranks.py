@@ -325,7 +325,7 @@ def carry_out(order: Order, world: World, at: Place, whole: Store) -> dict[str, 
     # an error is put down before it leaves the group, where others wait for this rank
     with _told(order, mine) as told, ExitStack() as group:
         try:
-            group.enter_context(connect(mine, whole, order.timeout_s, order.threads, order.folder))
+            group.enter_context(connect(mine, whole, order.timeout_s, order.threads, folder=order.folder))
             return order.work(replace(mine, told=told))
         except Preempted:
             raise

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launcher.errors import refuse
 from launcher.job.schema.job import Job
 from launcher.planner.plan_job import settled
-from launcher.run import launch, resume, status
+from launcher.run import launch, memory_check, resume, status
 from launcher.runtime import folder
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Settled:
 def settle(job: Job, config: str, overrides: Sequence[str], others: Others | None) -> Settled:
     """Raises ``RequestError`` for a folder of an earlier start that cannot be read."""
     outer = launch.outer_size()
-    job = launch.at_home(_again(settled(job), config, others), outer)
+    job = memory_check.told(launch.at_home(_again(settled(job), config, others), outer))
     return Settled(job, config, overrides, outer, done=_done(job, config, overrides))
 
 

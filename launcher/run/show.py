@@ -17,6 +17,7 @@ from launcher.run import memory_check, preflight, resume
 
 def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
     """The plan or its timeline, and what each transform of a checkpoint that is there will read."""
+    job = memory_check.told(job)
     transforms = preflight.previews(job)
     if not (transforms and alone(job.steps)):
         plan = plan_job(job)
@@ -41,4 +42,4 @@ def shown(job: Job, overrides: Sequence[str] = ()) -> Iterator[str]:
 def check(job: Job) -> None:
     """Raises ``RequestError`` for what would keep it from being shown, as far as is known without torch."""
     if not (preflight.previews(job) and alone(job.steps)):
-        refuse(impossible(before_torch(settled(job)).asked))
+        refuse(impossible(before_torch(settled(memory_check.told(job))).asked))

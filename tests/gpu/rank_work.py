@@ -83,7 +83,7 @@ def _session(world: World, j: Job, plan: Plan, folder: Path) -> Session:
 
 
 def _weights(s: Session) -> dict[str, Tensor]:
-    return {n: t.detach().cpu().clone() for n, t in state.tensors(s).items()}
+    return {n: t.detach().cpu().clone() for n, t in state.tensors(s, state.states(s)).items()}
 
 
 def _train(s: Session, steps: int) -> list[float]:
@@ -133,7 +133,7 @@ def saved_and_loaded(world: World, j: Job, plan: Plan, folder: Path, beside: boo
     deterministic()
     s = _session(world, j, plan, folder)
     before = _train(s, 3)
-    (save.begin if beside else save.save)(s, 1)
+    save.save(s, 1, s.saver if beside else None)
     after = _train(s, 3)
     save.finish(s)
     pinned = set() if s.saver is None else {t.is_pinned() for t in s.saver._host.values() if t.dim()}
@@ -148,7 +148,7 @@ def two_saves_of_one_moment(world: World, j: Job, plan: Plan, folder: Path) -> l
     s = _session(world, j, plan, folder)
     _train(s, 2)
     want = _weights(s)
-    save.begin(s, 1)
+    save.save(s, 1, s.saver)
     _train(s, 2)
     save.finish(s)
     other = _session(world, j, plan, folder)

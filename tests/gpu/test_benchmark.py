@@ -32,8 +32,16 @@ def steps(page: str) -> dict[str, list[str]]:
     return {name: cells for name, *cells in rows}
 
 
-def test_a_row_has_the_losses_of_the_hand_written_loop_and_the_memory_of_the_plan(tmp_path: Path) -> None:
-    page = dry(tmp_path, "--only", "plain", "--row", "fp16=train.precision=fp16; train.loss_scale=1")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the page and the fragment of one that tries one row more."""
+    folder: Path = tmp_path_factory.mktemp("gpu")
+    dry(folder, "--only", "plain", "--row", "fp16=train.precision=fp16; train.loss_scale=1")
+    return folder
+
+
+def test_a_row_has_the_losses_of_the_hand_written_loop_and_the_memory_of_the_plan(written: Path) -> None:
+    page = (written / "gpu-cpu-dry.md").read_text()
     assert re.findall("^## .*", page, re.MULTILINE) == HEADS
     found = steps(page)
     assert list(found) == ["plain", "fp16"]
@@ -42,9 +50,8 @@ def test_a_row_has_the_losses_of_the_hand_written_loop_and_the_memory_of_the_pla
         assert float(cells[10]) <= 1e-6
 
 
-def test_the_device_is_written_as_a_fragment_of_a_cluster(tmp_path: Path) -> None:
-    dry(tmp_path, "--only", "nothing")
-    device = yaml.safe_load((tmp_path / "gpu-cpu-dry.yaml").read_text())
+def test_the_device_is_written_as_a_fragment_of_a_cluster(written: Path) -> None:
+    device = yaml.safe_load((written / "gpu-cpu-dry.yaml").read_text())
     assert list(device) == ["device", "dtype", "memory_gb", "peak_tflops", "matmul", "copy_gb_per_s", "blocks"]
     assert device["peak_tflops"] is None
     assert all(p["tflops"] > 0 and p["efficiency"] is None for p in device["matmul"])

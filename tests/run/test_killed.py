@@ -8,6 +8,7 @@ import re
 import signal
 
 import pytest
+from torch import Tensor
 
 from launcher.__main__ import main
 from launcher.checkpoint import store
@@ -46,15 +47,15 @@ def die() -> None:
 
 def mid_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 dies in step 5, between the backward and the optimizer's step."""
-    before, seen = Norm.squared, []
+    before, seen = Norm.squared_beside, []
 
-    def squared(self: Norm) -> object:
+    def squared(self: Norm, number: Tensor) -> object:
         seen.append(None)
         if os.environ["RANK"] == "2" and len(seen) == 5:
             die()
-        return before(self)
+        return before(self, number)
 
-    monkeypatch.setattr(Norm, "squared", squared)
+    monkeypatch.setattr(Norm, "squared_beside", squared)
 
 
 def mid_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,13 +174,14 @@ def test_a_signal_ends_every_rank_at_once_where_nothing_is_to_be_saved(signum, l
 
 def test_a_loss_that_is_no_number_names_its_step_and_leaves_the_weights(straight, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    before, seen = Norm.squared, []
+    before, seen = Norm.squared_beside, []
 
-    def squared(self: Norm):
+    def squared(self: Norm, number: Tensor) -> tuple[Tensor, Tensor]:
         seen.append(None)
-        return before(self) * (float("nan") if len(seen) == 5 else 1.0)
+        share, square = before(self, number)
+        return share, square * (float("nan") if len(seen) == 5 else 1.0)
 
-    monkeypatch.setattr(Norm, "squared", squared)
+    monkeypatch.setattr(Norm, "squared_beside", squared)
     assert main([*TINY, f"run_dir={folder}", "train.steps=8", *EVERY]) == 1
     monkeypatch.undo()
     loss = losses(straight)[4]

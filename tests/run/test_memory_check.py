@@ -154,3 +154,31 @@ def test_a_run_says_it_beside_its_plan_and_not_in_it(tmp_path: Path) -> None:
     assert re.search(r"^fits: 12\d\.\d MB of [\d.]+ GB free on this machine", said, re.MULTILINE)
     assert "fits:" not in (tmp_path / "run/plan.txt").read_text()
     assert status(tmp_path / "run")["status"] == "done"
+
+
+def test_a_plan_for_smaller_devices_is_refused_with_what_makes_it_fit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lm = ("recipe=lm_single", "data=random_tokens", "data.seq_len=64", "steps=[train]", "train.steps=1")
+    total = max(m.total for m in plan_job(compose(list(lm)).job).estimate.memory)
+    room = round(0.8 * total / 2**30, 6)
+    assert main([*lm, f"cluster.memory_gb={room}", f"run_dir={tmp_path}/run"]) == 2
+    assert re.search(
+        rf"cluster\.memory_gb = {room:g}\d*: does not fit: rank 0 needs [\d.]+ MB of [\d.]+ MB; "
+        r"launch\.check_memory=false starts it all the same\n(.*\n)*? +try: .*parallel\.recompute=auto\n",
+        capsys.readouterr().err,
+    )
+    assert list(tmp_path.iterdir()) == []
+    plan = plan_job(compose([*lm, f"cluster.memory_gb={room}", "parallel.recompute=auto"]).job)
+    assert max(m.total for m in plan.estimate.memory) <= room * 2**30
+
+
+def test_the_memory_of_a_device_is_what_auto_fits_if_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    having(monkeypatch, mb=0, devices=(2**33,))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    asked = tiny("parallel.recompute=auto")
+    assert memory_check.told(asked).cluster.memory_gb == 8
+    for other in ("launch.device=cpu", "cluster.memory_gb=3"):
+        same = tiny("parallel.recompute=auto", other)
+        assert memory_check.told(same) == same
+    assert memory_check.told(tiny()) == tiny()

@@ -54,9 +54,9 @@ def held_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CASES = {
-    "a rank in a step": (lambda m: nth(m, Norm, "squared", 3, 2, ask(signal.SIGUSR1)), "SIGUSR1", 3, 75),
-    "the terminal": (lambda m: nth(m, Norm, "squared", 3, 1, ask(signal.SIGINT, os.getppid)), "SIGINT", 3, 130),
-    "a hangup": (lambda m: nth(m, Norm, "squared", 3, 3, ask(signal.SIGHUP, os.getppid)), "SIGHUP", 3, 75),
+    "a rank in a step": (lambda m: nth(m, Norm, "squared_beside", 3, 2, ask(signal.SIGUSR1)), "SIGUSR1", 3, 75),
+    "the terminal": (lambda m: nth(m, Norm, "squared_beside", 3, 1, ask(signal.SIGINT, os.getppid)), "SIGINT", 3, 130),
+    "a hangup": (lambda m: nth(m, Norm, "squared_beside", 3, 3, ask(signal.SIGHUP, os.getppid)), "SIGHUP", 3, 75),
     "a validation": (held_out, "SIGUSR2", 2, 75),
 }
 
@@ -91,7 +91,7 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, capsys, caplog):
             time.sleep(0.1)
         time.sleep(60)
 
-    nth(monkeypatch, Norm, "squared", 3, 1, twice)
+    nth(monkeypatch, Norm, "squared_beside", 3, 1, twice)
     began = time.monotonic()
     assert main([*TINY, f"run_dir={folder}", "train.steps=5"]) == 128 + signal.SIGTERM
     assert time.monotonic() - began < 30
@@ -134,7 +134,7 @@ def test_one_rank_in_this_process_saves_too(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
     one = ["launch=inproc", "debug=onerank", "train.steps=5"]
     monkeypatch.setenv("RANK", "0")
-    nth(monkeypatch, Norm, "squared", 2, 0, ask(signal.SIGTERM))
+    nth(monkeypatch, Norm, "squared_beside", 2, 0, ask(signal.SIGTERM))
     assert main([*TINY, *one, f"run_dir={folder}"]) == 75
     assert capsys.readouterr().err.splitlines()[-1].startswith("preempted by SIGTERM: saved step-000002,")
     monkeypatch.undo()
@@ -146,7 +146,7 @@ def test_a_job_that_slurm_runs_again_finds_its_folder(tmp_path, monkeypatch, cap
     command = [*TINY, f"runs={tmp_path}", "name=job", "train.steps=5", "checkpoint.resume=never"]
     with monkeypatch.context() as once:
         once.setenv("SLURM_JOB_ID", "77")
-        nth(once, Norm, "squared", 3, 2, ask(signal.SIGUSR1))
+        nth(once, Norm, "squared_beside", 3, 2, ask(signal.SIGUSR1))
         assert main(command) == 75
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -197,7 +197,7 @@ def test_a_signal_while_the_run_is_planned_leaves_nothing(tmp_path, monkeypatch,
 
 def test_a_run_folder_that_is_deleted_is_told_at_once(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    nth(monkeypatch, Norm, "squared", 2, 1, lambda: folder.rename(tmp_path / "elsewhere"))
+    nth(monkeypatch, Norm, "squared_beside", 2, 1, lambda: folder.rename(tmp_path / "elsewhere"))
     assert main([*TINY, f"run_dir={folder}", "train.steps=2000"]) == 1
     assert capsys.readouterr().err.splitlines() == [
         f"error: {folder}: the run folder was deleted or moved while the run was at work there",

@@ -68,6 +68,12 @@ class Checkpoint(Settings):
     resume: str = "auto"
 
 
+class Cluster(Settings):
+    """The machines that a plan is made for."""
+
+    memory_gb: float | None = Field(None, gt=0, description="of the device of a rank; null: nobody says")
+
+
 class Logger(Settings):
     """``jsonl`` always; ``progress: auto`` draws a bar on a terminal and prints plain lines elsewhere."""
 
@@ -109,6 +115,7 @@ class Job(Settings):
     train: Train
     parallel: Parallel = Parallel()
     launch: Launch = Launch()
+    cluster: Cluster = Cluster()
     checkpoint: Checkpoint = Checkpoint()
     steps: Annotated[dict[str, SerializeAsAny[Step]], BeforeValidator(named)] = {}
     logger: Logger = Logger()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from launcher.job.schema.base import Count, Flag, Index, Settings
 from launcher.job.schema.run_paths import RUN, checked
@@ -156,8 +156,13 @@ KeptOperation = Literal[
 ]
 
 
+AUTO = "auto"
+
+
 class Recompute(Settings):
     """``modules``: names or globs, or {name or glob: policy}; ``policy`` selective keeps what ``keep`` names.
+
+    ``modules`` auto, or auto instead of all of this: of the blocks of each stage as few as make it fit.
 
     ``every`` n: every n-th of the modules that a glob matches, from its first. ``comm``: what operators over
     tp send in the forward is sent again in the backward, or its results are kept.
@@ -168,6 +173,17 @@ class Recompute(Settings):
     keep: tuple[KeptOperation, ...] = ("matmul", "attention")
     every: Count = 1
     comm: Literal["recompute", "keep"] = "recompute"
+
+    @model_validator(mode="after")
+    def _chosen(self) -> Self:
+        if self.modules == AUTO and (self.policy != "full" or self.every != 1):
+            raise ValueError("modules auto chooses which blocks run again, and the policy of each")
+        return self
+
+
+def _modules(recompute: Any) -> Any:
+    """``auto`` alone stands for ``{modules: auto}``."""
+    return {"modules": AUTO} if recompute == AUTO else recompute
 
 
 class Grid(Settings):
@@ -202,7 +218,7 @@ class Parallel(Settings):
     hsdp: Hsdp | None = None
     comm_fusion: CommFusion = CommFusion()
     operators: dict[str, Any] = {}
-    recompute: Recompute | None = None
+    recompute: Annotated[Recompute | None, BeforeValidator(_modules)] = None
     grid: Grid = Grid()
     dataset_strategy: Literal["data_parallel", "full_batch"] | tuple[tuple[Count, ...], ...] = "data_parallel"
     gradients_mean: Flag = True

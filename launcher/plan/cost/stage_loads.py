@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
@@ -12,25 +12,35 @@ from launcher.plan.cost.peak import Gather, Habits, Moment, Pass, StageLoad, ful
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
+from launcher.plan.schedule.actions import Row
 from launcher.plan.values.facts import ITEMSIZE, WIDTH, Graph, TensorSpec
 
 
-def full(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[Moment, ...]:
-    """The fullest moment of each pipeline rank; ``early``: level1 reduces in its last backward."""
+@dataclass(frozen=True)
+class RankLoad:
+    """The stages of a pipeline rank in the order of ``row``; the rest as ``fullest`` takes it."""
+
+    row: Row
+    stages: tuple[tuple[int, StageLoad], ...]
+    habits: Habits
+
+    @property
+    def fullest(self) -> Moment:
+        return fullest(self.row, dict(self.stages), self.habits)
+
+
+def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[RankLoad, ...]:
+    """One a pipeline rank; ``early``: level1 reduces in its last backward."""
     places = model.sizes.places
     level = model.hsdp.optimizer_level if model.hsdp else "level1"
     out = []
     for pp, row in enumerate(model.schedule):
+        here = model.sizes.held(pp)
+        stages = tuple((s, _load(model, model.stages[s], here)) for s in here)
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
         habits = Habits(again=level == "level3", each=level != "level1", early=early, copied=largest)
-        out.append(fullest(row, loads(model, pp), habits))
+        out.append(RankLoad(row, stages, habits))
     return tuple(out)
-
-
-def loads(model: CutModel, pp: int) -> dict[int, StageLoad]:
-    """Of the stages of pipeline rank ``pp``."""
-    here = model.sizes.held(pp)
-    return {s: _load(model, model.stages[s], here) for s in here}
 
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:

@@ -51,6 +51,24 @@ def resolve(
     return tuple(out), [_over_stages(m, out, leaves or ()) for m in cut[:1]]
 
 
+def undivided(
+    asked: Recompute | None, skeleton: Skeleton, leaves: tuple[str, ...], stages: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """``leaves`` with modules that run again instead of what is in them, and these modules.
+
+    As long as there are parts with parameters for so many ``stages``.
+    """
+    whole: list[str] = []
+    for module in (r.module for r in resolve(asked, skeleton, None)[0]):
+        inside = [leaf for leaf in leaves if covers(module, leaf)]
+        merged = tuple(dict.fromkeys(module if leaf in inside else leaf for leaf in leaves))
+        loaded = [m for m in merged if any(covers(m, p.name) for p in skeleton.params)]
+        if inside and inside != [module] and len(loaded) >= stages:
+            leaves = merged
+            whole.append(module)
+    return leaves, tuple(whole)
+
+
 def _over_stages(module: str, recomputed: list[Recomputed], leaves: tuple[str, ...]) -> Problem:
     """A module that the code between stages is a part of."""
     inside = listed([leaf for leaf in leaves if covers(module, leaf)])
@@ -170,5 +188,7 @@ def _unlike(module: str, graph: Graph, weights: set[str]) -> Iterator[str]:
 def rows(job: Job, recomputed: tuple[Recomputed, ...]) -> Iterator[Setting]:
     """The setting, if there is one."""
     if job.parallel.recompute is not None:
-        named = ", ".join(_policies(job.parallel.recompute))
-        yield Setting(KEY, named, "applied", f"{many(len(recomputed), 'module')} run again in the backward")
+        named = listed(list(_policies(job.parallel.recompute)))
+        run = "runs" if len(recomputed) == 1 else "run"
+        what = f"{many(len(recomputed), 'module')} {run} again in the backward"
+        yield Setting(KEY, named, "applied", what)

@@ -90,7 +90,7 @@ def _work(task: Task, rank: int, box: Outbox, told: Callable[[], int]) -> object
 
 def _connected(world: World, task: Task) -> AbstractContextManager[None]:
     store = task.rendezvous.store(task.size, task.timeout_s)
-    return connect(world, store, task.timeout_s, task.threads, task.folder)
+    return connect(world, store, task.timeout_s, task.threads, folder=task.folder)
 
 
 def _tell(task: Task, rank: int, box: Outbox, error: BaseException) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.job.schema.job import Job
+from launcher.job.schema.job import Cluster, Job
 from launcher.parallel.forward.recompute import install
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.plan import Plan
@@ -147,14 +147,15 @@ def test_they_are_those_of_one_process(layout):
     assert_parity(tied({**WHOLE[layout][1], "recompute": FULL}, p=0.0))
 
 
+@pytest.mark.parametrize("auto", [True, False], ids=["auto", "as told"])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_running_statistics_move_once(stages):
+def test_running_statistics_move_once(stages, auto):
     """Their buffers are among what a rank holds."""
 
     def asked(recompute: Any) -> Job:
         net = {"_target_": "tests.parallel.forward.recompute_nets.Normalized"}
         pipeline: dict[str, Any] = {"stages": stages, "micro_batch_num": 2}
-        if stages == 2:
+        if stages == 2 and not auto:
             pipeline["stage_config"] = {"blocks.0": 0, "blocks.1": 0, "blocks.2": 1, "head": 1}
         parallel = {"pipeline": pipeline, "recompute": recompute}
         return own("", [6], stages=stages, model=net, parallel=parallel)
@@ -219,6 +220,18 @@ def test_what_operators_send_again_is_planned(operators, way):
             more[kind, "count"] += after[kind][0] - there[0]
             more[kind, "bytes"] += after[kind][1] - there[1]
         assert +more == +want
+
+
+@pytest.mark.parametrize("layout", ["one stage, level3", "1f1b, level2"])
+def test_what_auto_chooses_has_the_same_numbers(layout):
+    ranks, parallel = WHOLE[layout]
+    plain = tied(parallel)
+    free = max(m.total for m in plan_job(plain).estimate.memory)
+    full = max(m.total for m in plan_job(tied({**parallel, "recompute": FULL})).estimate.memory)
+    room = Cluster(memory_gb=(0.6 * full + 0.4 * free) / 2**30)
+    auto = tied({**parallel, "recompute": "auto"}).model_copy(update={"cluster": room})
+    assert len(plan_job(auto).recomputed) > 0
+    both(ranks, plain, {"auto": auto})
 
 
 class Failing(nn.Module):

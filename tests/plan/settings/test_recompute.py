@@ -94,3 +94,27 @@ def test_what_cannot_run_again_is_refused(case):
 def test_the_cure_of_a_module_over_stages_is_planned():
     plan = plan_job(asked(["layers.0", "layers.1.*", "layers.2", "layers.3"], {"stages": 2, "stage_config": CUT}))
     assert {"layers.0", "layers.1.attn", "layers.1.mlp"} <= {r.module for r in plan.recomputed}
+
+
+def uncut(modules: Any, stages: int) -> Job:
+    parallel = {"recompute": {"modules": modules}, "pipeline": {"stages": stages}}
+    model = {"_target_": "tests.parallel.forward.recompute_nets.Normalized"}
+    return own("", [6], stages=stages, model=model, parallel=parallel)
+
+
+def test_automatic_stages_leave_in_one_piece_what_runs_again():
+    plan = plan_job(uncut("blocks.*", 3))
+    assert [r.module for r in plan.recomputed] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert {f"blocks.{n}" for n in range(3)} <= {m for s in plan.stages for m in s.modules}
+    assert (
+        "parallel.pipeline.stage_config auto: blocks.0 .. blocks.2 on one stage each, for what runs again is not cut"
+        in [str(n) for n in plan.notes]
+    )
+
+
+def test_where_that_leaves_too_few_pieces_it_is_refused():
+    with pytest.raises(RequestError) as caught:
+        plan_job(uncut("blocks.*", 6))
+    assert str(caught.value).startswith(
+        f"{KEY}: blocks.1 is cut into stages, blocks.1.0 .. blocks.1.2, and runs on no "
+    )

@@ -1,0 +1,160 @@
+"""``parallel.recompute: auto``: of each pipeline rank's repeated blocks, which run again, and how."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import AUTO, Recompute
+from launcher.plan.cost.peak import StageLoad
+from launcher.plan.cost.recompute_choice import Alike, Choice, Way, cheapest
+from launcher.plan.cost.room import tightest
+from launcher.plan.cost.stage_loads import RankLoad
+from launcher.plan.partition.sizes import Note
+from launcher.plan.partition.stages import covers
+from launcher.plan.plan import Plan
+from launcher.plan.settings.recompute import KEY
+from launcher.plan.values.facts import Segment
+from launcher.plan.values.text import bytes_text, many
+
+NONE = "none"
+POLICIES = (NONE, "selective", "full")
+
+
+def asked(job: Job) -> bool:
+    return job.parallel.recompute is not None and job.parallel.recompute.modules == AUTO
+
+
+def under(job: Job, choice: Mapping[str, str]) -> Job:
+    """``job`` with this policy for each block; those of ``NONE`` run once."""
+    recompute = job.parallel.recompute
+    modules = {name: policy for name, policy in choice.items() if policy != NONE}
+    settings = recompute.model_dump() if recompute is not None else {}
+    chosen = Recompute.model_validate(settings | {"modules": modules}) if modules else None
+    return job.model_copy(update={"parallel": job.parallel.model_copy(update={"recompute": chosen})})
+
+
+def blocks(plan: Plan) -> tuple[str, ...]:
+    """The modules that a stage runs once and that are one of several in the same module."""
+    stages = [one.passes[0].segments for load in plan.estimate.loads for _, one in load.stages]
+    often = Counter(s.module for segments in stages for s in segments)
+    once = [module for module, n in often.items() if n == 1 and "." in module]
+    beside = Counter(module.rpartition(".")[0] for module in once)
+    return tuple(module for module in once if beside[module.rpartition(".")[0]] > 1)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The plans of one request with all ``blocks`` under each policy; ``margin``: bytes to leave free."""
+
+    plans: Mapping[str, Plan]
+    blocks: tuple[str, ...]
+    room: int
+    margin: int = 0
+
+    def choice(self) -> Choice | None:
+        """The cheapest that fits; ``None`` where a rank has none."""
+        out: Choice = {}
+        for pp in range(len(self.plans[NONE].estimate.loads)):
+            found = cheapest(list(self._groups(pp)), lambda choice, pp=pp: self.fits(pp, choice))  # type: ignore[misc]
+            if found is None:
+                return None
+            out |= found
+        return out
+
+    def fits(self, pp: int, choice: Choice) -> bool:
+        """By the bytes of a rank that has each of its blocks from the plan of its policy."""
+        plain = self.plans[NONE]
+        ranks = plain.sizes.grid.ranks(pp=pp)
+        states = max(m.params + m.optimizer for m in plain.estimate.memory if m.rank in ranks)
+        load = self.mixed(pp, choice)
+        room = self.room - self.margin - states
+        return _held(load, plain.estimate.timeline.in_flight[pp]) <= room and load.fullest.total <= room
+
+    def mixed(self, pp: int, choice: Choice) -> RankLoad:
+        loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
+        stages = []
+        for n, (stage, plain) in enumerate(loads[NONE].stages):
+            by_policy = {policy: load.stages[n][1] for policy, load in loads.items()}
+            stages.append((stage, _mixed(plain, by_policy, choice)))
+        return replace(loads[NONE], stages=tuple(stages))
+
+    def _groups(self, pp: int) -> Iterator[Alike]:
+        """The blocks of each stage, those with the same figures together."""
+        loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
+        for n in range(len(loads[NONE].stages)):
+            alike: dict[tuple[Way, ...], list[str]] = defaultdict(list)
+            figures = {policy: _figures(load.stages[n][1]) for policy, load in loads.items()}
+            for name in (m for m in figures[NONE] if m in self.blocks):
+                alike[tuple(_way(policy, figures[policy][name]) for policy in self.plans)].append(name)
+            yield from (Alike(tuple(names), ways) for ways, names in alike.items())
+
+
+def _figures(load: StageLoad) -> dict[str, list[Segment]]:
+    """The segments of each module, one a pass."""
+    out: dict[str, list[Segment]] = defaultdict(list)
+    for one in load.passes:
+        for segment in one.segments:
+            out[segment.module].append(segment)
+    return out
+
+
+def _way(policy: str, segments: list[Segment]) -> Way:
+    return Way(
+        policy,
+        flops=sum(s.backward.again for s in segments),
+        kept=sum(s.saved for s in segments),
+        work=max(s.backward.work for s in segments),
+        again=policy != NONE,
+    )
+
+
+def _mixed(plain: StageLoad, loads: Mapping[str, StageLoad], choice: Choice) -> StageLoad:
+    """``plain``, with each block as it is under its policy."""
+    passes = []
+    for n, one in enumerate(plain.passes):
+        named = {policy: {s.module: s for s in load.passes[n].segments} for policy, load in loads.items()}
+        segments = (
+            named[choice[s.module]][s.module] if choice.get(s.module, NONE) != NONE else s
+            for s in one.segments
+        )
+        passes.append(replace(one, segments=tuple(segments)))
+    return replace(plain, passes=tuple(passes))
+
+
+def _held(load: RankLoad, in_flight: int) -> int:
+    """Less than any plan: what as many micro batches keep as are in flight, of the stage that keeps least."""
+    each = [sum(s.saved for one in stage.passes for s in one.segments) for _, stage in load.stages]
+    return in_flight * min(each, default=0)
+
+
+def unknown(job: Job) -> list[Problem]:
+    """No memory to fit."""
+    if not asked(job) or job.cluster.memory_gb is not None:
+        return []
+    text = "auto: fits a memory that nobody has told; cluster.memory_gb is that of a device"
+    return [Problem(KEY, text, "cluster.memory_gb=80")]
+
+
+def too_little(plans: Iterable[Plan], room: int, cure: str) -> Problem:
+    """Not even the leanest of ``plans`` fits."""
+    least = min((tightest(plan.estimate.memory, room) for plan in plans), key=lambda found: found.needed)
+    return Problem(KEY, f"auto: however many blocks run again, it {least}", cure)
+
+
+def note(plan: Plan, blocks: tuple[str, ...], room: int) -> Note:
+    """What was chosen."""
+    again = [b for b in blocks if any(covers(r.module, b) for r in plan.recomputed)]
+    fitting = f"to fit {bytes_text(room)}"
+    if not again:
+        return Note(KEY, f"auto -> null: nothing has to run again {fitting}")
+    flops = plan.sizes.micros * sum(r.flops for r in plan.estimate.rerun)
+    whole = 3 * plan.sizes.micros * sum(s.flops for s in plan.stages)
+    run = "runs" if len(again) == 1 else "run"
+    text = f"auto -> {len(again)} of {many(len(blocks), 'block')} {run} again {fitting}"
+    return Note(
+        KEY, f"{text}, which takes {flops / max(whole, 1):.1%} of a step's flops more; no choice takes less"
+    )

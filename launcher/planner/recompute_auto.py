@@ -1,0 +1,78 @@
+"""``parallel.recompute: auto`` settled: plans of each policy, then one of the cheapest choice that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from launcher.errors import RequestError
+from launcher.job.schema.job import Job
+from launcher.plan.capacity import lighter
+from launcher.plan.cost.room import tightest
+from launcher.plan.plan import GB, Plan
+from launcher.plan.recompute_auto import NONE, POLICIES, Trials, blocks, note, too_little, under
+
+TRIES = 4
+"""A plan may hold a little more than its blocks one by one: that is a margin for the next choice."""
+
+
+def solved(job: Job, planned: Callable[[Job], Plan]) -> Plan:
+    """The plan of ``job`` with as few blocks running again as fit; ``planned``: without auto.
+
+    Raises ``RequestError`` where none fits.
+    """
+    room = _room(job)
+    plain = planned(under(job, {}))
+    if tightest(plain.estimate.memory, room).fits:
+        return _noted(plain, blocks(plain), room)
+
+    trials = _trials(job, planned, plain, room)
+    made = list(trials.plans.values())
+    for _ in range(TRIES):
+        choice = trials.choice()
+        if choice is None:
+            break
+        made.append(planned(under(job, choice)))
+        found = tightest(made[-1].estimate.memory, room)
+        if found.fits:
+            return _noted(made[-1], trials.blocks, room)
+        trials = replace(trials, margin=trials.margin + found.needed - room)
+    raise RequestError((too_little(made, room, _cure(job, plain, planned, room)),))
+
+
+def _room(job: Job) -> int:
+    assert job.cluster.memory_gb is not None
+    return int(job.cluster.memory_gb * GB)
+
+
+def _noted(plan: Plan, blocks: tuple[str, ...], room: int) -> Plan:
+    return replace(plan, notes=(*plan.notes, note(plan, blocks, room)))
+
+
+def _trials(job: Job, planned: Callable[[Job], Plan], plain: Plan, room: int) -> Trials:
+    """Of the blocks that can run again."""
+    names = blocks(plain)
+    while names:
+        try:
+            plans = {p: planned(under(job, dict.fromkeys(names, p))) for p in POLICIES if p != NONE}
+            return Trials({NONE: plain} | plans, names, room)
+        except RequestError as error:
+            said = [problem.text for problem in error.problems]
+            able = tuple(n for n in names if not any(t.startswith(f"{n} cannot run again") for t in said))
+            if able == names:
+                raise
+            names = able
+    return Trials({NONE: plain}, (), room)
+
+
+def _cure(job: Job, plain: Plan, planned: Callable[[Job], Plan], room: int) -> str:
+    """The first lighter layout that fits with all of its blocks running again."""
+    for change in lighter(job, plain):
+        try:
+            names = blocks(planned(under(change.of(job), {})))
+            full = planned(under(change.of(job), dict.fromkeys(names, "full")))
+        except RequestError:  # not for this model, or beside what else was asked for
+            continue
+        if tightest(full.estimate.memory, room).fits:
+            return change.words
+    return ""

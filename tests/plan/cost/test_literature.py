@@ -1,0 +1,100 @@
+"""Bytes of activations that are planned, against those of arXiv 2205.05198, figures 1 and 7 (Korthikanti et al.).
+
+That paper counts what the layers of the first pipeline stage keep for all micro batches in flight: nothing of the
+embedding, of messages, or of what a backward needs while it works. So does ``Timeline.peak``. Kept is also what
+belongs to no formula of the paper: logits on one stage, means and deviations of norms, causal masks.
+With sequence parallelism it keeps inputs of linear layers in parts and gathers them again in the backward: here the
+layers that gather run again.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.job.schema.job import Job
+from launcher.planner.plan_job import plan_job
+from tests.parity import job
+from tests.tiers import some
+
+TABLE = (Path(__file__).parents[2] / "golden/korthikanti.csv").read_text()
+ROWS = list(csv.DictReader(TABLE.splitlines()))
+SMALL = [r for r in ROWS if r["model"] == "megatron-22B"]
+TRIED = [*SMALL, *some([r for r in ROWS if r not in SMALL], one_in=8)]
+LENGTH, VOCABULARY = 2048, 51200
+CUT: dict[str, Any] = {
+    "embed": {"weight": ["tp", None]},
+    "layers.*.attn.qkv": {"weight": ["tp", None]},
+    "layers.*.attn.out": {"weight": [None, "tp"]},
+    "layers.*.up": {"weight": ["tp", None]},
+    "layers.*.down": {"weight": [None, "tp"]},
+    "head": {"weight": ["tp", None]},
+}
+PART = ["dp", "tp", None]
+"""Of a sequence."""
+PARTS: dict[str, Any] = {
+    **{name: {"input": PART, "output": PART} for name in ("scaled", "layers.*.norm[12]", "norm")},
+    **{name: CUT[name] | {"output": PART} for name in ("layers.*.attn.out", "layers.*.down")},
+}
+GATHERING = ("layers.*.attn.qkv", "layers.*.up")
+AGAIN = {
+    "none": (), "none+sp": GATHERING, "selective": ("layers.*.attn.core",),
+    "selective+sp": ("layers.*.attn.core", *GATHERING), "full": ("layers.*",),
+}  # fmt: skip
+
+
+def asked(row: dict[str, str], recompute: str) -> Job:
+    """The row's model and layout. More micro batches than these are never in flight."""
+    layers, pp, chunks = (int(row[key]) for key in ("layers", "pp", "vpp"))
+    micros = 1 if pp == 1 else pp * min(chunks, 2)
+    pipeline = {"stages": pp, "micro_batch_num": micros, "interleave": chunks > 1, "chunks": max(chunks, 2)}
+    return job(
+        model={
+            "_target_": "tests.plan.cost.gpt.GPT", "vocab": VOCABULARY, "dim": int(row["hidden"]), "layers": layers,
+            "heads": int(row["heads"]), "length": LENGTH,
+        },
+        data={"_target_": "tests.parallel.sources.Shapes", "shapes": [["int64", LENGTH]], "target": [LENGTH]},
+        security__allow=("tests",),
+        train={"steps": 1, "batch_size": micros * int(row["micro_batch"]), "precision": "fp16"},
+        parallel={
+            "grid": {"tp": int(row["tp"])},
+            "operators": CUT | (PARTS if recompute.endswith("+sp") else {}),
+            "pipeline": pipeline | ({} if pp == 1 else {"stage_config": dict(_stages(layers, pp * chunks))}),
+            "recompute": {"modules": list(AGAIN[recompute])} if AGAIN[recompute] else None,
+        },
+    )  # fmt: skip
+
+
+def _stages(layers: int, virtual: int) -> Iterator[tuple[str, int]]:
+    """As many layers on each."""
+    yield from dict.fromkeys(("embed", "position", "scaled"), 0).items()
+    yield from ((f"layers.{n}", n * virtual // layers) for n in range(layers))
+    yield from dict.fromkeys(("norm", "head"), virtual - 1).items()
+
+
+@pytest.fixture(scope="module")
+def kept() -> Any:
+    """Bytes by model and recomputation, planned once."""
+    known: dict[tuple[str, str], int] = {}
+
+    def of(row: dict[str, str], recompute: str) -> int:
+        key = (row["model"], recompute)
+        if key not in known:
+            known[key] = plan_job(asked(row, recompute)).estimate.timeline.peak[0]
+        return known[key]
+
+    return of
+
+
+@pytest.mark.parametrize("row", TRIED, ids=lambda r: "-".join((r["model"], r["recompute"], r["metric"][11:])))
+def test_planned_activations_are_within_5_percent_of_the_literature(kept, row):
+    planned = kept(row, row["recompute"])
+    if row["metric"] == "activation_memory":
+        planned /= 2**30
+    else:
+        planned *= 100 / kept(row, "none")
+    assert planned == pytest.approx(float(row["value"]), rel=0.05)

@@ -1,0 +1,62 @@
+"""The cheapest choice of blocks that run again, against all choices that there are."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.plan.cost.recompute_choice import Alike, Choice, Way, cheapest
+
+IN_FLIGHT = 3
+
+
+def way_of(groups: list[Alike], choice: Choice) -> list[Way]:
+    """Of each block, in the order in which they run."""
+    return [next(w for w in g.ways if w.policy == choice[name]) for g in groups for name in g.names]
+
+
+def peak(ways: list[Way]) -> int:
+    """The fullest moment of a backward, while other micro batches are kept."""
+    others = (IN_FLIGHT - 1) * sum(w.kept for w in ways)
+    return others + max(sum(w.kept for w in ways[: i + 1]) + ways[i].work for i in range(len(ways)))
+
+
+def cost(ways: list[Way]) -> tuple[int, int]:
+    return sum(w.flops for w in ways), sum(w.again for w in ways)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> list[Alike]:
+    """Blocks whose policies keep less, the more they run again, and then need more for their backward."""
+    out = []
+    for n in range(draw(st.integers(1, 3))):
+        flops = sorted(draw(st.lists(st.integers(0, 9), min_size=2, max_size=2)))
+        kept = sorted(draw(st.lists(st.integers(0, 20), min_size=3, max_size=3)), reverse=True)
+        work = sorted(draw(st.lists(st.integers(0, 20), min_size=3, max_size=3)))
+        policies = zip(("none", "selective", "full"), (0, *flops), kept, work, strict=True)
+        ways = tuple(Way(*figures, again=figures[0] != "none") for figures in policies)
+        out.append(Alike(tuple(f"{n}.{i}" for i in range(draw(st.integers(1, 3)))), ways))
+    return out
+
+
+@given(stages(), st.integers(0, 400))
+def test_no_choice_that_fits_is_cheaper(groups, room):
+    found = cheapest(groups, lambda choice: peak(way_of(groups, choice)) <= room)
+    every = [list(ways) for ways in product(*(g.ways for g in groups for _ in g.names))]
+    fitting = [cost(ways) for ways in every if peak(ways) <= room]
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert peak(way_of(groups, found)) <= room
+        assert cost(way_of(groups, found)) == min(fitting)
+
+
+def test_blocks_that_need_most_for_their_backward_come_first():
+    group = Alike(("a", "b"), (Way("none", 0, 10, 1, again=False), Way("full", 5, 1, 9)))
+    assert cheapest([group], lambda choice: sorted(choice.values()) == ["full", "none"]) == {"a": "full", "b": "none"}
+
+
+def test_nothing_to_choose_is_a_choice():
+    assert cheapest([], lambda choice: True) == {}
+    assert cheapest([], lambda choice: False) is None
