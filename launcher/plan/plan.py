@@ -234,7 +234,7 @@ def plan(
         buckets=fused.buckets,
         scatters=fused.scatters,
         reduces_early=transformer_opt.reduces_early(job),
-        operators=model.operators,
+        operators=replace(model.operators, bias_in_terms=transformer_opt.swaps_bias(job)),
         recomputed=model.recomputed,
         sums=fused.terms,
         schedule=order.schedule,

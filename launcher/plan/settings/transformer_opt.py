@@ -13,7 +13,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.similar_names import did_you_mean
 from launcher.plan.cost.fusion import Bucket, Fused, Group
-from launcher.plan.operators.resolve import Spread
+from launcher.plan.operators.resolve import Spread, all_reduced
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import comm_fusion
 from launcher.plan.values.setting import Setting, Status
@@ -145,6 +145,11 @@ def broadcast_level(job: Job) -> int:
     return level
 
 
+def swaps_bias(job: Job) -> bool:
+    """Whether a bias is added before an all-reduce."""
+    return asked_for(job).get(BIAS) is True
+
+
 def gathers_ahead(job: Job) -> bool:
     """Whether weights are gathered before they are used, which is so by default."""
     return asked_for(job).get(GATHERING, True) is True
@@ -207,7 +212,7 @@ def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Fused | No
     if fused is not None and name == MATMUL and not any(map(_sends_backward, fused.spreads)):
         return "satisfied", "no operator that is cut sends anything in backward"
     if fused is not None and name == BIAS and not any(map(_biased, fused.spreads)):
-        return "satisfied", "no operator that is cut adds a bias to a sum"
+        return "satisfied", "no operator that is cut adds a bias to what it all-reduces"
     return ALWAYS[name]
 
 
@@ -220,7 +225,7 @@ ALWAYS: dict[str, SwitchOutcome] = {
         "rejected",
         "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
     ),
-    BIAS: ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
+    BIAS: ("applied", "the first rank of tp adds the bias to its term, before the all-reduce"),
     SLICED_SUM: (
         "satisfied", "a sum of which each rank keeps a slice is a reduce-scatter",
     ),
@@ -234,7 +239,8 @@ TENSOR = (MATMUL, SLICED_MATMUL, BIAS, SLICED_SUM, BRANCHES)
 
 
 def _biased(spread: Spread) -> bool:
-    return spread.operator.mode == "row" and "bias" in dict(spread.operator.weights)
+    row = spread.operator.mode == "row" and "bias" in dict(spread.operator.weights)
+    return row and all_reduced(spread)
 
 
 def _sends_backward(spread: Spread) -> bool:
