@@ -38,8 +38,11 @@ class Meshes:
         return self.grid.coords(self.rank)
 
 
-def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
-    """Every rank calls this with the same arguments: groups are made by all, in one order, none twice."""
+def build(grid: Grid, device: str, tied: Iterable[Tie], apart: bool = False) -> Meshes:
+    """Every rank calls this with the same arguments: groups are made by all, in one order, none twice.
+
+    ``apart``: no pipeline has the group of the whole world for its own, which may have another timeout.
+    """
     rank = dist.get_rank()
     sizes = {axis: n for axis, n in grid.axes if n > 1 or axis == "pp"}  # making a group costs 10 ms
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -61,7 +64,10 @@ def build(grid: Grid, device: str, tied: Iterable[Tie]) -> Meshes:
                 ties[places] = group
 
     tp = mesh.get_group("tp") if "tp" in sizes else None
-    return Meshes(rank=rank, grid=grid, mesh=mesh, pp=mesh.get_group("pp"), tp=tp, dp=dp, ties=ties)
+    pp = mesh.get_group("pp")
+    if apart and grid["pp"] == grid.size > 1:
+        pp = dist.new_group(list(range(grid.size)))
+    return Meshes(rank=rank, grid=grid, mesh=mesh, pp=pp, tp=tp, dp=dp, ties=ties)
 
 
 def mine(rank: int, rows: Iterable[tuple[int, ...]]) -> dist.ProcessGroup | None:

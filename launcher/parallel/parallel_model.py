@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from launcher.parallel.blueprint import Blueprint
 from launcher.parallel.checks.placement import check
 from launcher.parallel.checks.rank_agreement import check_agreement
 from launcher.parallel.deferred_init.fill import fill
+from launcher.parallel.forward.compile import compile_modules
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
 from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
 from launcher.parallel.fsdp.prefetch import Prefetch
@@ -28,6 +30,9 @@ from launcher.parallel.tensor_parallel.apply import distribute
 from launcher.parallel.tensor_parallel.collectives import Axis
 from launcher.plan.partition.params import Placed
 from launcher.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from launcher.parallel.forward.compile_times import CompileTimes
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class ParallelModel:
     ties: list[Tied]
     statistics: Statistics
     halves: list[HalfWeights]
+    compiled: CompileTimes | None = None
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """This rank's tensors, the first copy of each, in the plan's order."""
@@ -108,8 +114,9 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.whole)
 
-    # their parameters become this rank's shards, and get their numbers
+    # their parameters become this rank's shards, and get their numbers; graphs are without what FSDP2 does
     distribute(parts, plan, meshes)
+    compiled = compile_modules(parts, plan.compilation, drawn.axis)
     for part in parts:
         shard(part, plan, meshes)
     orders = [GatherOrder(part, plan) for part in parts]
@@ -134,4 +141,5 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         ties=ties,
         statistics=statistics(parts, plan, meshes),
         halves=[half_weights(part, plan) for part in parts],
+        compiled=compiled,
     )

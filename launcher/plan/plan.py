@@ -30,6 +30,7 @@ from launcher.plan.schedule.actions import Schedule
 from launcher.plan.schedule.simulate import Timeline
 from launcher.plan.settings import (
     comm_fusion,
+    compile,
     dataset_strategy,
     hsdp,
     pipeline,
@@ -42,6 +43,7 @@ from launcher.plan.settings.pipeline import ScheduleChoice
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
+from launcher.plan.values.compilation import Compilation
 from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.precision import Precision, precision
@@ -93,11 +95,11 @@ class Plan:
     ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1. ``leaves`` are the
     modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
     are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
-    modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``sums`` are the
-    gradients to add up over ``tp`` once a step. ``gathers``: of each pipeline rank, once a step.
-    ``reduces_early``: what is reduced once a step travels while the last backward goes on. ``output`` is what
-    a rank has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each rank
-    builds the model once and keeps its shards.
+    modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
+    torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``gathers``: of each
+    pipeline rank, once a step. ``reduces_early``: what is reduced once a step travels while the last backward
+    goes on. ``output`` is what a rank has of the model's output. ``deferred``: parameters are made shard by
+    shard; otherwise each rank builds the model once and keeps its shards.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Plan:
     reduces_early: bool
     operators: Flow
     recomputed: tuple[Recomputed, ...]
+    compilation: Compilation | None
     sums: tuple[Bucket, ...]
     schedule: Schedule
     evaluation: Schedule
@@ -199,18 +202,17 @@ def plan(
     traits: OptimizerTraits | None = None,
 ) -> Plan:
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
-    par, graph = job.parallel, model.graph
-
     # the stages, and the order in which they work
+    par, graph = job.parallel, model.graph
     cut, balanced = pipeline_stage_config.cut(job, asked.sizes, asked.config, model)
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
     sizes = order.sizes
 
     # where parameters are, and what travels together
     at = _layout(job, model, cut, order)
-    used = visits(at.groups, len(cut), graph)
-    fused = _fused(job, model, at, order, used)
-    refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, sizes, fused)])
+    fused = _fused(job, model, at, order)
+    compilation, wrong = compile.resolve(job, model, at)
+    refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, sizes, fused), *wrong])
 
     return Plan(
         name=job.name,
@@ -229,13 +231,14 @@ def plan(
         params=at.params,
         ties=at.ties,
         groups=fused.groups,
-        visits=used,
-        gathers=tuple(_gathers(job, at, used, graph)),
+        visits=at.visits,
+        gathers=tuple(_gathers(job, at, graph)),
         buckets=fused.buckets,
         scatters=fused.scatters,
         reduces_early=transformer_opt.reduces_early(job),
         operators=replace(model.operators, bias_in_terms=transformer_opt.swaps_bias(job)),
         recomputed=model.recomputed,
+        compilation=compilation,
         sums=fused.terms,
         schedule=order.schedule,
         evaluation=schedules.forward_only(sizes.places, sizes.micros),
@@ -263,7 +266,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_effects.whole(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
-    limits = comm_fusion.limits(job)
+    together = groups(params, cut, model.skeleton, model.graph, limits=comm_fusion.limits(job))
     return CutModel(
         sizes=sizes,
         dtypes=dtypes,
@@ -276,29 +279,23 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
         boundaries=tuple(stages.boundary(model.graph, cut, s.index) for s in cut),
         params=params,
         ties=ties(params),
-        groups=groups(params, cut, model.skeleton, model.graph, limits=limits),
+        groups=together,
+        visits=visits(together, len(cut), model.graph),
         tp=bool(over_tp),
         keeps_messages=model.keeps_messages,
     )
 
 
-def _fused(
-    job: Job,
-    model: TracedModel,
-    at: CutModel,
-    order: ScheduleChoice,
-    used: tuple[tuple[Visit, ...], ...],
-) -> Fused:
+def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) -> Fused:
     """What travels together."""
     limits = comm_fusion.limits(job)
     travels = at.dtypes.reduce if at.mixed else None
-
     return Fused(
         limits=limits,
         params=at.params,
         groups=at.groups,
         buckets=buckets(at.params, at.stages, at.sizes, limits, reduce=travels),
-        scatters=scatters(at, used, limits.scatter),
+        scatters=scatters(at, limits.scatter),
         terms=sums(at.params, at.stages, at.sizes, frozenset(model.operators.partial)),
         tied=sum(t.trained and len(t.ranks) > 1 for t in at.ties),
         late=order.late,
@@ -307,15 +304,13 @@ def _fused(
     )
 
 
-def _gathers(
-    job: Job, at: CutModel, used: tuple[tuple[Visit, ...], ...], graph: Graph
-) -> Iterator[tuple[Gathering, ...]]:
+def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, ...]]:
     """What each pipeline rank gathers once a step, and how far ahead of use."""
     each_time = at.hsdp is None or at.hsdp.optimizer_level == "level3"
     ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
     for pp in range(at.sizes.grid["pp"]):
         held = () if each_time else at.sizes.held(pp)
-        yield gatherings(at.groups, used, held, ahead, graph.swapped)
+        yield gatherings(at.groups, at.visits, held, ahead, graph.swapped)
 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
@@ -368,4 +363,5 @@ def _late(job: Job, model: TracedModel, at: CutModel) -> list[Note]:
         *evaluation.notes(job, model.skeleton, model.graph),
         *steps.idle(job, at.sizes.steps),
         *certify_copy.notes(job, at.sizes),
+        *compile.notes(job),
     ]

@@ -126,7 +126,12 @@ def _mixed(plain: StageLoad, loads: Mapping[str, StageLoad], choice: Choice) -> 
 
 
 def _held(load: RankLoad, in_flight: int) -> int:
-    """Less than any plan: what as many micro batches keep as are in flight, of the stage that keeps least."""
+    """At most what is held: what as many micro batches keep as are in flight, of the stage that keeps least.
+
+    Nothing where a backward is split or a sequence passes in pieces: less of a micro batch may be kept then.
+    """
+    if any(a.kind not in "FB" for a in load.row) or any(len(stage.passes) > 1 for _, stage in load.stages):
+        return 0
     each = [sum(s.saved for one in stage.passes for s in one.segments) for _, stage in load.stages]
     return in_flight * min(each, default=0)
 

@@ -15,6 +15,7 @@ from launcher.plan.cost.traffic import KINDS
 from launcher.plan.partition.stages import Crossing, covers
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
+from launcher.plan.settings import compile
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
@@ -27,8 +28,8 @@ K = TypeVar("K")
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
     parts = (
-        _head, _pipeline, _stages, _recompute, _sends, _operators, _ties, _hsdp, _reduce, _traffic, _memory,
-        _steps, _settings, _notes,
+        _head, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce, _traffic,
+        _memory, _steps, _settings, _notes,
     )  # fmt: skip
     lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     out = [f"plan of {plan.name}"]
@@ -194,6 +195,11 @@ def _reduce(plan: Plan) -> Rows:
 
 def _operators(plan: Plan) -> Rows:
     return show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+
+
+def _compile(plan: Plan) -> Rows:
+    if plan.compilation is not None:
+        yield "compile", compile.line(plan.compilation)
 
 
 def _traffic(plan: Plan) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,28 +11,25 @@ from typing import TYPE_CHECKING
 from launcher.data.checks import check
 from launcher.data.fallback import resolve as resolve_data
 from launcher.data.model_compatibility import check_fit
-from launcher.errors import Problem, RequestError, owned, refuse
+from launcher.errors import Problem, RequestError, refuse
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Parallel, Pipeline
 from launcher.job.targets import absent, there
 from launcher.models.defaults import resolve as resolve_model
 from launcher.plan import recompute_auto, sample_checks
-from launcher.plan.operators.resolve import Flow, resolve, splits, uncalled
 from launcher.plan.partition import stage_config
-from launcher.plan.partition.sequence_chunks import Pieces, grain
 from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
-from launcher.plan.refusals import model_effects, own_optimizer
-from launcher.plan.settings import dataset_strategy, recompute
-from launcher.plan.settings.checkpoint import misnamed
+from launcher.plan.refusals import own_optimizer
+from launcher.plan.settings import compile, dataset_strategy, recompute
 from launcher.plan.traced_model import TracedModel
-from launcher.plan.values.facts import COMPUTE, DTYPE, Graph, Skeleton, TensorSpec
+from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
-from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.text import listed
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import fits, inlined
+from launcher.planner.trace_model import ModelRead, breaks, follow, keeps_messages, read
 
 if TYPE_CHECKING:
     from torch import nn
@@ -127,6 +124,7 @@ def plan_checked(checked: Checked) -> Plan:
     """The plan of a request that nothing is known to be wrong with."""
     job = checked.job
     refuse(_unlike(job, own=True))
+    refuse(_backend(job))
     from launcher.parallel.model_state.module_globals import put_back
 
     with put_back(own_files(job)):
@@ -134,6 +132,15 @@ def plan_checked(checked: Checked) -> Plan:
     fits(job, made)
     refuse(_mismatched(job, made))
     return made
+
+
+def _backend(job: Job) -> list[Problem]:
+    """Which there are only torch can say."""
+    if job.train.compile is None:
+        return []
+    from launcher.parallel.forward.compile import backends
+
+    return list(compile.unknown_backend(job, backends()))
 
 
 def own_files(job: Job) -> list[str]:
@@ -157,7 +164,7 @@ def _made(job: Job, asked: Asked) -> Plan:
 
 def _cut(job: Job, asked: Asked) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
-    model = _read(job)
+    model = read(job, builder(job))
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
     fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
@@ -169,7 +176,7 @@ def _cut(job: Job, asked: Asked) -> Plan:
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
-        return _planned(job, asked, _read(job), coarse, traits=traits, more=more)
+        return _planned(job, asked, read(job, builder(job)), coarse, traits=traits, more=more)
 
 
 def _undivided(
@@ -215,44 +222,6 @@ def _unopened(coarse: Sequence[str], fine: Sequence[str], why: Problem) -> Note:
     return Note(stage_config.KEY, f"auto: {shut} stays in one piece, for it could not be cut: {why.text}")
 
 
-@dataclass(frozen=True)
-class _Model:
-    """A model without memory; ``lost``: why its weights cannot be made without the whole of it.
-
-    ``marks``: Python attributes that its tensors had, with the names of those.
-    """
-
-    module: nn.Module
-    skeleton: Skeleton
-    lost: str
-    marks: dict[str, tuple[str, ...]]
-
-
-def _read(job: Job) -> _Model:
-    from launcher.parallel.deferred_init.record import record
-    from launcher.parallel.trace import model_facts
-
-    build = builder(job)
-    with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
-        with _owned(job.model, "model"):
-            model, tape = record(build, job.seed)
-        if isinstance(job.model, Target):
-            from launcher.parallel.deferred_init.uninitialized import problems
-
-            refuse(problems(build, model, tape))
-        known = model_facts.skeleton(model)
-    known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
-    refuse((*model_effects.unfit(known), *misnamed(known)))
-    return _Model(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
-
-
-def _owned(settings: object, section: str) -> AbstractContextManager[None]:
-    """What a class of the user's own raises is told in its own words."""
-    if not isinstance(settings, Target):
-        return nullcontext()
-    return owned(f"{section}._target_", f"{settings.target}: cannot be built")
-
-
 def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
     """What an optimizer class of the user's own does; ``None`` of ours, and where nothing is trained."""
     shapes = [p.spec.shape for p in skeleton.params if p.trainable and not p.buffer and p.same_as == p.name]
@@ -274,7 +243,7 @@ def _tried(job: Job, skeleton: Skeleton) -> OptimizerTraits | None:
 def _planned(
     job: Job,
     asked: Asked,
-    model: _Model,
+    model: ModelRead,
     whole: tuple[str, ...] | None,
     traits: OptimizerTraits | None,
     more: Sequence[Note] = (),
@@ -290,7 +259,7 @@ def _planned(
         if compute != DTYPE[job.train.precision]:
             narrow(model.module, compute)
         with leaving(model.module):
-            seen = _followed(job, asked, model, whole=whole, specs=specs)
+            seen = follow(job, asked, model, whole=whole, specs=specs)
 
     # what has become of settings
     notes = [Note(*n.split(" ", 1)) for n in resolve_model(job.model)[1]]
@@ -315,82 +284,7 @@ def _planned(
         pieces=seen.pieces,
         keeps_messages=keeps_messages(),
     )
-    return plan(job, asked, traced, [*notes, *more], traits=traits)
-
-
-def keeps_messages() -> bool:
-    """Whether torch keeps what stages send each other until the step is over, as before 2.15."""
-    import torch
-
-    return torch.__version__ < "2.15"  # torch compares versions here, not letters
-
-
-@dataclass(frozen=True)
-class Followed:
-    """One forward as a rank of ``tp`` runs it; ``pieces``: of sequences, where they are cut."""
-
-    operators: Flow
-    recomputed: tuple[Recomputed, ...]
-    graph: Graph
-    pieces: Pieces | None = None
-
-
-def _settled(
-    operators: Flow, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
-) -> Followed:
-    """With what runs again as ``graph`` allows it. Raises ``RequestError``."""
-    recomputed, found = recompute.settled(recomputed, graph, skeleton)
-    refuse(found)
-    together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
-    return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
-
-
-def _followed(
-    job: Job,
-    asked: Asked,
-    built: _Model,
-    *,
-    whole: tuple[str, ...] | None,
-    specs: tuple[TensorSpec, ...],
-) -> Followed:
-    """How the operators run, and what one rank of ``tp`` does; the model keeps that rank's weights."""
-    from launcher.parallel.forward import recompute as again
-    from launcher.parallel.model_state.deep_copy import copied
-    from launcher.parallel.sequence import chunks
-    from launcher.parallel.tensor_parallel import apply, propagate
-    from launcher.parallel.tensor_parallel.collectives import Axis
-    from launcher.parallel.trace import model_facts
-
-    model, skeleton = built.module, built.skeleton
-    tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
-
-    # what of the request fits this model
-    operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
-    found = found or uncalled(operators, whole)
-    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
-    found += wrong
-    if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
-        raise RequestError(tuple(found))
-
-    # the model as one rank of tp runs it; pieces are followed on one that nothing was cut of
-    bare = copied(model) if count > 1 else model
-    out = propagate.follow(model, operators, tp, specs)
-    apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
-    axis = Axis(tp, planned=True)
-    apply.install(model, out.spreads, axis)
-    again.install(model, recomputed, axis)
-
-    # one forward of whole sequences
-    if whole is None:
-        return _settled(out, recomputed, model_facts.whole(model, specs), skeleton)
-    leaves = frozenset(whole)
-    graph = model_facts.graph(model, leaves, specs)
-    if count == 1:
-        return _settled(out, recomputed, graph, skeleton)
-
-    # and one of their pieces
-    split = job.parallel.pipeline.seq_split
-    lengths = chunks.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
-    out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
-    seen = _settled(out, recomputed, graph, skeleton)
-    return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths=lengths))
+    made = plan(job, asked, traced, [*notes, *more], traits=traits)
+    if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
+        refuse(compile.broken(breaks(made, made.compilation, model, specs)))
+    return made

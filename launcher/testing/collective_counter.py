@@ -32,6 +32,10 @@ class Collectives(Dispatch):
         self.count: Counter[str] = Counter()
         self.nbytes: Counter[str] = Counter()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what is compiled runs so, and what its graphs send is counted
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             name = func.__name__.split(".")[0]

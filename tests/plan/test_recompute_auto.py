@@ -15,6 +15,7 @@ from launcher.plan.recompute_auto import blocks, under
 from launcher.plan.show import text
 from launcher.planner.plan_job import plan_job
 from tests.parity import job
+from tests.tiers import exhaustive
 
 MODEL = {"name": "lm", "vocab_size": 256, "dim": 64, "layers": 4, "heads": 4}
 TOKENS = {"name": "random_tokens", "vocab_size": 256, "seq_len": 64}
@@ -23,7 +24,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "1f1b": {"stages": 2, "micro_batch_num": 4},
     "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
     "zero_bubble_h1": {"stages": 2, "scheduler": "zero_bubble_h1", "micro_batch_num": 4},
+    "dualpipe_v": {"stages": 2, "scheduler": "dualpipe_v", "micro_batch_num": 4},
+    "seqpipe": {"stages": 2, "scheduler": "seqpipe", "seq_chunks": 2, "micro_batch_num": 4},
 }
+
+
+SLOW = [pytest.param("seqpipe", marks=exhaustive)]
 
 
 def asked(layout: str, room: float | None, layers: int = 4, **recompute: Any) -> Job:
@@ -52,7 +58,7 @@ def between(layout: str, share: float, layers: int = 4) -> float:
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7])
-@pytest.mark.parametrize("layout", ["one stage", "1f1b"])
+@pytest.mark.parametrize("layout", ["one stage", "1f1b", "zero_bubble_h1", *SLOW])
 def test_of_all_choices_that_fit_none_is_cheaper(layout, share):
     room = between(layout, share, layers=3)
     wanted = asked(layout, room, layers=3, keep=["attention"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from importlib.metadata import version
 from typing import Any
 
@@ -16,7 +17,9 @@ from launcher.steps.certification.certificate import PARTS
 from tests.run import llama
 from tests.run.launching import TINY, run
 from tests.steps.certified import ALL, REPLICAS, SHARDED, TWO, certificate, of
+from tests.test_parity_tp import MEGATRON
 from tests.tiers import some
+from tests.tracing import TRACING
 
 
 def test_a_layout_of_everything_is_certified_and_every_part_was_compared() -> None:
@@ -82,6 +85,26 @@ def test_half_precision_is_certified_against_one_process_in_the_same(precision, 
     assert c.holds, c.verdict()
     assert c.tolerance == allowed
     assert max(f.error for f in c.findings if f.part == "update") <= 1e-6
+
+
+COMPILED: dict[str, tuple[str, str, dict[str, Any], float]] = {
+    "stages, shards and replicas": ("aot_eager", "fp64", ALL, 1e-12),
+    "operators over tp": ("aot_eager", "fp64", {"grid": {"tp": 2}, "operators": MEGATRON}, 1e-12),
+    "fp16, where kernels leave out roundings": ("inductor", "fp16", {}, 8 * 2.0**-11),
+}
+
+
+@pytest.mark.filterwarnings(*TRACING)
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiled_blocks_are_certified_against_eager_code(case, tmp_path, monkeypatch):
+    backend, precision, parallel, allowed = COMPILED[case]
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor compiles C++ for the CPU: there is no g++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    how = {"backend": backend}
+    c = certificate(parallel, Certify(precision=precision), model__layers=2, train__compile=how)
+    assert c.holds, c.verdict()
+    assert c.tolerance == allowed
 
 
 CERTIFY = ("steps=[certify]", "model.layers=3", "train.batch_size=16")

@@ -12,6 +12,21 @@ from launcher.job.schema.parallel import Parallel
 from launcher.job.schema.steps import Step, named
 
 
+class Compile(Settings):
+    """``modules``: ``auto`` (the blocks), ``stages``, names or globs; each module is compiled by itself.
+
+    ``dynamic`` null: torch's own way, static at first. ``timeout_s``: of the first step, in place of
+    ``launch.timeout_s``.
+    """
+
+    modules: str | tuple[str, ...] = "auto"
+    backend: str = Field("inductor", min_length=1)
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    fullgraph: Flag = True
+    dynamic: Flag | None = False
+    timeout_s: float = Field(3600.0, gt=0)
+
+
 class Train(Settings):
     """``batch_size`` is global: samples an optimizer step over all ranks."""
 
@@ -22,6 +37,7 @@ class Train(Settings):
         None, gt=0, description="fp16 only; null: from 65536, halved at an overflow"
     )
     clip_norm: float | None = Field(1.0, gt=0)
+    compile: Compile | None = None
     log_every: Count = 1
     eval_every: Count | None = Field(
         None, description="optimizer steps between validations; null: none while training"

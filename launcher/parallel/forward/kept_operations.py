@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 
 from launcher.parallel.dispatch.containers import tensors
 from launcher.parallel.dispatch.modes import Dispatch
+from launcher.parallel.tensor_parallel.collectives import COLLECTIVES
 
 KINDS: dict[str, frozenset[str]] = {
     "matmul": frozenset({"mm", "addmm", "_scaled_mm", "_grouped_mm"}),
@@ -31,11 +32,13 @@ KINDS: dict[str, frozenset[str]] = {
     "random": frozenset({"native_dropout", "bernoulli", "rand", "rand_like", "randn", "randn_like"}),
 }  # fmt: skip
 """By their names in ATen, without overloads."""
+SENT = "sent"
+"""What operators over tp have brought: kept in a graph, whose collectives are operations too."""
 
 
 @cache
 def _named(kinds: tuple[str, ...]) -> frozenset[str]:
-    return frozenset[str]().union(*(KINDS[kind] for kind in kinds))
+    return frozenset[str]().union(*(COLLECTIVES if kind == SENT else KINDS[kind] for kind in kinds))
 
 
 def is_kept(func: Any, kinds: Iterable[str]) -> bool:

@@ -152,10 +152,13 @@ def _send(out: fx.Graph, value: Any, c: Crossing) -> list[fx.Node]:
 
 
 def boundary(t: torch.Tensor, trains: bool) -> torch.Tensor:
-    """``t`` as it may travel: contiguous, no view, in the autograd graph if a gradient comes back for it."""
+    """``t`` as it may travel: contiguous, no view, in the autograd graph if a gradient comes back for it.
+
+    A compiler cannot tell what is a view.
+    """
     if not trains:
         return t.detach().clone(memory_format=torch.contiguous_format)
-    if t._is_view() or not t.is_contiguous() or t.is_leaf:
+    if torch.compiler.is_compiling() or t._is_view() or not t.is_contiguous() or t.is_leaf:
         t = t.clone(memory_format=torch.contiguous_format)
     return t
 

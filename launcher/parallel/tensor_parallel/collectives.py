@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Self
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -47,8 +49,9 @@ class Axis:
     """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
 
     ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in
-    last; ``results`` takes what comes of a forward's collectives, while one runs that keeps them.
-    ``bias_in_terms`` is ``Flow``'s.
+    last; ``results`` takes what comes of a forward's collectives, while one runs that keeps them;
+    ``overwritten``: what was brought in last was seen to be changed in place, and brought in again.
+    ``number``: its own in this process. ``bias_in_terms`` is ``Flow``'s.
     """
 
     size: int
@@ -59,6 +62,11 @@ class Axis:
     log: list[Comm] | None = field(default=None, compare=False)
     last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
     results: Results | None = field(default=None, compare=False)
+    overwritten: bool = field(default=False, compare=False)
+    number: int = field(default_factory=count().__next__, compare=False)
+
+    def __post_init__(self) -> None:
+        AXES[self.number] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # a process group has no copy
@@ -86,6 +94,9 @@ class Axis:
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """The whole tensor, of every rank's part."""
+        if torch.compiler.is_compiling():
+            out: Tensor = _gather(x, self.number, dim)
+            return out
         if self.silent(x):
             return torch.cat([x] * self.size, dim)
         parts = [torch.empty_like(x) for _ in range(self.size)]
@@ -94,6 +105,9 @@ class Axis:
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks, on each of them."""
+        if torch.compiler.is_compiling():
+            out: Tensor = _sum(x, self.number)
+            return out
         out = x.clone(memory_format=torch.contiguous_format)
         if not self.silent(x):
             dist.all_reduce(out, group=self.group)
@@ -108,12 +122,54 @@ class Axis:
 
     def scatter(self, x: Tensor, dim: int) -> Tensor:
         """This rank's part of the sum over the ranks."""
+        if torch.compiler.is_compiling():
+            out: Tensor = _scatter(x, self.number, dim)
+            return out
         parts = [p.contiguous() for p in x.chunk(self.size, dim)]
         if self.silent(x):
             return parts[0]
         out = torch.empty_like(parts[self.rank])
         dist.reduce_scatter(out, parts, group=self.group)
         return out
+
+
+AXES: WeakValueDictionary[int, Axis] = WeakValueDictionary()
+"""In a graph, an axis is its number."""
+
+
+@torch.library.custom_op("launcher::tp_gather", mutates_args=())
+def _gather(x: Tensor, axis: int, dim: int) -> Tensor:
+    return AXES[axis].gather(x, dim)
+
+
+@_gather.register_fake
+def _(x: Tensor, axis: int, dim: int) -> Tensor:
+    return torch.cat([x] * AXES[axis].size, dim)
+
+
+@torch.library.custom_op("launcher::tp_sum", mutates_args=())
+def _sum(x: Tensor, axis: int) -> Tensor:
+    return AXES[axis].sum(x)
+
+
+@_sum.register_fake
+def _(x: Tensor, axis: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("launcher::tp_scatter", mutates_args=())
+def _scatter(x: Tensor, axis: int, dim: int) -> Tensor:
+    return AXES[axis].scatter(x, dim)
+
+
+@_scatter.register_fake
+def _(x: Tensor, axis: int, dim: int) -> Tensor:
+    here = AXES[axis]
+    return torch.empty_like(x.chunk(here.size, dim)[here.rank], memory_format=torch.contiguous_format)
+
+
+COLLECTIVES = frozenset({"tp_gather", "tp_sum", "tp_scatter"})
+"""Names of those operations of ours."""
 
 
 class _Enter(Function):
@@ -190,10 +246,17 @@ def bring(x: Tensor, arrives: Cut, takes: Cut, axis: Axis, terms: bool) -> Tenso
     if arrives == takes and not (takes is None and terms):
         return x
     if takes is None:
-        asked = (x._version, arrives, terms, torch.is_grad_enabled())
-        if axis.last is None or axis.last[0] is not x or axis.last[1] != asked:
-            axis.last = (x, asked, _into(x, arrives, axis, terms))
-        return axis.last[2]
+        # a compiler knows no versions: the plan refuses to compile what changes its input between two users
+        version = 0 if torch.compiler.is_compiling() else x._version
+        asked = (version, arrives, terms, torch.is_grad_enabled())
+        same = axis.last is not None and axis.last[0] is x
+        if axis.last is not None and same and axis.last[1] == asked:
+            return axis.last[2]
+        if axis.last is not None and same and axis.last[1][0] != version:
+            axis.overwritten = True
+        brought = _into(x, arrives, axis, terms)
+        axis.last = (x, asked, brought)
+        return brought
     if arrives is not None:
         x = _into(x, arrives, axis, terms=False)
     axis.said("all_gather", "backward", x)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
-from launcher.plan.cost.gather_order import Visit
 from launcher.plan.partition.params import Placed
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.precision import Precision
@@ -17,20 +16,20 @@ def reduced(p: Placed, dtypes: Precision) -> int:
     return ITEMSIZE[dtypes.reduce if dtypes.mixed else p.spec.dtype]
 
 
-def scatters(model: CutModel, visits: tuple[tuple[Visit, ...], ...], limit: int | None) -> tuple[Bucket, ...]:
+def scatters(model: CutModel, limit: int | None) -> tuple[Bucket, ...]:
     """Stage after stage; bytes are those of the whole, padded gradients.
 
     ``limit``: bytes that travel together, ``None`` for as many as were gathered together.
     """
     if model.hsdp is None or model.hsdp.optimizer_level != "level1":
         return ()
-    return tuple(b for s in range(len(model.stages)) for b in _of_stage(model, s, visits[s], limit))
+    return tuple(b for s in range(len(model.stages)) for b in _of_stage(model, s, limit))
 
 
-def _of_stage(model: CutModel, stage: int, visits: tuple[Visit, ...], limit: int | None) -> Iterator[Bucket]:
+def _of_stage(model: CutModel, stage: int, limit: int | None) -> Iterator[Bucket]:
     """Groups stay whole that fit: a bucket waits for all of its groups."""
     together, nbytes = list[Placed](), 0
-    for group in _done(model, stage, visits):
+    for group in _done(model, stage):
         sizes = {p: p.padded * reduced(p, model.dtypes) for p in _learning(model, group)}
         pieces = [list(sizes)] if limit is None or sum(sizes.values()) <= limit else [[p] for p in sizes]
         for piece in filter(None, pieces):
@@ -50,9 +49,9 @@ def _learning(model: CutModel, group: Group) -> list[Placed]:
     return [named[n] for n in group.names if n not in group.idle]
 
 
-def _done(model: CutModel, stage: int, visits: tuple[Visit, ...]) -> list[Group]:
+def _done(model: CutModel, stage: int) -> list[Group]:
     """Autograd goes the forward's way back: the group that was begun first is done last."""
-    first = {v.group: n for n, v in reversed([*enumerate(visits)]) if v.begins}
+    first = {v.group: n for n, v in reversed([*enumerate(model.visits[stage])]) if v.begins}
     back = sorted(first, key=lambda i: -first[i])
     rest = [i for i, g in enumerate(model.groups) if g.stage == stage and i not in first]
     return [model.groups[i] for i in (*back, *rest)]

@@ -18,6 +18,7 @@ from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import (
     checkpoint,
     comm_fusion,
+    compile,
     dataset_strategy,
     grid,
     hsdp,
@@ -34,7 +35,7 @@ from launcher.plan.settings.numbers import deterministic, gradients_mean, loss_r
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
-__all__ = ["checkpoint", "dataset_strategy", "recompute", "steps", "transformer_opt"]
+__all__ = ["checkpoint", "compile", "dataset_strategy", "recompute", "steps", "transformer_opt"]
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
@@ -47,6 +48,7 @@ def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:
     found += dataset_strategy.refused(job, got)
     found += transformer_opt.refused(job, got)
     found += local_norm.refused(job)
+    found += compile.refused(job, got)
     return got, found
 
 

@@ -13,7 +13,7 @@ from launcher.plan.schedule import schedules
 from launcher.plan.schedule.actions import Schedule
 from launcher.plan.schedule.schedules import RULES, Rule
 from launcher.plan.schedule.simulate import Cost, Timeline, simulate
-from launcher.plan.settings import hsdp
+from launcher.plan.settings import compile, hsdp
 from launcher.plan.values.setting import Setting
 
 KEY = "parallel.pipeline"
@@ -83,6 +83,7 @@ def _illegal(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
         yield Problem(f"{KEY}.chunks", text, f"{KEY}.chunks=2")
     yield from _pieces(pipe, rule)
     yield from hsdp.dropped(job, sizes, rule)
+    yield from compile.split(job, rule)
 
 
 def _pieces(pipe: Pipeline, rule: Rule) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
+from launcher.plan.settings.module_names import nobody
 from launcher.plan.values.facts import Graph, Skeleton
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
@@ -31,7 +32,7 @@ def resolve(
     if asked is None:
         return (), []
     policies = _policies(asked)
-    found = [p for key in policies for p in _nobody(key, skeleton)]
+    found = [p for key in policies for p in nobody(MODULES, key, skeleton)]
     if found:
         return (), found
 
@@ -89,17 +90,6 @@ def _key(policies: Mapping[str, str], module: str) -> str | None:
     if module in policies:
         return module
     return next((key for key in reversed(list(policies)) if fnmatchcase(module, key)), None)
-
-
-def _nobody(key: str, skeleton: Skeleton) -> Iterator[Problem]:
-    """A key that stands for no module, or for one whose forward nobody calls."""
-    named = [m for m in skeleton.modules if fnmatchcase(m, key)]
-    if not named:
-        tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
-        yield Problem(MODULES, f"{key}: no module is called so; there are {', '.join(tops)}")
-    elif all(m in skeleton.lists for m in named):
-        text = f"{key}: a list of modules, which is not called itself; name what is in it"
-        yield Problem(MODULES, text, quote(f"{MODULES}={key}.*"))
 
 
 def settled(

@@ -5,6 +5,7 @@ No decision.
 
 __all__ = [
     "batch_reading",
+    "compilation",
     "facts",
     "grid",
     "layout",

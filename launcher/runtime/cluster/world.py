@@ -136,6 +136,23 @@ def bounded(timeout: timedelta) -> Iterator[None]:
         c10d.default_pg_timeout, c10d.default_pg_nccl_timeout = before
 
 
+def usual_timeout() -> timedelta:
+    """How long a group waits that is made now."""
+    timeout: timedelta = dist.distributed_c10d.default_pg_timeout
+    return timeout
+
+
+def wait_for(timeout: timedelta) -> None:
+    """From now on every group of this rank waits so long in a collective.
+
+    Of messages between two ranks only NCCL hears it: with gloo they keep what their group was made with.
+    """
+    c10d: Any = dist.distributed_c10d
+    for group in list(c10d._world.pg_map):
+        if not c10d._rank_not_in_group(group):
+            c10d._set_pg_timeout(timeout, group)
+
+
 def deterministic() -> None:
     """Operations without a deterministic form raise from here on; call it before the first use of devices."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

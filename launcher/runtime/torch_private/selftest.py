@@ -72,6 +72,25 @@ PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 """Module, name in it, and arguments that we pass or override by name."""
 
+COMPILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("torch._dynamo", "list_backends", ("exclude_tags",)),
+    ("torch._dynamo.callback", "callback_handler.register_start_callback", ()),
+    ("torch._dynamo.callback", "callback_handler.register_end_callback", ()),
+    ("torch._dynamo.callback", "CallbackArgs", ("callback_trigger", "compile_id")),
+    ("torch._dynamo.callback", "CallbackTrigger.DYNAMO", ()),
+    ("torch._dynamo.config", "recompile_limit", ()),
+    ("torch._dynamo.config", "accumulated_recompile_limit", ()),
+    ("torch._dynamo.config", "skip_fwd_side_effects_in_bwd_under_checkpoint", ()),
+    ("torch._dynamo.exc", "FailOnRecompileLimitHit", ()),
+    ("torch._dynamo.exc", "TorchDynamoException", ()),
+    ("torch._inductor.config", "fallback_random", ()),
+    ("torch._inductor.runtime.cache_dir_utils", "default_cache_dir", ()),
+    ("torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout", "group")),
+    ("torch.distributed.distributed_c10d", "_rank_not_in_group", ("group",)),
+    ("torch.distributed.distributed_c10d", "_world.pg_map", ()),
+)  # fmt: skip
+"""The same for ``train.compile``: to look at these takes seconds."""
+
 
 def verify(parts: tuple[tuple[str, str, tuple[str, ...]], ...] = PARTS) -> None:
     """Raises ``RequestError`` naming all that is missing, the torch at hand and those that fit.

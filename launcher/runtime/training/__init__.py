@@ -3,6 +3,7 @@
 __all__ = [
     "batches",
     "device_figures",
+    "first_step",
     "grad_norm_log",
     "loop",
     "loss_scaling",

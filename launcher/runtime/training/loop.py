@@ -54,7 +54,8 @@ def train(s: Session, loop: Loop) -> None:
         began = time.perf_counter()
         lr = loop.lr(s.step)
         scaled = s.scaling.factor
-        loss, norm = step(s, loop.clip)
+        with s.first_step.around(s.model.compiled):
+            loss, norm = step(s, loop.clip)
         s.step += 1
         if math.isfinite(loss):
             s.results["loss"] = loss

@@ -16,6 +16,7 @@ from launcher.plan.values.trust import ANYONE, Trust
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.device_figures import DeviceFigures
+from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import Scaling
 from launcher.runtime.training.pipeline import Pipeline
@@ -60,3 +61,4 @@ class Session:
     settings: Mapping[str, Any] = field(default_factory=dict)
     scaling: Scaling = field(default_factory=lambda: Scaling(1.0, dynamic=False))
     results: dict[str, float] = field(default_factory=dict)
+    first_step: FirstStep = field(default_factory=lambda: FirstStep(None))

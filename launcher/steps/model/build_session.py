@@ -31,6 +31,7 @@ from launcher.planner.plan_job import inputs
 from launcher.runtime.cluster.world import World
 from launcher.runtime.training.batches import Feed
 from launcher.runtime.training.device_figures import figures
+from launcher.runtime.training.first_step import FirstStep
 from launcher.runtime.training.grad_norm_log import LocalNormLog
 from launcher.runtime.training.loss_scaling import scaling
 from launcher.runtime.training.pipeline import Pipeline
@@ -53,7 +54,9 @@ def build(
     """
     # the model, its parts where the plan has them
     device = torch.device(world.device)
-    meshes = mesh.build(plan.sizes.grid, device.type, plan.ties)
+    first = FirstStep(plan.compilation)
+    with first.groups():
+        meshes = mesh.build(plan.sizes.grid, device.type, plan.ties, apart=plan.compilation is not None)
     model = parallelize((drawn or Drawings()).take(job, plan), plan, meshes, device)
     pipeline = Pipeline(model, inputs(job, plan.sizes.micro_batch), cross_entropy, device)
 
@@ -95,6 +98,7 @@ def build(
         settings=recorded(with_data_read(job), plan),
         spare=job.checkpoint.on_error == "continue",
         saver=Saver() if saves_beside else None,
+        first_step=first,
     )
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from launcher.errors import RequestError
-from launcher.runtime.torch_private.selftest import PARTS, verify
+from launcher.runtime.torch_private.selftest import COMPILING, PARTS, verify
 
 
 def test_the_torch_at_hand_has_all_parts():
     verify()
+    verify(COMPILING)
 
 
 def test_everything_that_is_missing_is_said_in_one_error():

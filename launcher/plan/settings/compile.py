@@ -1,0 +1,268 @@
+"""``train.compile``: modules whose forward and backward torch compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Compile, Job
+from launcher.job.schema.similar_names import nearest
+from launcher.plan.cost.cut_model import CutModel
+from launcher.plan.cost.fusion import Group
+from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.partition.stage_config import units
+from launcher.plan.partition.stages import covers
+from launcher.plan.schedule.schedules import Rule
+from launcher.plan.settings.module_names import nobody
+from launcher.plan.traced_model import TracedModel
+from launcher.plan.values.compilation import STAGE, Compilation
+from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.text import listed, some
+
+KEY = "train.compile"
+MODULES, BACKEND, MODE, FULLGRAPH = f"{KEY}.modules", f"{KEY}.backend", f"{KEY}.mode", f"{KEY}.fullgraph"
+AUTO, STAGES, INDUCTOR = "auto", "stages", "inductor"
+OFF, TO_AUTO, IN_PARTS = f"{KEY}=null", f"{MODULES}={AUTO}", f"{FULLGRAPH}=false"
+FUSED = "parallel.comm_fusion.openstate=true"
+COMM = "parallel.recompute.comm"
+RECORDED = ("reduce-overhead", "max-autotune")
+"""Modes that record CUDA graphs."""
+
+
+def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
+    """What cannot be compiled whatever the model is."""
+    asked = job.train.compile
+    if asked is None:
+        return
+    if asked.mode != "default" and asked.backend != INDUCTOR:
+        text = f"{asked.mode}: is a mode of {INDUCTOR}, and {BACKEND} is {asked.backend}"
+        yield Problem(MODE, text, f"{MODE}=default")
+    elif asked.mode in RECORDED:
+        text = f"{asked.mode}: records CUDA graphs, which hold one call at a time"
+        text += ", and a step has several micro batches under way"
+        yield Problem(MODE, text, f"{MODE}=max-autotune-no-cudagraphs")
+    if sizes is not None and sizes.pieces > 1:
+        text = f"parallel.pipeline.seq_chunks is {sizes.pieces}: modules keep state"
+        text += " from one piece of a sequence to the next, which a graph does not see"
+        yield Problem(KEY, f"{text}; leave one of the two out", OFF)
+
+
+def split(job: Job, rule: Rule) -> Iterator[Problem]:
+    """Schedulers that cut a backward in two: a compiled one is one piece."""
+    if job.train.compile is not None and rule.split:
+        scheduler = job.parallel.pipeline.scheduler
+        text = f"{scheduler} cuts each backward in two, and a compiled one is one piece; 1f1b leaves it whole"
+        more = "" if rule.single else " parallel.pipeline.interleave=true parallel.pipeline.chunks=2"
+        yield Problem(KEY, text, f"parallel.pipeline.scheduler=1f1b{more}")
+
+
+def unknown_backend(job: Job, known: Iterable[str]) -> Iterator[Problem]:
+    """``known``: those that this torch has."""
+    asked = job.train.compile
+    if asked is None or asked.backend in known:
+        return
+    usual = sorted(b for b in known if "TESTING" not in b)
+    best = nearest(asked.backend, usual) or INDUCTOR
+    text = f"{asked.backend}: torch has no such backend; it has {', '.join(usual)}"
+    yield Problem(BACKEND, text, f"{BACKEND}={best}")
+
+
+def overwritten(job: Job, seen: bool) -> list[Problem]:
+    """``seen``: a tensor was changed in place between two operators over tp that take it."""
+    if job.train.compile is None or not seen:
+        return []
+    text = "the model changes in place what two operators over tp take, which a graph cannot tell apart"
+    return [Problem(KEY, f"{text}; let it make a new tensor", OFF)]
+
+
+def broken(found: Mapping[str, str]) -> list[Problem]:
+    """``found``: modules that were seen to be no one graph, and why."""
+    alike = {why: [m or "the model" for m in found if found[m] == why] for why in found.values()}
+    return [
+        Problem(FULLGRAPH, f"true: {some(modules)}: torch cannot make one graph of it: {why}", IN_PARTS)
+        for why, modules in alike.items()
+    ]
+
+
+def resolve(job: Job, model: TracedModel, at: CutModel) -> tuple[Compilation | None, list[Problem]]:
+    """The modules asked for, in definition order; nothing inside of one that is compiled as a whole."""
+    asked = job.train.compile
+    if asked is None:
+        return None, []
+    modules, found = _named(asked, model.skeleton, model.graph, at)
+    if found:
+        return None, found
+    found = [
+        *_cut_open(modules, at),
+        *_gathered_inside(modules, job, at.groups),
+        *_no_graph(modules, model),
+        *_no_whole_graph(asked, modules, model),
+        *_selected_inside(modules, model),
+        *_over_tp(modules, model),
+    ]
+    made = Compilation(
+        modules=modules,
+        backend=asked.backend,
+        mode=asked.mode,
+        fullgraph=asked.fullgraph,
+        dynamic=asked.dynamic,
+        timeout_s=asked.timeout_s,
+    )
+    return made, found
+
+
+def notes(job: Job) -> Iterator[Note]:
+    """What else is to be known of it."""
+    if job.train.compile is not None:
+        yield Note(KEY, "bytes and times of this plan are those of eager code; validation runs eagerly")
+
+
+def _named(
+    asked: Compile, skeleton: Skeleton, graph: Graph, at: CutModel
+) -> tuple[tuple[str, ...], list[Problem]]:
+    if asked.modules == STAGES:
+        return (STAGE,), []
+    if asked.modules == AUTO:
+        return _blocks(skeleton, graph, at), []
+    keys = (asked.modules,) if isinstance(asked.modules, str) else asked.modules
+    found = [p for key in keys for p in (*nobody(MODULES, key, skeleton), *_idle(key, skeleton, graph))]
+    chosen: list[str] = []
+    for module in _called(skeleton, graph):
+        inside = any(covers(around, module) for around in chosen)
+        if not inside and any(fnmatchcase(module, key) for key in keys):
+            chosen.append(module)
+    return tuple(chosen), found
+
+
+def _blocks(skeleton: Skeleton, graph: Graph, at: CutModel) -> tuple[str, ...]:
+    """The units made of modules; of a model that has none, all with parameters, or else the stages.
+
+    Those that torch cannot put in one graph are left out, unless that leaves none.
+    """
+    called = set(_called(skeleton, graph)).intersection(units(skeleton))
+    whole = [u for u in skeleton.modules if u in called and at.stage_of(u) is not None]
+    apart = [u for u in whole if not _inner(u, at.groups)]
+    made = [u for u in apart if any(m != u and covers(u, m) for m in skeleton.modules)]
+    loaded = [u for u in apart if any(covers(u, p.name) for p in skeleton.params)]
+    quiet = [u for u in made or loaded if not any(covers(u, m) for m in graph.looks)]
+    return tuple(quiet or made or loaded or [STAGE])
+
+
+def _called(skeleton: Skeleton, graph: Graph) -> Iterator[str]:
+    """The modules that a forward calls."""
+    calls = dict(graph.calls)
+    return (m for m in skeleton.modules if calls.get(m, 1) and m not in skeleton.lists)
+
+
+def _idle(key: str, skeleton: Skeleton, graph: Graph) -> Iterator[Problem]:
+    """A key that stands only for modules that no forward calls."""
+    named = [m for m in skeleton.modules if fnmatchcase(m, key) and m not in skeleton.lists]
+    if named and not any(m in named for m in _called(skeleton, graph)):
+        yield Problem(MODULES, f"{key}: the model calls none of these; name others, or {AUTO}", TO_AUTO)
+
+
+def _cut_open(modules: Iterable[str], at: CutModel) -> Iterator[Problem]:
+    """Modules of which the stages run the parts one by one."""
+    for m in modules:
+        if m != STAGE and at.stage_of(m) is None:
+            text = f"{m}: stages run what is in it one by one, so it is never called as a whole"
+            yield Problem(MODULES, f"{text}; name modules inside of it, or {AUTO}", TO_AUTO)
+
+
+def _inner(module: str, groups: Iterable[Group]) -> list[str]:
+    """What is gathered while ``module`` runs."""
+    return [m for g in groups for m in g.modules if m not in (module, STAGE) and covers(module, m)]
+
+
+def _gathered_inside(modules: Iterable[str], job: Job, groups: Sequence[Group]) -> Iterator[Problem]:
+    """FSDP2 gathers weights before a module is called: nothing that a graph can do."""
+    gathered = {m: inner for m in modules if (inner := _inner(m, groups))}
+    for m, inner in list(gathered.items())[:1]:
+        name = m or f"{STAGES}: a stage"
+        text = f"{name} is one graph, and weights are gathered inside of it, for {some(inner)}"
+        if job.parallel.comm_fusion.openstate:
+            yield Problem(MODULES, f"{text}; {AUTO} takes what is gathered as a whole", TO_AUTO)
+        else:
+            yield Problem(MODULES, f"{text}; fused, a block is gathered at once", FUSED)
+
+
+def _no_graph(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
+    """What torch puts in no graph, whole or in parts."""
+    taken = _with(modules, [inner.module for inner in model.graph.effects.inner])
+    if taken:
+        text = f"{taken}: the forward takes a gradient itself, of what is in no graph or in another"
+        yield Problem(MODULES, f"{text}; name other modules", OFF)
+    own = model.skeleton.traits.compiled
+    twice = [m or "each stage" for m in modules if any(covers(m, c) or covers(c, m) for c in own)]
+    if twice:
+        text = f"{some(twice)}: the model has {own[0] or 'itself'} compiled already (torch.compile)"
+        yield Problem(MODULES, f"{text}; name other modules", OFF)
+
+
+def _no_whole_graph(asked: Compile, modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
+    """What torch cannot put in one graph, but in several."""
+    if not asked.fullgraph:
+        return
+    looks = _with(modules, model.graph.looks)
+    if looks:
+        text = f"true: {looks}: the data decide what is done, which is no one graph"
+        yield Problem(FULLGRAPH, text, IN_PARTS)
+    hooked = model.skeleton.traits.backward
+    hooks = _with(modules, [h for h in hooked if h not in modules])  # its own are outside of it
+    if hooks:
+        text = f"true: {hooks}: a module inside has a backward hook, which torch puts in no graph"
+        yield Problem(FULLGRAPH, text, IN_PARTS)
+
+
+def _with(modules: Iterable[str], inside: Iterable[str]) -> str:
+    """Those of ``modules`` that have one of ``inside`` in them, as text."""
+    there = list(inside)
+    return some([m or "each stage" for m in modules if any(covers(m, w) for w in there)])
+
+
+def _selected_inside(modules: Iterable[str], model: TracedModel) -> Iterator[Problem]:
+    """What runs again selectively keeps results of operations, which a graph inside of it hides."""
+    for r in model.recomputed:
+        inner = [m for m in modules if m not in (STAGE, r.module) and covers(r.module, m)]
+        if inner and r.policy == "selective":
+            text = f"{some(inner)}: inside of {r.module}, of which parallel.recompute keeps results"
+            yield Problem(
+                MODULES, f"{text} of operations, and a graph hides them; compile {r.module}", TO_AUTO
+            )
+            return
+
+
+def _over_tp(modules: Sequence[str], model: TracedModel) -> Iterator[Problem]:
+    """Operators that share what is brought in for them, and what cannot run again with them in a graph."""
+    cut = [s.operator.module for s in model.operators.spreads]
+    single = [m for m in modules if m in cut]
+    if single:
+        text = f"{some(single)}: cut over tp, it shares its input with the operators beside it"
+        yield Problem(MODULES, f"{text}; compile the module around it", TO_AUTO)
+
+    again = [r for r in model.recomputed if any(covers(r.module, operator) for operator in cut)]
+    around = [r.module for r in again if any(m != r.module and covers(r.module, m) for m in modules)]
+    if around:
+        text = f"inside of {around[0]}, which runs again and is cut over tp: a graph would send again"
+        yield Problem(MODULES, f"{text} what nobody needs; leave one of the two out", OFF)
+
+    inside = [r for r in again if any(covers(m, r.module) for m in modules)]
+    whole = [r.module for r in inside if r.policy == "full"]
+    if whole:
+        text = f"{some(whole)}: torch cannot run what is cut over tp again as a whole in a graph"
+        cure = "parallel.recompute.policy=selective parallel.recompute.comm=keep"
+        yield Problem(MODULES, f"{text}; policy selective can", cure)
+    elif any(r.comm and r.module not in modules for r in inside):
+        text = "recompute: of a part of a graph also the last result would be sent over tp again"
+        yield Problem(COMM, f"{text}, which nobody needs", f"{COMM}=keep")
+
+
+def line(made: Compilation) -> str:
+    """For the plan."""
+    names = "each stage" if made.modules == (STAGE,) else listed(made.modules)
+    mode = "" if made.mode == "default" else f" ({made.mode})"
+    whole = "one graph each" if made.fullgraph else "eager where it cannot be compiled"
+    shapes = {True: "any shape", False: "the planned shapes", None: "shapes as they come"}[made.dynamic]
+    patience = f"the first step may take {made.timeout_s:g} s"
+    return f"{names} by {made.backend}{mode}: {whole}, for {shapes}; {patience}"

@@ -1,0 +1,154 @@
+"""Builds a model without memory, and follows its forward as a rank of ``tp`` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher.errors import RequestError, owned, refuse
+from launcher.job.schema.components import Target
+from launcher.job.schema.job import Job
+from launcher.plan.operators.resolve import Flow, resolve, splits, uncalled
+from launcher.plan.partition.sequence_chunks import Pieces, grain
+from launcher.plan.plan import Asked, Plan
+from launcher.plan.refusals import model_effects
+from launcher.plan.settings import compile, recompute
+from launcher.plan.settings.checkpoint import misnamed
+from launcher.plan.values.compilation import STAGE, Compilation
+from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
+from launcher.plan.values.recomputed import Recomputed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class ModelRead:
+    """A model without memory; ``lost``: why its weights cannot be made without the whole of it.
+
+    ``marks``: Python attributes that its tensors had, with the names of those.
+    """
+
+    module: nn.Module
+    skeleton: Skeleton
+    lost: str
+    marks: dict[str, tuple[str, ...]]
+
+
+def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
+    """Without memory, as ``record`` leaves it. Raises ``RequestError`` for what no layout could train."""
+    from launcher.parallel.deferred_init.record import record
+    from launcher.parallel.trace import model_facts
+
+    with model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])):
+        with _owned(job.model, "model"):
+            model, tape = record(build, job.seed)
+        if isinstance(job.model, Target):
+            from launcher.parallel.deferred_init.uninitialized import problems
+
+            refuse(problems(build, model, tape))
+        known = model_facts.skeleton(model)
+    known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
+    refuse((*model_effects.unfit(known), *misnamed(known)))
+    return ModelRead(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
+
+
+def _owned(settings: object, section: str) -> AbstractContextManager[None]:
+    """What a class of the user's own raises is told in its own words."""
+    if not isinstance(settings, Target):
+        return nullcontext()
+    return owned(f"{section}._target_", f"{settings.target}: cannot be built")
+
+
+def breaks(made: Plan, asked: Compilation, model: ModelRead, specs: tuple[TensorSpec, ...]) -> dict[str, str]:
+    """What breaks the graph of modules that are to be one each; of stages, of what lies between modules."""
+    from launcher.parallel.forward.graph_breaks import graph_breaks
+    from launcher.parallel.model_state.references import unmarked
+    from launcher.parallel.trace import model_facts
+
+    modules = asked.modules
+    if modules == (STAGE,) and made.leaves is not None:
+        modules = tuple(m for s in made.stages for m in s.modules)
+    dtype = model_facts.dtype_of(DTYPE[made.precision])
+    with model_facts.default_dtype(dtype), unmarked(model.marks):
+        xs = model_facts.meta(specs)
+        return graph_breaks(model.module, asked, modules, xs, tp=made.sizes.grid["tp"])
+
+
+def keeps_messages() -> bool:
+    """Whether torch keeps what stages send each other until the step is over, as before 2.15."""
+    import torch
+
+    return torch.__version__ < "2.15"  # torch compares versions here, not letters
+
+
+@dataclass(frozen=True)
+class Followed:
+    """One forward as a rank of ``tp`` runs it; ``pieces``: of sequences, where they are cut."""
+
+    operators: Flow
+    recomputed: tuple[Recomputed, ...]
+    graph: Graph
+    pieces: Pieces | None = None
+
+
+def _settled(
+    operators: Flow, recomputed: tuple[Recomputed, ...], graph: Graph, skeleton: Skeleton
+) -> Followed:
+    """With what runs again as ``graph`` allows it. Raises ``RequestError``."""
+    recomputed, found = recompute.settled(recomputed, graph, skeleton)
+    refuse(found)
+    together = dict.fromkeys((*graph.recomputed, *(r.module for r in recomputed)))
+    return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
+
+
+def follow(
+    job: Job,
+    asked: Asked,
+    built: ModelRead,
+    *,
+    whole: tuple[str, ...] | None,
+    specs: tuple[TensorSpec, ...],
+) -> Followed:
+    """How the operators run, and what one rank of ``tp`` does; the model keeps that rank's weights."""
+    from launcher.parallel.forward import recompute as again
+    from launcher.parallel.model_state.deep_copy import copied
+    from launcher.parallel.sequence import chunks
+    from launcher.parallel.tensor_parallel import apply, propagate
+    from launcher.parallel.tensor_parallel.collectives import Axis
+    from launcher.parallel.trace import model_facts
+
+    model, skeleton = built.module, built.skeleton
+    tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
+
+    # what of the request fits this model
+    operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
+    found = found or uncalled(operators, whole)
+    recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
+    found += wrong
+    if found := found or (chunks.problems(model, specs, count) if count > 1 else []):
+        raise RequestError(tuple(found))
+
+    # the model as one rank of tp runs it; pieces are followed on one that nothing was cut of
+    bare = copied(model) if count > 1 else model
+    out = propagate.follow(model, operators, tp, specs)
+    apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
+    axis = Axis(tp, planned=True)
+    apply.install(model, out.spreads, axis)
+    again.install(model, recomputed, axis)
+
+    # one forward of whole sequences
+    leaves = None if whole is None else frozenset(whole)
+    graph = model_facts.whole(model, specs) if leaves is None else model_facts.graph(model, leaves, specs)
+    refuse(compile.overwritten(job, axis.overwritten))
+    if leaves is None or count == 1:
+        return _settled(out, recomputed, graph, skeleton)
+
+    # and one of their pieces
+    split = job.parallel.pipeline.seq_split
+    lengths = chunks.cut(model, leaves, specs, count, split=split, step=grain(out, tp))
+    out = propagate.in_pieces(bare, out, tp, specs, lengths=lengths)
+    seen = _settled(out, recomputed, graph, skeleton)
+    return replace(seen, pieces=chunks.graphs(model, leaves, specs, graph, lengths=lengths))

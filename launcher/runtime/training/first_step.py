@@ -1,0 +1,84 @@
+"""The first step of a model whose modules are compiled: it takes longer, and says how long that was."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.plan.values.compilation import Compilation
+from launcher.runtime.cluster.world import bounded, usual_timeout, wait_for
+from launcher.runtime.torch_private.selftest import COMPILING, verify
+
+if TYPE_CHECKING:
+    from launcher.parallel.forward.compile_times import CompileTimes
+
+_log = logging.getLogger(__name__)
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+OWNER_ONLY = 0o700
+
+
+class FirstStep:
+    """Ranks wait for each other as long as the plan says while they compile, and then as long as before."""
+
+    def __init__(self, plan: Compilation | None) -> None:
+        self.plan = plan
+        self.usual = usual_timeout()
+        self.done = plan is None
+        if plan is not None:
+            verify(COMPILING)
+            keep_compiled()
+
+    @property
+    def patience(self) -> timedelta:
+        """Never less than what ranks wait anyway."""
+        return self.usual if self.plan is None else max(self.usual, timedelta(seconds=self.plan.timeout_s))
+
+    @contextmanager
+    def groups(self) -> Iterator[None]:
+        """Groups made in the block can wait as long as that.
+
+        gloo lets messages between two ranks wait no longer than was said when their group was made.
+        """
+        with bounded(self.patience) if self.plan is not None else nullcontext():
+            yield
+
+    @contextmanager
+    def around(self, times: CompileTimes | None) -> Iterator[None]:
+        """Around every step; the first of them is the one."""
+        if self.done:
+            yield
+            return
+        wait_for(self.patience)
+        yield
+        wait_for(self.usual)
+        self.done = True
+        if times is not None:
+            _log.info("train.compile: %s", times.told())
+
+
+def keep_compiled() -> None:
+    """What inductor makes is kept below the user's cache, so that a second start takes it from there.
+
+    torch's own place is below ``/tmp``, where others could put what we load. ``TORCHINDUCTOR_CACHE_DIR``
+    wins.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # not before somebody compiles
+
+    # torch writes its own choice there, too
+    if os.environ.get(FOLDER, default_cache_dir()) != default_cache_dir():
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "launcher" / "compile"
+    try:
+        folder.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user")
+    except OSError as error:
+        _log.warning("what is compiled is not kept for the next start: %s; %s names a folder", error, FOLDER)
+        return
+    os.environ[FOLDER] = str(folder)

@@ -1,0 +1,114 @@
+"""Models that torch compiles: with dropout, with another graph in each call, and what is no graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class Dropped(nn.Module):
+    """A block that draws numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.drop = nn.Linear(8, 8), nn.Dropout(0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.drop(self.a(x)).tanh()
+        return out
+
+
+class Dropping(nn.Module):
+    """Three of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Dropped() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Counting(Dropped):
+    """Every call is another graph: it does something else by a number that it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * (1 + self.calls % 50)
+
+
+class Counted(nn.Module):
+    """A model of such a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counting()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers[0](x)
+        return out
+
+
+class Untraceable(Dropped):
+    """A block that cannot be one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+class Broken(Counted):
+    """A model whose block cannot be one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Untraceable()])
+
+
+class _Saving(Dropped):
+    """A block with hooks on what autograd saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: t.double(), lambda t: t):
+            return super().forward(x)
+
+
+class Hooked(Counted):
+    """A model of such a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_Saving()])
+
+
+class _LateUntraceable(Untraceable):
+    """A block that is one graph on tensors without memory only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_meta:
+            return Dropped.forward(self, x)
+        return super().forward(x)
+
+
+class LateBroken(Counted):
+    """A model of such a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([_LateUntraceable()])

@@ -1,0 +1,10 @@
+"""What torch says of itself while it compiles; where warnings are errors it would not get any further."""
+
+from __future__ import annotations
+
+TRACING = (
+    "ignore:The .grad attribute of a Tensor",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning",
+    "ignore:Dynamo does not know how to trace",
+)
