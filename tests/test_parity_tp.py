@@ -150,13 +150,19 @@ def test_a_replicate_and_shard_grid_under_tp_equals_one_process():
     assert_parity(job(parallel=parallel, launch={"nproc": 8}))
 
 
+@pytest.mark.parametrize("swap", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("hsdp", [None, {"threshold": 0}], ids=["whole", "sharded"])
-def test_layers_with_bias_equal_one_process(hsdp):
+def test_layers_with_bias_equal_one_process(hsdp, swap):
+    """The bias of a row-parallel layer is added after the sum, or before it to the term of one rank."""
     mlp = {"name": "mlp", "features": 12, "hidden": 8, "classes": 4}
     operators = {"layer1": COLUMN, "layer2": ROW, "layer3": COLUMN}
-    parallel = {"operators": operators, "grid": {"tp": 2}, "hsdp": hsdp}
+    swapped = {"allreduce_and_biasadd_swap": swap}
+    parallel = {"operators": operators, "grid": {"tp": 2}, "hsdp": hsdp, "transformer_opt": swapped}
     shapes = {"data": {"_target_": "tests.parallel.sources.Shapes", "shapes": [[12]]}, "security__allow": ("tests",)}
-    assert_parity(job(model=mlp, parallel=parallel, launch={"nproc": 4 if hsdp else 2}, **shapes))
+    j = job(model=mlp, parallel=parallel, launch={"nproc": 4 if hsdp else 2}, **shapes)
+    said = [(s.status, s.why) for s in plan_job(j).settings if "biasadd" in s.key]
+    assert said == [("applied", "the first rank of tp adds the bias to its term, before the all-reduce")] * swap
+    assert_parity(j)
 
 
 @exhaustive

@@ -18,6 +18,8 @@ from launcher.parallel.deferred_init.fill import fill
 from launcher.parallel.forward.compile import compile_modules
 from launcher.parallel.fsdp.gather_order import GatherOrder, agree
 from launcher.parallel.fsdp.half_precision import HalfWeights, half_weights
+from launcher.parallel.fsdp.prefetch import Prefetch
+from launcher.parallel.fsdp.reduce_order import ReduceOrder
 from launcher.parallel.fsdp.shard import shard
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.replicas.buffers import Statistics, statistics
@@ -42,6 +44,8 @@ class ParallelModel:
     axis: Axis
     parts: list[StagePart]
     orders: list[GatherOrder]
+    prefetch: Prefetch
+    reductions: list[ReduceOrder]
     buckets: list[Bucketed]
     ties: list[Tied]
     statistics: Statistics
@@ -80,14 +84,18 @@ class ParallelModel:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around every forward and backward: weights are in the dtype that the model computes in."""
+        """Around every forward and backward: weights are gathered, in the dtype of the computation."""
+        self.prefetch.start()
         with ExitStack() as stack:
             for low in self.halves:
                 stack.enter_context(low.running())
             yield
+        self.prefetch.end()
 
     def reduce(self) -> None:
         """After the last backward of a step: finish the sums that no schedule action did."""
+        for order in self.reductions:
+            order.end()
         agree(self.orders, self.meshes)
         for bucket in self.buckets:
             bucket.reduce()
@@ -127,6 +135,8 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         axis=drawn.axis,
         parts=parts,
         orders=orders,
+        prefetch=Prefetch(plan.gathers[meshes.coords["pp"]], orders),
+        reductions=[ReduceOrder(order, plan) for order in orders],
         buckets=buckets,
         ties=ties,
         statistics=statistics(parts, plan, meshes),

@@ -12,8 +12,9 @@ from launcher.plan import certify_copy, settings, step_order
 from launcher.plan.cost import gather_order
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
-from launcher.plan.cost.gather_order import Visit, visits
+from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cost.memory import Memory, copies, memory
+from launcher.plan.cost.scatters import scatters
 from launcher.plan.cost.stage_loads import RankLoad, rank_loads
 from launcher.plan.cost.step_flops import step_flops
 from launcher.plan.cost.step_time import Rerun, rerun, step_time
@@ -43,7 +44,7 @@ from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
 from launcher.plan.values.compilation import Compilation
-from launcher.plan.values.facts import Skeleton, TensorSpec
+from launcher.plan.values.facts import Graph, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.precision import Precision, precision
 from launcher.plan.values.recomputed import Recomputed
@@ -95,9 +96,10 @@ class Plan:
     modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
     are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
     modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
-    torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``output`` is what a rank
-    has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each rank builds
-    the model once and keeps its shards.
+    torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``gathers``: of each
+    pipeline rank, once a step. ``reduces_early``: what is reduced once a step travels while the last backward
+    goes on. ``output`` is what a rank has of the model's output. ``deferred``: parameters are made shard by
+    shard; otherwise each rank builds the model once and keeps its shards.
     """
 
     name: str
@@ -117,7 +119,10 @@ class Plan:
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]
     visits: tuple[tuple[Visit, ...], ...]
+    gathers: tuple[tuple[Gathering, ...], ...]
     buckets: tuple[Bucket, ...]
+    scatters: tuple[Bucket, ...]
+    reduces_early: bool
     operators: Flow
     recomputed: tuple[Recomputed, ...]
     compilation: Compilation | None
@@ -197,9 +202,8 @@ def plan(
     traits: OptimizerTraits | None = None,
 ) -> Plan:
     """The plan of ``job`` for this model; ``traits``: what an optimizer of the user's own was seen to do."""
-    par, graph = job.parallel, model.graph
-
     # the stages, and the order in which they work
+    par, graph = job.parallel, model.graph
     cut, balanced = pipeline_stage_config.cut(job, asked.sizes, asked.config, model)
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
     sizes = order.sizes
@@ -227,9 +231,12 @@ def plan(
         params=at.params,
         ties=at.ties,
         groups=fused.groups,
-        visits=visits(fused.groups, len(cut), graph),
+        visits=at.visits,
+        gathers=tuple(_gathers(job, at, graph)),
         buckets=fused.buckets,
-        operators=model.operators,
+        scatters=fused.scatters,
+        reduces_early=transformer_opt.reduces_early(job),
+        operators=replace(model.operators, bias_in_terms=transformer_opt.swaps_bias(job)),
         recomputed=model.recomputed,
         compilation=compilation,
         sums=fused.terms,
@@ -259,7 +266,7 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
     over_tp = splits([s.operator for s in model.operators.spreads])
     kept = model_effects.whole(model.graph, sizes)
     params = placed(model.skeleton, cut, sizes, par.hsdp, splits=over_tp, low=dtypes.low, whole=kept)
-    limits = comm_fusion.limits(par.comm_fusion)
+    together = groups(params, cut, model.skeleton, model.graph, limits=comm_fusion.limits(job))
     return CutModel(
         sizes=sizes,
         dtypes=dtypes,
@@ -272,7 +279,8 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
         boundaries=tuple(stages.boundary(model.graph, cut, s.index) for s in cut),
         params=params,
         ties=ties(params),
-        groups=groups(params, cut, model.skeleton, model.graph, limits=limits),
+        groups=together,
+        visits=visits(together, len(cut), model.graph),
         tp=bool(over_tp),
         keeps_messages=model.keeps_messages,
     )
@@ -280,20 +288,29 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
 
 def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) -> Fused:
     """What travels together."""
-    limits = comm_fusion.limits(job.parallel.comm_fusion)
+    limits = comm_fusion.limits(job)
     travels = at.dtypes.reduce if at.mixed else None
-
     return Fused(
         limits=limits,
         params=at.params,
         groups=at.groups,
         buckets=buckets(at.params, at.stages, at.sizes, limits, reduce=travels),
+        scatters=scatters(at, limits.scatter),
         terms=sums(at.params, at.stages, at.sizes, frozenset(model.operators.partial)),
         tied=sum(t.trained and len(t.ranks) > 1 for t in at.ties),
         late=order.late,
         spreads=model.operators.spreads,
         loss_cut=model.operators.output is not None,
     )
+
+
+def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, ...]]:
+    """What each pipeline rank gathers once a step, and how far ahead of use."""
+    each_time = at.hsdp is None or at.hsdp.optimizer_level == "level3"
+    ahead = AHEAD if transformer_opt.gathers_ahead(job) else None
+    for pp in range(at.sizes.grid["pp"]):
+        held = () if each_time else at.sizes.held(pp)
+        yield gatherings(at.groups, at.visits, held, ahead, graph.swapped)
 
 
 def _refused(job: Job, model: TracedModel, at: CutModel, traits: OptimizerTraits | None) -> Iterator[Problem]:
@@ -308,8 +325,9 @@ def _estimate(
     job: Job, at: CutModel, fused: Fused, *, timeline: Timeline, traits: OptimizerTraits | None
 ) -> Estimate:
     """``timeline``: of the schedule, with nothing sent yet."""
-    sent = traffic(at, fused.sums)
-    loads = rank_loads(at, fused.sums)
+    sent = traffic(at, fused)
+    early = transformer_opt.reduces_early(job) and fused.limits.scatter is None
+    loads = rank_loads(at, fused.sums, early)
     moments = tuple(load.fullest for load in loads)
     gb = job.cluster.memory_gb
     return Estimate(

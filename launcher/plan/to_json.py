@@ -28,7 +28,8 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
 ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
-    "groups", "visits", "buckets", "operators", "recomputed", "compilation", "sums",
+    "groups", "visits", "gathers", "buckets", "scatters", "reduces_early",
+    "operators", "recomputed", "compilation", "sums",
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room",
     "phases", "settings", "notes",
     "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp
 
 from launcher.job.schema.job import Job
 from launcher.parallel.local import local
@@ -13,6 +12,7 @@ from launcher.plan import show
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
+from launcher.testing.collective_counter import Collectives
 from tests.parity import assert_parity, build, job, own, step, together
 from tests.ranks import on_ranks
 from tests.tiers import exhaustive, some, some_of
@@ -128,15 +128,9 @@ def test_four_runs_give_the_same_bits():
 def rank_count(world, j, plan) -> int:
     """How often this rank reduces and scatters in one step."""
     par, pipe = build(world, j, plan)
-    found, real = [], fsdp.foreach_reduce
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        found.append(1)
-        return real(*args, **kwargs)
-
-    fsdp.foreach_reduce = counted  # in a process of its own
-    step(j, par, pipe)
-    return len(found)
+    with Collectives() as seen:
+        step(j, par, pipe)
+    return seen.count["reduce_scatter"]
 
 
 @pytest.mark.parametrize(("level", "times"), [("level1", 1), ("level2", 4)])

@@ -112,6 +112,8 @@ class Said:
     @cached_property
     def scatters(self) -> int:
         """Reductions of a group in a step."""
+        if self.plan.scatters:
+            return 1
         return self.most("reduce_scatter") // max(self.each, 1)
 
     @cached_property
@@ -157,6 +159,7 @@ def holds_of_gathers(s: Said) -> None:
     assert ("nothing is gathered" in why) == (count == 0)
     assert ("once a step" in why) == (0 < count == s.each)
     assert (status == "satisfied") == (count == 0 or (count > s.each > 1 and s.job.launch.device == "cuda"))
+    assert (status == "applied") == any(t.until > n + 1 for turns in s.plan.gathers for n, t in enumerate(turns))
     assert ("CPU waits" in why) <= (s.job.launch.device == "cpu")
 
 
@@ -167,6 +170,11 @@ def holds_of_reductions(s: Said) -> None:
     assert ("CPU waits" in why) <= (s.job.launch.device == "cpu")
     if why == "gradients are reduced after the last backward of a step":
         assert s.scatters <= 1
+    if status == "applied":
+        places = s.plan.sizes.places
+        assert max(Counter(places[b.stage] for b in s.plan.scatters).values()) > 1
+        assert s.plan.reduces_early
+        assert not s.plan.buckets
     if status == "satisfied" and travels:
         level = s.job.parallel.hsdp.optimizer_level if s.job.parallel.hsdp else ""
         assert s.job.launch.device == "cuda"

@@ -48,6 +48,7 @@ class GatherOrder:
 
     ``present``: parameters (by id of their shard) that had a gradient since ``agree``. ``see`` is given each
     parameter's shard and whole gradient, of those that this rank has, right before they are reduced.
+    ``before_use`` is told each group of which a module is about to be called.
     """
 
     def __init__(self, part: StagePart, plan: Plan) -> None:
@@ -56,6 +57,7 @@ class GatherOrder:
         self.groups = {i: _group(part, g) for i, g in self.rows.items()}
         self.present: set[int] = set()
         self.see: Callable[[list[torch.Tensor], list[torch.Tensor]], None] | None = None
+        self.before_use: Callable[[int], None] | None = None
 
         # the turns of a pass, as planned
         visits = plan.visits[part.stage.index] if self.rows else ()
@@ -123,6 +125,8 @@ class GatherOrder:
 
         # nothing is due outside of a pass, nor while another module of the group has begun the turn
         group = self.groups[i]
+        if self.before_use is not None:
+            self.before_use(i)
         begun = group._training_state in (TrainingState.FORWARD, TrainingState.PRE_BACKWARD)
         if self._turns is None or begun:
             return enter(*args)
@@ -141,7 +145,10 @@ class GatherOrder:
         ``args`` is whether FSDP2 may gather ahead by its own rule.
         """
         self._round(i)
-        passes = self._gathers and self._turns is self._backward
+        if not self._gathers:
+            gather(False)  # all is there; ahead FSDP2 might gather what has gone for good
+            return
+        passes = self._turns is self._backward
         if not passes or self.groups[i]._training_state == TrainingState.PRE_BACKWARD:
             gather(*args)
         elif self._take(i, "backward") or all(t.group != i for t in self._backward):
@@ -165,10 +172,10 @@ class GatherOrder:
         group = self.groups[i]
         due = self._due(i) if group.reduce_grads else ""
         if due == "reduce":
-            self._fill(group)
+            self.fill(i)
         if due == "pause":
             group.reduce_grads = False
-        if not due and group.reduce_grads and any(_grad(p) is not None for p in group.fsdp_params):
+        if not due and group.reduce_grads and any(unreduced(p) is not None for p in group.fsdp_params):
             raise self._out_of_order(i, "gets gradients")
         reduce()
         if due == "pause":
@@ -226,24 +233,24 @@ class GatherOrder:
             group = self.groups[before]
             group._prefetch_unshard(group, "backward")
 
-    def _fill(self, group: Any) -> None:
+    def fill(self, i: int) -> None:
         """Zeros for the gradients that this rank lacks; all in one dtype, as FSDP2 demands."""
         # what there is
-        params = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
+        params = [p for p in self.groups[i].fsdp_params if p.sharded_param.requires_grad]
         if SUMS_APART:
             for p in params:
                 p.accumulate_unsharded_grad_if_needed()
-        has = [p for p in params if _grad(p) is not None]
+        has = [p for p in params if unreduced(p) is not None]
         self.present |= {id(p.sharded_param) for p in has}
         if self.see is not None and has:
-            grads = [_grad(p) for p in has]
+            grads = [unreduced(p) for p in has]
             self.see([p.sharded_param for p in has], [g for g in grads if g is not None])
 
         # what is missing
         if len(has) == len(params):
             return
         for p in params:
-            if _grad(p) is None:
+            if unreduced(p) is None:
                 whole = p.unsharded_param
                 whole.grad = torch.zeros_like(whole, dtype=whole.grad_dtype)
         if SUMS_APART and any(p.unsharded_accumulated_grad is not None for p in params):
@@ -279,7 +286,7 @@ def _backward(visits: list[tuple[int, bool]]) -> Iterator[Turn]:
         yield Turn(over if begins else "backward", group)
 
 
-def _grad(p: Any) -> torch.Tensor | None:
+def unreduced(p: Any) -> torch.Tensor | None:
     """The gradient of FSDP2's parameter that is not reduced yet."""
     summed: torch.Tensor | None = p.unsharded_accumulated_grad
     return p._unsharded_param.grad if summed is None and hasattr(p, "_unsharded_param") else summed

@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
-from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand
-from launcher.plan.operators.resolve import Spread, splits, tp_dim
+from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, with_bias
+from launcher.plan.operators.resolve import Spread, all_reduced, splits, tp_dim
 from launcher.plan.operators.strategy import Axes
 from launcher.plan.plan import Plan
 
 
 def spread(model: nn.Module, plan: Plan) -> Axis:
     """Make ``model`` (on the meta device) what one rank of ``tp`` runs, once that has joined the axis."""
-    axis = Axis(plan.sizes.grid["tp"], planned=True)
+    axis = Axis(plan.sizes.grid["tp"], planned=True, bias_in_terms=plan.operators.bias_in_terms)
     spreads = plan.operators.spreads
     cut(model, splits([s.operator for s in spreads]), axis)
     install(model, spreads, axis)
@@ -107,13 +107,15 @@ class OperatorForward:
                 return self.plain(x, *rest, **kwargs)
 
     def hand_on(self, y: Any) -> Any:
-        """The bias of a row-parallel layer is added once, to the sum."""
+        """The bias of a row-parallel layer is added once: to the sum, or to the term of one rank."""
         s = self.spread
+        bias: Any = getattr(self.module, "bias", None) if s.operator.mode == "row" else None
+        early = bias is not None and self.axis.bias_in_terms and all_reduced(s)
+        if early:
+            y = with_bias(y, bias, self.axis)
         if s.sums or s.makes != s.gives:
             y = hand(y, s, self.axis)
-        if s.operator.mode == "row" and getattr(self.module, "bias", None) is not None:
-            y = y + self.module.bias
-        return y
+        return y if early or bias is None else y + bias
 
 
 def weight(module: nn.Module) -> Tensor:

@@ -51,13 +51,14 @@ class Axis:
     ``log`` collects what one pass would send, where somebody asks for it; ``last`` is what was brought in
     last; ``results`` takes what comes of a forward's collectives, while one runs that keeps them;
     ``overwritten``: what was brought in last was seen to be changed in place, and brought in again.
-    ``number``: its own in this process.
+    ``number``: its own in this process. ``bias_in_terms`` is ``Flow``'s.
     """
 
     size: int
     rank: int = 0
     group: dist.ProcessGroup | None = None
     planned: bool = False
+    bias_in_terms: bool = False
     log: list[Comm] | None = field(default=None, compare=False)
     last: tuple[Tensor, tuple[Any, ...], Tensor] | None = field(default=None, compare=False)
     results: Results | None = field(default=None, compare=False)
@@ -196,6 +197,19 @@ class _Leave(Function):
         return grad, None
 
 
+class _Bias(Function):
+    """The bias of a sum, in the term of one rank; its gradient is the sum's, which each rank has."""
+
+    @staticmethod
+    def forward(ctx: Any, term: Tensor, bias: Tensor, mine: bool) -> Tensor:
+        ctx.shape = bias.shape
+        return term + bias if mine else term.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, grad.sum_to_size(ctx.shape), None
+
+
 class _Gather(Function):
     """Whole from parts; of the gradient this rank's part, summed first where each rank's is a term of it."""
 
@@ -257,6 +271,11 @@ def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool) -> Tensor:
     if terms:
         axis.said("reduce_scatter", "backward", x, axis.size)
     return _Gather.apply(x, axis, arrives, terms)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def with_bias(term: Tensor, bias: Tensor, axis: Axis) -> Tensor:
+    """A term of a sum over ``axis`` that is to have ``bias`` once."""
+    return _Bias.apply(term, bias, axis.rank == 0)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def hand(y: Tensor, spread: Spread, axis: Axis) -> Tensor:

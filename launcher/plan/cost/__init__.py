@@ -1,3 +1,3 @@
 """What a plan costs: bytes a rank, collectives a step, and what travels together."""
 
-__all__ = ["fusion", "memory", "room"]
+__all__ = ["fusion", "gather_order", "memory", "room"]

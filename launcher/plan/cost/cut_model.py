@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.fusion import Group
+from launcher.plan.cost.gather_order import Visit
 from launcher.plan.partition.params import Placed, Tie
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing, Stage, covers
@@ -35,6 +36,7 @@ class CutModel:
     params: tuple[Placed, ...]
     ties: tuple[Tie, ...]
     groups: tuple[Group, ...]
+    visits: tuple[tuple[Visit, ...], ...]
     tp: bool
     keeps_messages: bool
 

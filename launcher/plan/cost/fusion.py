@@ -35,7 +35,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Unsharded parameters (first names) whose gradients one all-reduce sums over the data-parallel ranks."""
+    """Parameters (first names) whose gradients travel in one collective."""
 
     stage: int
     names: tuple[str, ...]
@@ -47,7 +47,8 @@ class Limits:
     """``each``: nothing is fused, every module and parameter travels alone.
 
     ``gather``: neighbouring units are gathered together up to so many bytes, ``None``: each unit by
-    itself. ``reduce``: bytes of an all-reduce bucket. ``cuts``: a bucket ends before the trainable
+    itself. ``scatter``: bytes that level1 scatters together, ``None``: what it gathered together. ``reduce``:
+    bytes of an all-reduce bucket. ``cuts``: a bucket ends before the trainable
     parameters with these numbers, instead.
     """
 
@@ -55,20 +56,23 @@ class Limits:
     gather: int | None
     reduce: int
     cuts: tuple[int, ...] | None = None
+    scatter: int | None = None
 
 
 @dataclass(frozen=True)
 class Fused:
     """What a plan sends together; ``late``: weight gradients come after the backward that sends inputs' on.
 
-    ``terms`` are the buckets over ``tp``, ``tied`` the tied parameters that learn, ``spreads`` the operators
-    that are cut. ``loss_cut``: the classes of the loss are cut over ``tp``.
+    ``scatters`` are what level1 scatters, ``terms`` the buckets over ``tp``, ``tied`` the tied parameters
+    that learn, ``spreads`` the operators that are cut. ``loss_cut``: the classes of the loss are cut over
+    ``tp``.
     """
 
     limits: Limits
     params: tuple[Placed, ...]
     groups: tuple[Group, ...]
     buckets: tuple[Bucket, ...]
+    scatters: tuple[Bucket, ...] = ()
     terms: tuple[Bucket, ...] = ()
     tied: int = 0
     late: bool = False

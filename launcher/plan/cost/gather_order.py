@@ -21,6 +21,63 @@ class Visit:
     begins: bool
 
 
+@dataclass(frozen=True)
+class Gathering:
+    """A group in its turn, as the first forwards of a rank use them.
+
+    By the time that it is used the rank has begun to gather the first ``until`` groups of its turns, and no
+    more: so far ahead of use, and no further. ``early``: it is there before its stage's forward begins, which
+    puts other tensors in the place of its weights.
+    """
+
+    group: int
+    until: int
+    early: bool = False
+
+
+AHEAD = 1 << 26
+"""Bytes that are gathered ahead of use; the next group always is, however large."""
+
+
+def gatherings(
+    groups: tuple[Group, ...],
+    visits: tuple[tuple[Visit, ...], ...],
+    held: tuple[int, ...],
+    ahead: int | None,
+    swapped: tuple[str, ...] = (),
+) -> tuple[Gathering, ...]:
+    """The turns of a rank that gathers for the stages ``held`` once a step.
+
+    A stage's first forward needs that of the stage before, so stages come in order. ``ahead``: so many bytes
+    before they are used, ``None`` for none at all. ``swapped``: modules that are called with other parameters
+    than theirs.
+    """
+    order = [i for stage in held for i in _first_uses(groups, visits[stage], stage)]
+
+    sizes = [groups[i].nbytes for i in order]
+
+    out, until = [], 0
+    for n, i in enumerate(order):
+        until = max(until, n + 1)
+        while ahead is not None and until < len(order) and _fits(sizes[n + 1 : until + 1], ahead):
+            until += 1
+        early = any(covers(g, m) for g in groups[i].modules for m in swapped)
+        out.append(Gathering(i, until, early))
+    return tuple(out)
+
+
+def _fits(sizes: list[int], ahead: int) -> bool:
+    """Whether what has these sizes may wait for its use at once."""
+    return len(sizes) == 1 or sum(sizes) <= ahead
+
+
+def _first_uses(groups: tuple[Group, ...], visits: tuple[Visit, ...], stage: int) -> list[int]:
+    """The groups of a stage as its forward uses them; after them what it was not seen to use."""
+    used = dict.fromkeys(v.group for v in visits if v.begins)
+    rest = [i for i, g in enumerate(groups) if g.stage == stage and i not in used]
+    return [*used, *rest]
+
+
 def visits(groups: tuple[Group, ...], stages: int, graph: Graph) -> tuple[tuple[Visit, ...], ...]:
     """Of each stage, in the order in which its modules are called."""
     return tuple(tuple(_visits(groups, s, graph)) for s in range(stages))

@@ -85,28 +85,38 @@ class Moment:
         return self.grads + self.gathered + self.activations
 
 
-def fullest(row: Row, loads: Mapping[int, StageLoad], again: bool, each: bool, copied: int) -> Moment:
-    """Of all moments of a step on one rank.
+@dataclass(frozen=True)
+class Habits:
+    """``again`` is level3, ``each`` level2 or level3; ``early``: level1 scatters in its last backward.
 
-    ``loads`` by stage; ``again`` is level3, ``each`` level2 or level3; ``copied``: bytes of the gradients
-    that one all-reduce sums at the end, side by side in a copy.
+    ``copied``: bytes of the gradients that one all-reduce sums at the end, side by side in a copy.
     """
-    return max(_Walk(loads, again, each, copied).moments(row), key=lambda m: m.total)
+
+    again: bool
+    each: bool
+    early: bool
+    copied: int
+
+
+def fullest(row: Row, loads: Mapping[int, StageLoad], habits: Habits) -> Moment:
+    """Of all moments of a step on one rank; ``loads`` by stage."""
+    return max(_Walk(loads, habits).moments(row), key=lambda m: m.total)
 
 
 @dataclass
 class _Walk:
     loads: Mapping[int, StageLoad]
-    again: bool
-    each: bool
-    copied: int
+    habits: Habits
     grads: int = 0
     gathered: int = 0
     activations: int = 0
     reduced: set[tuple[int, int]] = field(default_factory=set)
     unreduced: set[tuple[int, int]] = field(default_factory=set)
     summed: set[tuple[int, int]] = field(default_factory=set)
+    begun: set[int] = field(default_factory=set)
+    dropped: set[tuple[int, int]] = field(default_factory=set)
     lingering: int = 0
+    last: bool = False
 
     def now(self, *, gathered: int = 0, activations: int = 0) -> Moment:
         return Moment(self.grads, self.gathered + gathered, self.activations + activations)
@@ -114,25 +124,23 @@ class _Walk:
     def moments(self, row: Row) -> Iterator[Moment]:
         self.activations += sum(load.buffers for load in self.loads.values())
         self.gathered += sum(load.stand_ins for load in self.loads.values())
-        if not self.again:
-            whole = [g.whole for load in self.loads.values() for g in load.gathers]
-            # received, and copied one after the other
-            yield self.now(gathered=sum(whole) + max(whole, default=0))
-            self.gathered += sum(whole)
+        if not self.habits.again:
+            self.gathered += sum(g.whole for load in self.loads.values() for g in load.gathers)
         left = {s: sum(a.stage == s and a.kind in "BW" for a in row) for s in self.loads}
         yield self.now()
         for a in row:
             load = self.loads[a.stage]
+            self.last = left[a.stage] == 1
             yield from self._act(a, load, a.micro % len(load.passes))
             left[a.stage] -= a.kind in "BW"
             if not left[a.stage] and a.kind != "F":
                 yield from self._finish(a.stage)
-        yield self.now(activations=self.copied)
+        yield self.now(activations=self.habits.copied)
 
     def _act(self, a: Action, load: StageLoad, piece: int) -> Iterator[Moment]:
         one = load.passes[piece]
         if a.kind == "F":
-            yield from self._forward(load, one)
+            yield from self._forward(a.stage, load, one)
         elif a.kind == "B":
             yield from self._backward(a.stage, load, piece)
         elif a.kind == "W":
@@ -140,9 +148,13 @@ class _Walk:
         else:
             yield from self._inputs(a.stage, one)
 
-    def _forward(self, load: StageLoad, one: Pass) -> Iterator[Moment]:
+    def _forward(self, stage: int, load: StageLoad, one: Pass) -> Iterator[Moment]:
+        first = stage not in self.begun
+        self.begun.add(stage)
         self.activations += one.received
         for i, segment in enumerate(one.segments):
+            if first and not self.habits.again:  # received, and copied
+                yield self.now(gathered=max((g.whole for g in load.gathers if g.first == i), default=0))
             self.activations += segment.saved
             yield self.now(gathered=self._open(load, i) + self._received(load, i))
         self.activations += one.out + one.sent + one.loss
@@ -150,16 +162,16 @@ class _Walk:
 
     def _open(self, load: StageLoad, i: int) -> int:
         """level3: the weights in use at segment ``i``."""
-        return sum(g.whole for g in load.gathers if g.first <= i <= g.last) if self.again else 0
+        return sum(g.whole for g in load.gathers if g.first <= i <= g.last) if self.habits.again else 0
 
     def _ahead(self, load: StageLoad, i: int) -> int:
         """level3: those that the segments before ``i`` will use, gathered ahead in a backward."""
-        before = [g for g in load.gathers if g.last < i] if self.again else []
+        before = [g for g in load.gathers if g.last < i] if self.habits.again else []
         return max(before, key=lambda g: g.last).whole if before else 0
 
     def _received(self, load: StageLoad, i: int) -> int:
         """level3: those that a forward has gathered last, once more: as they were received."""
-        used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.again else []
+        used = [g.whole for g in load.gathers if g.first <= i <= g.last] if self.habits.again else []
         return max(used, default=0)
 
     def _backward(self, stage: int, load: StageLoad, piece: int) -> Iterator[Moment]:
@@ -212,7 +224,8 @@ class _Walk:
         for i in range(len(one.segments) - 1, -1, -1):
             self._sum(stage, i)
         for i in range(len(one.segments) - 1, -1, -1):
-            yield from self._close(stage, i, one)
+            if self.habits.each:
+                yield from self._close(stage, i, one)
         self.gathered -= self.lingering
         self.lingering = 0
 
@@ -228,10 +241,13 @@ class _Walk:
                 self.gathered += g.grads
 
     def _close(self, stage: int, i: int, one: Pass) -> Iterator[Moment]:
-        """level2 and level3: gradients are scattered, while that of what comes next is there already."""
+        """Gradients are scattered, while that of what comes next is there already."""
         load = self.loads[stage]
+        last = self.habits.early and self.last and not self.habits.each
         for n, g in enumerate(load.gathers):
-            if g.first == i and self.each:
+            if g.first == i and last:
+                self._drop(stage, n, g)
+            if g.first == i and (self.habits.each or last):
                 next_one = one.segments[i - 1].made if i else 0
                 self.gathered -= self.lingering
                 yield self._scatter(stage, n, g, ahead=self._ahead(load, i), grad=next_one)
@@ -249,12 +265,17 @@ class _Walk:
             self.grads += g.shard
         return held
 
+    def _drop(self, stage: int, n: int, g: Gather) -> None:
+        if (stage, n) not in self.dropped:
+            self.dropped.add((stage, n))
+            self.gathered -= g.whole
+
     def _finish(self, stage: int) -> Iterator[Moment]:
-        """After the last backward of a stage: level1 scatters now, kept weights go, group by group."""
+        """After the last backward of a stage: what is left is scattered, kept weights go, group by group."""
         for n, g in enumerate(self.loads[stage].gathers):
-            if not self.again:
-                self.gathered -= g.whole
-            if not self.each:
+            if not self.habits.again:
+                self._drop(stage, n, g)
+            if not self.habits.each and (stage, n) not in self.reduced:
                 yield self._scatter(stage, n, g)
 
 

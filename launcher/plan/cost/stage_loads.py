@@ -8,7 +8,7 @@ from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Group
-from launcher.plan.cost.peak import Gather, Moment, Pass, StageLoad, fullest
+from launcher.plan.cost.peak import Gather, Habits, Moment, Pass, StageLoad, fullest
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import Crossing, Stage, covers, segments
@@ -22,18 +22,15 @@ class RankLoad:
 
     row: Row
     stages: tuple[tuple[int, StageLoad], ...]
-    again: bool
-    each: bool
-    copied: int
+    habits: Habits
 
     @property
     def fullest(self) -> Moment:
-        stages = dict(self.stages)
-        return fullest(self.row, stages, again=self.again, each=self.each, copied=self.copied)
+        return fullest(self.row, dict(self.stages), self.habits)
 
 
-def rank_loads(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[RankLoad, ...]:
-    """One a pipeline rank."""
+def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tuple[RankLoad, ...]:
+    """One a pipeline rank; ``early``: level1 reduces in its last backward."""
     places = model.sizes.places
     level = model.hsdp.optimizer_level if model.hsdp else "level1"
     out = []
@@ -41,7 +38,8 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[RankLoad, 
         here = model.sizes.held(pp)
         stages = tuple((s, _load(model, model.stages[s], here)) for s in here)
         largest = max((b.nbytes for b in buckets if places[b.stage] == pp), default=0)
-        out.append(RankLoad(row, stages, level == "level3", level != "level1", largest))
+        habits = Habits(again=level == "level3", each=level != "level1", early=early, copied=largest)
+        out.append(RankLoad(row, stages, habits))
     return tuple(out)
 
 

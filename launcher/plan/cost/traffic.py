@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
-from launcher.plan.cost.fusion import Bucket, Group
+from launcher.plan.cost.fusion import Bucket, Fused, Group
+from launcher.plan.cost.scatters import reduced
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing
@@ -30,7 +31,7 @@ class Traffic:
     nbytes: int
 
 
-def traffic(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Traffic, ...]:
+def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
     """Rank after rank, in the order of ``KINDS``; a kind that a rank has none of is left out.
 
     Collectives inside of modules, those of tensor parallelism, are not in it.
@@ -38,7 +39,7 @@ def traffic(model: CutModel, buckets: tuple[Bucket, ...]) -> tuple[Traffic, ...]
     named = {n: p for p in model.params for n in p.names}
     out: dict[int, list[Traffic]] = {}
     for pp in range(model.sizes.grid["pp"]):
-        same = [*_replicas(model, buckets, named, pp), *_messages(model, pp), *_scalars(model.sizes, pp)]
+        same = [*_replicas(model, fused, named, pp), *_messages(model, pp), *_scalars(model.sizes, pp)]
         for rank in model.sizes.grid.ranks(pp=pp):
             out[rank] = list(_sums(rank, [*same, *_tied(model, named, rank)]))
     return tuple(t for rank in sorted(out) for t in out[rank])
@@ -57,9 +58,7 @@ def _sums(rank: int, events: list[Event]) -> Iterator[Traffic]:
             yield Traffic(rank, kind, count[kind], sum(n for k, n in events if k == kind))
 
 
-def _replicas(
-    model: CutModel, buckets: tuple[Bucket, ...], named: dict[str, Placed], pp: int
-) -> Iterator[Event]:
+def _replicas(model: CutModel, fused: Fused, named: dict[str, Placed], pp: int) -> Iterator[Event]:
     """Between the data-parallel ranks of a stage: weights, gradients, and the statistics of buffers."""
     place = model.sizes.places
     groups = [g for g in model.groups if place[g.stage] == pp] if model.hsdp else []
@@ -68,7 +67,10 @@ def _replicas(
     trained = sum(len(g.names) - len(g.idle) for g in groups)
     if trained:
         yield "all_reduce", trained  # which of them have a gradient anywhere, a byte each
-    for bucket in buckets:
+    for bucket in fused.scatters:
+        if place[bucket.stage] == pp:
+            yield from _scattered(model.sizes, bucket.nbytes, 1)
+    for bucket in fused.sums:
         if place[bucket.stage] == pp:
             yield "all_reduce", bucket.nbytes + _flags(bucket, named, model.dtypes)
     yield from _statistics(model.params, model.sizes, pp)
@@ -82,7 +84,7 @@ def _scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
 
 
 def _group(model: CutModel, group: Group, named: dict[str, Placed]) -> Iterator[Event]:
-    """level3 gathers for each forward and each backward, level1 and 2 once; level1 scatters once a step."""
+    """level3 gathers for each forward and each backward, level1 and 2 once; level1 scatters in buckets."""
     assert model.hsdp is not None
     sizes, level = model.sizes, model.hsdp.optimizer_level
     micros = sizes.micros * sizes.pieces
@@ -92,21 +94,20 @@ def _group(model: CutModel, group: Group, named: dict[str, Placed]) -> Iterator[
     yield from [("all_gather", gathered)] * again
 
     trained = [named[n] for n in group.names if n not in group.idle]
-    if not trained:
-        return
-    scattered = sum(p.padded * _reduced(p, model.dtypes) for p in trained)
-    yield from [("reduce_scatter", scattered)] * (1 if level == "level1" else micros)
+    if trained and level != "level1":
+        yield from _scattered(sizes, sum(p.padded * reduced(p, model.dtypes) for p in trained), micros)
+
+
+def _scattered(sizes: Sizes, nbytes: int, times: int) -> Iterator[Event]:
+    """So many times in a step; over replicas the sum of all is enough."""
+    yield from [("reduce_scatter", nbytes)] * times
     if sizes.grid["dp_replicate"] > 1:
-        yield "all_reduce", scattered // sizes.grid["dp_shard"]  # of the sum over all micro batches
-
-
-def _reduced(p: Placed, dtypes: Precision) -> int:
-    return ITEMSIZE[dtypes.reduce if dtypes.mixed else p.spec.dtype]
+        yield "all_reduce", nbytes // sizes.grid["dp_shard"]
 
 
 def _flags(b: Bucket, named: dict[str, Placed], dtypes: Precision) -> int:
     """Each parameter adds one number: whether it has a gradient."""
-    return sum(_reduced(named[n], dtypes) for n in b.names)
+    return sum(reduced(named[n], dtypes) for n in b.names)
 
 
 def _statistics(params: tuple[Placed, ...], sizes: Sizes, pp: int) -> Iterator[Event]:

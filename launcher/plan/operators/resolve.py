@@ -300,17 +300,24 @@ class Spread:
     comms: tuple[Comm, ...] = ()
 
 
+def all_reduced(spread: Spread) -> bool:
+    """Whether what it makes is summed, and whole on each rank."""
+    return spread.sums and spread.gives is None
+
+
 @dataclass(frozen=True)
 class Flow:
     """Every operator in the order in which they run, and what becomes of the rest of the model under them.
 
     ``partial``: whole parameters (first names) of which each rank's gradient is a term of the sum over
-    ``tp``. ``output`` is how the model's output leaves.
+    ``tp``. ``output`` is how the model's output leaves. ``bias_in_terms``: what is summed over ``tp`` with an
+    all-reduce gets its bias before, on the first rank; otherwise after, on each.
     """
 
     spreads: tuple[Spread, ...] = ()
     partial: tuple[str, ...] = ()
     output: Cut = None
+    bias_in_terms: bool = False
 
 
 WHOLE = Flow()

@@ -20,22 +20,27 @@ BEGINNING = 20
 """Times that a collective takes as long as its start: which is then 5 % of it."""
 
 
-def limits(asked: CommFusion) -> Limits:
+def limits(job: Job) -> Limits:
     """The sizes that ``comm_fusion`` comes to, in bytes."""
+    asked, hsdp = job.parallel.comm_fusion, job.parallel.hsdp
     if not asked.openstate:
         return Limits(each=True, gather=None, reduce=0)
     fitted = None if asked.network is None else knee(asked.network)
 
-    # torch scatters the gradients of what it gathered together, so there is one size for both
-    sizes = [n for n in (size(asked.allgather), size(asked.reducescatter)) if n is not None]
-    gather = min(sizes) if sizes else fitted
+    # but for level1 torch scatters the gradients of what it gathered together: one size for both
+    gather, scatter = size(asked.allgather), size(asked.reducescatter)
+    if hsdp is not None and hsdp.optimizer_level != "level1":
+        sizes = [n for n in (gather, scatter) if n is not None]
+        gather, scatter = min(sizes, default=None), None
+    gather = fitted if gather is None else gather
 
     if asked.allreduce is not None and isinstance(asked.allreduce.config, tuple):
-        return Limits(each=False, gather=gather, reduce=DEFAULT, cuts=asked.allreduce.config)
+        cuts = asked.allreduce.config
+        return Limits(each=False, gather=gather, reduce=DEFAULT, cuts=cuts, scatter=scatter)
     reduce = size(asked.allreduce)
     if reduce is None:
         reduce = fitted or DEFAULT
-    return Limits(each=False, gather=gather, reduce=reduce)
+    return Limits(each=False, gather=gather, reduce=reduce, scatter=scatter)
 
 
 def size(asked: Fusion | FusionIndex | None) -> int | None:
@@ -78,7 +83,7 @@ def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
     if fusion.network is not None:
         yield _network(fusion, fusion.network, sizes, fused)
     shards = sizes.grid["dp_shard"] > 1 if fused is None else bool(fused.groups)
-    yield from _gathers(fusion, shards)
+    yield from _gathers(job, shards)
     yield from _reduces(fusion, sizes, fused)
 
 
@@ -114,14 +119,16 @@ def _network(fusion: CommFusion, network: Network, sizes: Sizes, fused: Fused | 
 
 def _fitted(fusion: CommFusion, fused: Fused) -> bool:
     """Whether ``auto`` sizes anything."""
-    gathers = size(fusion.allgather) is None and size(fusion.reducescatter) is None
+    both = size(fusion.reducescatter) if fused.limits.scatter is None else None
+    gathers = size(fusion.allgather) is None and both is None
     reduces = fusion.allreduce is None or fusion.allreduce.mode == "auto"
     return bool((gathers and fused.groups) or (reduces and fused.buckets))
 
 
-def _gathers(fusion: CommFusion, shards: bool) -> Iterator[Setting]:
+def _gathers(job: Job, shards: bool) -> Iterator[Setting]:
     """What is gathered together, and scattered; ``shards``: whether there is anything."""
-    limit = limits(fusion).gather
+    fusion, found = job.parallel.comm_fusion, limits(job)
+    limit = found.gather
     for name, asked in (("allgather", fusion.allgather), ("reducescatter", fusion.reducescatter)):
         nbytes = size(asked)
         if nbytes is None:
@@ -131,8 +138,11 @@ def _gathers(fusion: CommFusion, shards: bool) -> Iterator[Setting]:
         key, value = f"{KEY}.{name}", f"size {bytes_text(nbytes)}"
         if not shards:
             yield Setting(key, value, "satisfied", "nothing is sharded, nothing to gather or to scatter")
+        elif name == "reducescatter" and found.scatter is not None:
+            why = "gradients that are done one after the other are scattered together up to this size"
+            yield Setting(key, value, "applied", why)
         elif limit is not None and nbytes > limit:
-            why = "as the other: torch scatters the gradients of what it gathered together"
+            why = "as the other: but for level1 torch scatters the gradients of what it gathered together"
             yield Setting(key, value, "degraded", f"{bytes_text(limit)}, {why}")
         else:
             yield Setting(key, value, "applied", "units that feed each other travel together up to this size")

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.similar_names import did_you_mean
-from launcher.plan.cost.fusion import Fused
-from launcher.plan.operators.resolve import Spread
+from launcher.plan.cost.fusion import Bucket, Fused, Group
+from launcher.plan.operators.resolve import Spread, all_reduced
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import comm_fusion
 from launcher.plan.values.setting import Setting, Status
@@ -26,6 +26,7 @@ BROADCAST = "dataset_broadcast_opt_level"
 FUSION = "enable_communication_fusion"
 GATHERING = "computation_allgather_overlap"
 REDUCING = "grad_computation_allreduce_overlap"
+RERUNNING = "recomputation_communication_overlap"
 MATMUL = "grad_matmul_communication_overlap"
 SLICED_MATMUL = "computation_communication_fusion_level"
 BIAS = "allreduce_and_biasadd_swap"
@@ -37,7 +38,7 @@ OF_PLAN = (GATHERING, FUSION, MATMUL, BIAS)
 
 FLAG, LEVEL, NAMES = "true or false", "a whole number from 0 to 3", "true, false or the names of operators"
 SWITCHES = {
-    "recomputation_communication_overlap": NAMES,
+    RERUNNING: NAMES,
     MATMUL: NAMES,
     "grad_fa_allgather_overlap": FLAG,
     FUSION: FLAG,
@@ -53,7 +54,7 @@ SWITCHES = {
 """The 12 that MindSpore documents, and what each may hold."""
 
 FORMER = {
-    "recompute_comm_overlap": "recomputation_communication_overlap",
+    "recompute_comm_overlap": RERUNNING,
     "matmul_grad_comm_overlap": MATMUL,
     "recompute_allgather_overlap_fagrad": "grad_fa_allgather_overlap",
     "enable_task_opt": FUSION,
@@ -144,6 +145,21 @@ def broadcast_level(job: Job) -> int:
     return level
 
 
+def swaps_bias(job: Job) -> bool:
+    """Whether a bias is added before an all-reduce."""
+    return asked_for(job).get(BIAS) is True
+
+
+def gathers_ahead(job: Job) -> bool:
+    """Whether weights are gathered before they are used, which is so by default."""
+    return asked_for(job).get(GATHERING, True) is True
+
+
+def reduces_early(job: Job) -> bool:
+    """Whether gradients are reduced while a backward goes on, which is so by default."""
+    return asked_for(job).get(REDUCING, True) is True
+
+
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Switches that are wrong, that cannot be had here, or that ``strict`` does not want half done."""
     found = list(wrong(asked_for(job)))
@@ -196,16 +212,11 @@ def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Fused | No
     if fused is not None and name == MATMUL and not any(map(_sends_backward, fused.spreads)):
         return "satisfied", "no operator that is cut sends anything in backward"
     if fused is not None and name == BIAS and not any(map(_biased, fused.spreads)):
-        return "satisfied", "no operator that is cut adds a bias to a sum"
+        return "satisfied", "no operator that is cut adds a bias to what it all-reduces"
     return ALWAYS[name]
 
 
 ALWAYS: dict[str, SwitchOutcome] = {
-    "recomputation_communication_overlap": (
-        "degraded",
-        "nothing is recomputed by the launcher; a model that checkpoints its own modules waits for their "
-        "collectives",
-    ),
     MATMUL: (
         "degraded", "both gradients of a matmul are computed first, then the collective starts",
     ),
@@ -214,7 +225,7 @@ ALWAYS: dict[str, SwitchOutcome] = {
         "rejected",
         "a matmul that sends while it computes needs torch.compile and symmetric memory: not used",
     ),
-    BIAS: ("degraded", "the bias is added after the all-reduce, once, so that it counts once"),
+    BIAS: ("applied", "the first rank of tp adds the bias to its term, before the all-reduce"),
     SLICED_SUM: (
         "satisfied", "a sum of which each rank keeps a slice is a reduce-scatter",
     ),
@@ -228,7 +239,8 @@ TENSOR = (MATMUL, SLICED_MATMUL, BIAS, SLICED_SUM, BRANCHES)
 
 
 def _biased(spread: Spread) -> bool:
-    return spread.operator.mode == "row" and "bias" in dict(spread.operator.weights)
+    row = spread.operator.mode == "row" and "bias" in dict(spread.operator.weights)
+    return row and all_reduced(spread)
 
 
 def _sends_backward(spread: Spread) -> bool:
@@ -266,7 +278,7 @@ def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
         return "satisfied", f"{nothing}: nothing to sum or to gather"
 
     # whole gradients, in buckets
-    limits = comm_fusion.limits(job.parallel.comm_fusion)
+    limits = comm_fusion.limits(job)
     whole = f"whole gradients travel in buckets of {bytes_text(limits.reduce)}"
     if limits.reduce == comm_fusion.DEFAULT:
         whole = "whole gradients travel in buckets of 64 MB"
@@ -274,10 +286,11 @@ def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
         numbers = ", ".join(map(str, limits.cuts))
         whole = f"whole gradients travel in buckets that end before the parameters {numbers}"
 
-    # sharded ones, in the groups that are gathered together
+    # sharded ones, in the groups that are gathered together where they have no size of their own
     sharded = "a group at a time"
-    if limits.gather is not None:
-        sharded = f"in groups of up to {bytes_text(limits.gather)}"
+    size = limits.gather if limits.scatter is None else limits.scatter
+    if size is not None:
+        sharded = f"in groups of up to {bytes_text(size)}"
 
     if fused is not None and not fused.groups:
         return "satisfied", whole
@@ -292,20 +305,28 @@ def _reducing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
         return "satisfied", "one data-parallel rank: no gradient travels"
 
     hsdp = job.parallel.hsdp
-    once = hsdp is None or sizes.grid["dp_shard"] == 1 or hsdp.optimizer_level == "level1"
     sharded = fused is None or any(len(g.idle) < len(g.names) for g in fused.groups)
-    if once or not sharded:
+    if hsdp is None or sizes.grid["dp_shard"] == 1 or not sharded:
         return "degraded", "gradients are reduced after the last backward of a step"
-    if fused is not None and fused.late:
+
+    # level1 does so itself, once a step
+    status: SwitchStatus = "satisfied"
+    text = "FSDP2 reduces each group while backward goes on to the next"
+    if hsdp.optimizer_level == "level1":
+        if fused is not None and fused.late:
+            return "degraded", "gradients are reduced after the last weight-gradient action of their stage"
+        if fused is not None and _ones(sizes, fused.scatters):
+            return "degraded", "each rank has one bucket, which is full when its backward is over"
+        status, text = "applied", "each bucket of a stage is on its way while its last backward goes on"
+    elif fused is not None and fused.late:
         return "degraded", "a stage's gradients are reduced together, behind each weight-gradient action"
-    if job.launch.device != "cuda":
+    elif job.launch.device != "cuda":
         return _beside(job, "FSDP2 reduces each group beside backward")
 
-    text = "FSDP2 reduces each group while backward goes on to the next"
     if fused is not None and fused.whole:
         whole = many(fused.whole, "whole parameter")
         return "degraded", f"{text}; {whole} after the last backward of a step"
-    return "satisfied", text
+    return status, text
 
 
 def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
@@ -314,13 +335,20 @@ def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
         return "satisfied", "no weight is sharded: nothing is gathered"
     assert job.parallel.hsdp is not None
     if job.parallel.hsdp.optimizer_level != "level3":
-        why = "weights are gathered once a step, and a stage's first forward waits for all of its groups"
-        return "degraded", why
+        if fused is not None and _ones(sizes, fused.groups):
+            return "degraded", "each rank has one group, gathered once a step before it computes"
+        why = "weights are gathered once a step, ahead of use, and waited for where a group is used first"
+        return "applied", why
     if job.launch.device != "cuda":
         return _beside(job, "FSDP2 gathers the next group beside this one's computation")
     if fused is not None and all(n == 1 for n in Counter(g.stage for g in fused.groups).values()):
         return "degraded", "each stage is one group, which is gathered before it computes"
     return "satisfied", "FSDP2 gathers the next group while this one computes"
+
+
+def _ones(sizes: Sizes, together: Iterable[Group | Bucket]) -> bool:
+    """Whether no rank has two of them."""
+    return all(n == 1 for n in Counter(sizes.places[t.stage] for t in together).values())
 
 
 def _beside(job: Job, what: str) -> SwitchOutcome:
@@ -329,9 +357,24 @@ def _beside(job: Job, what: str) -> SwitchOutcome:
     return "degraded", f"{what} where launch.device=auto finds CUDA; on CPUs ranks wait"
 
 
+def _rerunning(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
+    """What of what runs again is sent again."""
+    asked = job.parallel.recompute
+    if sizes.grid["tp"] == 1:
+        return "satisfied", "no operator is cut: what runs again sends nothing"
+    if asked is None:
+        why = "a model that checkpoints its own modules waits for their collectives again"
+        return "degraded", f"nothing is recomputed by the launcher; {why}"
+    if asked.comm == "keep":
+        return "applied", "what operators over tp have sent is kept: what runs again sends nothing"
+    keep = "parallel.recompute.comm=keep sends nothing again"
+    return "degraded", f"what operators over tp send is sent again, and waited for; {keep}"
+
+
 OUTCOMES: dict[str, Callable[[Job, Sizes, Fused | None], SwitchOutcome]] = {
+    RERUNNING: _rerunning,
     REDUCING: _reducing,
     GATHERING: _gathering,
     FUSION: _fusing,
 }
-"""Of switches about what data-parallel ranks send each other."""
+"""Of switches about what is sent for weights and their gradients, and sent again."""

@@ -11,6 +11,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from launcher.errors import RunError
 from launcher.parallel.fsdp.gather_order import GatherOrder
+from launcher.parallel.fsdp.prefetch import Prefetch
+from launcher.parallel.fsdp.reduce_order import ReduceOrder
 from launcher.parallel.fsdp.shard import end_backward, finish_reductions, param_groups
 from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.weight_gradient import Deferral, Product
@@ -26,7 +28,6 @@ from torch.distributed.pipelining.schedules import (  # noqa: E402
     _Action,
     _add_reduce_grad,
     _add_send_recv,
-    _add_unshard_reshard,
     _ComputationType,
     _PipelineScheduleRuntime,
 )
@@ -52,7 +53,8 @@ class RuntimeStage(Base):
     are dropped after every backward too. ``collect`` is called after every backward. A micro batch of
     torch's is a piece of one of ours where sequences are cut: ``takes`` and ``sends`` are meta tensors of
     every piece in turn, and modules are told by ``carry`` which one runs. ``order`` keeps the collectives
-    of its weights in the plan's order.
+    of its weights in the plan's order, ``prefetch`` gathers them ahead of use, and ``reductions`` reduces
+    what is reduced once a step.
     """
 
     def __init__(
@@ -65,6 +67,8 @@ class RuntimeStage(Base):
         sends: Metas,
         carry: Carry | None,
         order: GatherOrder,
+        prefetch: Prefetch,
+        reductions: ReduceOrder,
         **kwargs: Any,
     ) -> None:
         kwargs |= {"input_args": takes[0], "output_args": sends[0]}
@@ -76,6 +80,8 @@ class RuntimeStage(Base):
         self.sends = sends
         self.carry = carry
         self.order = order
+        self.prefetch = prefetch
+        self.reductions = reductions
         self.deferral: Deferral | None = None
         self.products: dict[int, list[Product]] = {}
 
@@ -121,6 +127,8 @@ class RuntimeStage(Base):
             if not full_backward:
                 assert self.deferral is not None
                 self.products[bwd_chunk_id] = around.enter_context(self.deferral.deferring(outputs))
+            if full_backward and last_backward:
+                around.enter_context(self.reductions.last_backward(bwd_chunk_id))
             super().backward_one_chunk(bwd_chunk_id, loss, True, last_backward)
         if loss is not None:
             loss.detach_()  # torch keeps it until the step is over, and with it what the graph still holds
@@ -144,7 +152,10 @@ class RuntimeStage(Base):
         # the forward, with all that it is to be told
         micro, piece = divmod(fwd_chunk_id, len(self.sends))
         with ExitStack() as around:
+            around.enter_context(self.prefetch.forward(self.stage_index))
             around.enter_context(self.order.forward())
+            if self.has_backward:
+                around.enter_context(self.reductions.forward(fwd_chunk_id))
             if self.carry is not None:
                 around.enter_context(self.carry.running(micro, piece))
             if self.deferral is not None:
@@ -187,14 +198,14 @@ class RuntimeStage(Base):
         return made, None
 
     def perform_reduce_grad(self, *args: Any) -> None:
-        """After the last backward. What was reduced after each is only dropped here."""
-        with nullcontext() if self.reduce_each else self.order.filling():
-            super().perform_reduce_grad(*args)
+        """After the last backward: what is reduced once a step is under way, and torch drops weights only."""
+        self.reductions.flush()
+        super().perform_reduce_grad(*args)
 
     def start_gradient_reduction(self) -> None:
         """The same since torch 2.15, which waits for it in a second call."""
-        with nullcontext() if self.reduce_each else self.order.filling():
-            super().start_gradient_reduction()  # type: ignore[misc]
+        self.reductions.flush()
+        super().start_gradient_reduction()  # type: ignore[misc]
 
     def _after(self, module: FSDPModule, last: bool) -> None:
         """What FSDP2's hooks do at the end of a backward, for gradients that none has brought.
@@ -235,11 +246,10 @@ def _spec(t: torch.Tensor) -> str:
 
 
 class ScheduleRuntime(_PipelineScheduleRuntime):
-    """A schedule that gathers a stage's weights once, before its first use, and drops them after its last.
+    """A schedule that leaves it to ``Prefetch`` and FSDP2's hooks when weights are gathered, and dropped.
 
-    torch would drop them earlier when a rank holds more than three stages. Stages that gather for
-    each use (level3) are left to FSDP2's hooks: gathered all at once, they would take the memory
-    that the level is to save.
+    torch would have all of a stage's weights before its first action, and drop them where a rank holds more
+    than three stages.
     """
 
     def _prepare_schedule_with_comms(self, actions: Any, format: str = "compute_only") -> None:
@@ -249,9 +259,6 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
 
     def _lower(self, actions: Any) -> None:
         rows: dict[int, Any] = dict(actions)
-        if not any(isinstance(s, RuntimeStage) and s.reshard_each for s in self._stages):
-            active = self._num_stages
-            rows = {r: _add_unshard_reshard(row, max_active_stages=active) for r, row in rows.items()}
         if self._has_backward:
             rows = {r: _add_reduce_grad(row, self._n_microbatches) for r, row in rows.items()}
         to_rank = self.stage_index_to_group_rank
@@ -259,8 +266,7 @@ class ScheduleRuntime(_PipelineScheduleRuntime):
         self.pipeline_order_with_comms = _add_wait_send(rows)
 
     def _assert_unsharded(self, stage: Any) -> None:
-        if not stage.reshard_each:
-            super()._assert_unsharded(stage)
+        """Nothing: a module that is called waits for its weights."""
 
 
 class ForwardRuntime(ScheduleRuntime):

@@ -254,7 +254,8 @@ def _stages(
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
-    for part, half, order in zip(model.parts, model.halves, model.orders, strict=True):
+    each = zip(model.parts, model.halves, model.orders, model.reductions, strict=True)
+    for part, half, order, reductions in each:
         # what it takes and hands on, and for what of it there are gradients
         index = part.stage.index
         before, takes = inputs, [False] * len(inputs)
@@ -277,6 +278,8 @@ def _stages(
             collect=half.collect,
             carry=part.carry if pieces else None,
             order=order,
+            prefetch=model.prefetch,
+            reductions=reductions,
         )
         out.append(stage)
     return out

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.cost.peak import Gather, Moment, Pass, StageLoad, fullest
+from launcher.plan.cost.peak import Gather, Habits, Moment, Pass, StageLoad, fullest
 from launcher.plan.schedule.actions import Action, Row
 from launcher.plan.values.facts import Backward, Segment
 
@@ -24,8 +24,9 @@ def row(text: str, stage: int) -> Row:
     return tuple(Action(stage, word[0], int(word[1:])) for word in text.split())  # type: ignore[arg-type]
 
 
-def of(text: str, load: StageLoad, level: int = 1, copied: int = 0, stage: int = 0) -> Moment:
-    return fullest(row(text, stage), {stage: load}, level == 3, level > 1, copied)
+def of(text: str, load: StageLoad, level: int = 1, copied: int = 0, stage: int = 0, early: bool = False) -> Moment:
+    habits = Habits(again=level == 3, each=level > 1, early=early, copied=copied)
+    return fullest(row(text, stage), {stage: load}, habits)
 
 
 def test_one_micro_batch_is_fullest_where_the_loss_goes_backward() -> None:
@@ -124,6 +125,21 @@ def test_of_many_groups_each_level_holds_less_than_the_one_before(text: str) -> 
 def test_level1_holds_all_weights_and_all_gradients_whole() -> None:
     """When the first group is scattered its weights have gone, its gradients lie side by side and in a shard."""
     assert of("F0 B0 F1 B1", SHARDED) == Moment(0, 80 + 64 + 80 + 64 + 32, 0)
+
+
+@pytest.mark.parametrize("text", ["F0 B0", "F0 B0 F1 B1", "F0 F1 B0 B1"])
+def test_level1_that_scatters_in_its_last_backward_holds_no_more(text: str) -> None:
+    busy = replace(SHARDED, passes=(ONCE,))
+    assert of(text, busy, early=True).total <= of(text, busy).total
+
+
+def test_what_is_scattered_in_the_last_backward_has_lost_its_weights() -> None:
+    assert of("F0 B0", SHARDED, early=True) == Moment(0, 64 + 80 + 80 + 40, 1 + 5 + 1)
+
+
+def test_a_group_is_received_and_copied_when_it_is_used_first() -> None:
+    frozen = replace(SHARDED, gathers=(Gather(64, 0, 0, 0, 0, 0), Gather(800, 0, 0, 0, 1, 1)))
+    assert of("F0 B0", frozen) == Moment(0, 64 + 800 + 800, 1)
 
 
 def test_level2_holds_all_weights_and_the_gradients_of_one_group_once_more_side_by_side() -> None:

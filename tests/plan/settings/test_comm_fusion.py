@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from launcher.errors import RequestError
+from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import CommFusion
 from launcher.plan.cost.fusion import Limits
 from launcher.plan.plan import ask
@@ -16,6 +19,8 @@ SHARDS = "launch.nproc=2 parallel.hsdp={}"
 BOTH = "launch.nproc=4 parallel.hsdp={shard_size:2}"
 TWO = "launch.nproc=2"
 ALONE = "satisfied, one data-parallel rank, nothing to sum or to gather"
+LEVEL2 = "parallel.hsdp.optimizer_level=level2"
+SCATTERED = "applied, gradients that are done one after the other are scattered together up to this size"
 TOGETHER = "applied, units that feed each other travel together up to this size"
 BECOMES = {
     "": [],
@@ -34,9 +39,13 @@ BECOMES = {
         [f"{F}.allgather=size 1.0 MB: satisfied, nothing is sharded, nothing to gather or to scatter"],
     f"{F}.allgather={{mode:size,config:1}} {SHARDS}": [f"{F}.allgather=size 1.0 MB: {TOGETHER}"],
     f"{F}.allgather={{mode:size,config:1}} {F}.reducescatter={{mode:size,config:8}} {SHARDS}":
+        [f"{F}.allgather=size 1.0 MB: {TOGETHER}", f"{F}.reducescatter=size 8.0 MB: {SCATTERED}"],
+    f"{F}.allgather={{mode:size,config:8}} {F}.reducescatter={{mode:size,config:1}} {SHARDS}":
+        [f"{F}.allgather=size 8.0 MB: {TOGETHER}", f"{F}.reducescatter=size 1.0 MB: {SCATTERED}"],
+    f"{F}.allgather={{mode:size,config:1}} {F}.reducescatter={{mode:size,config:8}} {SHARDS} {LEVEL2}":
         [f"{F}.allgather=size 1.0 MB: {TOGETHER}",
-         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: torch scatters the gradients of what it "
-         "gathered together"],
+         f"{F}.reducescatter=size 8.0 MB: degraded, 1.0 MB, as the other: but for level1 torch scatters the gradients "
+         "of what it gathered together"],
     f"{F}.network={{latency_us:50,gb_per_s:2}} {TWO}":
         [f"{F}.network=50 us + 2 GB/s: applied, auto is 1.9 MB, where the latency is 5 % of a collective"],
     f"{F}.network={{latency_us:50,gb_per_s:2}}": [f"{F}.network=50 us + 2 GB/s: {ALONE}"],
@@ -51,14 +60,15 @@ def test_every_switch_says_what_became_of_it(overrides: str) -> None:
 
 
 MB = 1 << 20
+BOTH_SIZES = {"allgather": {"mode": "size", "config": 2}, "reducescatter": {"mode": "size", "config": 1}}
 SIZES = {
     "default": ({}, Limits(False, None, 64 * MB)),
     "off": ({"openstate": False, "allreduce": {"mode": "size", "config": 1}}, Limits(True, None, 0)),
     "sizes": ({"allgather": {"mode": "size", "config": 2}, "allreduce": {"mode": "size", "config": 0.5}},
               Limits(False, 2 * MB, MB // 2)),
-    "no size": ({"reducescatter": {"mode": "size"}, "allreduce": {"mode": "size"}}, Limits(False, 64 * MB, 64 * MB)),
-    "the smaller": ({"allgather": {"mode": "size", "config": 2}, "reducescatter": {"mode": "size", "config": 1}},
-                    Limits(False, MB, 64 * MB)),
+    "no size": ({"reducescatter": {"mode": "size"}, "allreduce": {"mode": "size"}},
+                Limits(False, None, 64 * MB, scatter=64 * MB)),
+    "each its own": (BOTH_SIZES, Limits(False, 2 * MB, 64 * MB, scatter=MB)),
     "fitted": ({"network": {"latency_us": 10, "gb_per_s": 1}}, Limits(False, 200_000, 200_000)),
     "index": ({"allreduce": {"mode": "index", "config": [2, 4]}}, Limits(False, None, 64 * MB, (2, 4))),
 }  # fmt: skip
@@ -67,7 +77,18 @@ SIZES = {
 @pytest.mark.parametrize("case", SIZES)
 def test_sizes_are_megabytes_of_bytes(case: str) -> None:
     asked, want = SIZES[case]
-    assert limits(CommFusion.model_validate(asked)) == want
+    assert limits(with_fusion(asked)) == want
+
+
+def with_fusion(asked: dict[str, Any], level: str = "level1") -> Job:
+    j = job(f"parallel.hsdp.optimizer_level={level}")
+    parallel = j.parallel.model_copy(update={"comm_fusion": CommFusion.model_validate(asked)})
+    return j.model_copy(update={"parallel": parallel})
+
+
+@pytest.mark.parametrize("level", ["level2", "level3"])
+def test_the_smaller_size_is_for_both_where_torch_scatters(level: str) -> None:
+    assert limits(with_fusion(BOTH_SIZES, level)) == Limits(False, MB, 64 * MB)
 
 
 def test_a_parameter_number_that_there_is_not_is_refused() -> None:

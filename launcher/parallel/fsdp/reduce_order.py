@@ -1,0 +1,179 @@
+"""Reduces level1's gradients bucket by bucket, where wanted while the last backward of a stage goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from launcher.errors import RunError
+from launcher.parallel.dispatch.pytree import tree_leaves
+from launcher.parallel.fsdp.gather_order import GatherOrder, unreduced
+from launcher.parallel.fsdp.scatter import Scatter
+from launcher.parallel.fsdp.shard import SUMS_APART
+from launcher.plan.plan import Plan
+
+NODE = "RegisterPostBackwardFunctionBackward"
+"""What autograd calls the node that FSDP2 puts before a module."""
+
+OFF = "parallel.transformer_opt.grad_computation_allreduce_overlap=false"
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """FSDP2's parameters whose gradients travel together, and the groups that they are of."""
+
+    name: str
+    params: tuple[Any, ...]
+    groups: tuple[int, ...]
+
+
+class ReduceOrder:
+    """The buckets of one part in the plan's order, which is that of every rank.
+
+    A bucket is due once autograd has come back past every call of its groups in the last micro batch, and
+    those before it are. What then has not been due comes after the backward: groups whose inputs take no
+    gradient, and what a rank has skipped.
+    """
+
+    def __init__(self, order: GatherOrder, plan: Plan) -> None:
+        self._order = order
+        self._early = plan.reduces_early
+        self._queue = tuple(_buckets(order, plan))
+        self._calls: dict[int, Counter[int]] = {}  # by micro batch: of each group, those to come back past
+        self._unknown: dict[int, set[int]] = {}  # groups with a call that autograd does not come back past
+        self._forward: int | None = None
+        self._backward: int | None = None
+        self._waiting: list[_Bucket] = []
+        self._closed: set[int] = set()
+        self._under_way: list[Scatter] = []
+        for i in {i for b in self._queue for i in b.groups}:
+            group = order.groups[i]
+            register = group._register_post_backward_hook
+            group._register_post_backward_hook = partial(self._enter, i, register)
+            group.post_backward = partial(self._finish, i, group.post_backward)
+
+    @contextmanager
+    def forward(self, micro: int) -> Iterator[None]:
+        """Around a forward that a backward will follow."""
+        self._calls[micro], self._unknown[micro] = Counter(), set()
+        self._closed.clear()
+        self._waiting = list(self._queue)
+        self._forward = micro
+        try:
+            yield
+        finally:
+            self._forward = None
+
+    @contextmanager
+    def last_backward(self, micro: int) -> Iterator[None]:
+        """Around the backward of ``micro``, the last of a step."""
+        self._backward = micro if self._early else None
+        yield
+        self._backward = None
+
+    def flush(self) -> None:
+        """After the last backward: all that is left is under way."""
+        while self._waiting:
+            self._send(self._waiting.pop(0))
+        self._calls.clear()
+        self._unknown.clear()
+
+    def end(self) -> None:
+        """At the end of a step: the shards have their gradients."""
+        for scatter in self._under_way:
+            scatter.end()
+        self._under_way.clear()
+
+    def _enter(self, i: int, register: Any, args: Any, kwargs: Any) -> Any:
+        """A module of group ``i`` is called."""
+        given = register(args, kwargs)
+        micro = self._forward
+        if micro is None:
+            return given
+        nodes = {t.grad_fn for t in tree_leaves(given) if isinstance(t, torch.Tensor)}
+        found = [n for n in nodes if n is not None and n.name() == NODE]
+        if given[0] is args or len(found) != 1:
+            self._unknown[micro].add(i)
+        else:
+            self._calls[micro][i] += 1
+            found[0].register_hook(partial(self._past, micro, i))
+        return given
+
+    def _past(self, micro: int, i: int, *grads: Any) -> None:
+        """A backward has come back past a call."""
+        if micro != self._backward:
+            return
+        self._calls[micro][i] -= 1
+        while self._waiting and all(self._due(micro, at) for at in self._waiting[0].groups):
+            self._send(self._waiting.pop(0))
+
+    def _due(self, micro: int, i: int) -> bool:
+        left = self._calls[micro]
+        return i in left and not left[i] and i not in self._unknown[micro]
+
+    def _send(self, bucket: _Bucket) -> None:
+        """The gradients of a bucket go, and the weights of its groups; one before it may be on its way."""
+        for i in bucket.groups:
+            if i not in self._closed:
+                self._order.fill(i)
+                self._order.groups[i]._to_sharded()
+                self._closed.add(i)
+        for before in self._under_way[-1:]:
+            before.proceed()
+        for before in self._under_way[:-1]:
+            before.end()
+        del self._under_way[:-1]
+
+        with record_function(f"scatter ({bucket.name})"):
+            grads = [_take(p) for p in bucket.params]
+            dtype = self._order.groups[bucket.groups[0]]._reduce_dtype or grads[0].dtype
+            self._under_way.append(Scatter(bucket.params, grads, dtype))
+
+    def _finish(self, i: int, post_backward: Any, *unused: Any) -> None:
+        """FSDP2's own: after a backward, and at the end of a step, when nothing is left to reduce."""
+        group = self._order.groups[i]
+        if (
+            not self._waiting
+            and i in self._closed
+            and any(unreduced(p) is not None for p in group.fsdp_params)
+        ):
+            names = ", ".join(m or "the model" for m in self._order.rows[i].modules)
+            text = f"{names}: a gradient came after those of its group had been summed"
+            raise RunError(f"{text} (try: {OFF})")
+        asked, group.reduce_grads = group.reduce_grads, False
+        post_backward()
+        group.reduce_grads = asked
+
+
+def _buckets(order: GatherOrder, plan: Plan) -> Iterator[_Bucket]:
+    of = {id(t): p.name for p, _, t in order.part.named(plan.params)}
+    group_of, found = {}, {}
+    for i, group in order.groups.items():
+        for n, p in enumerate(group.fsdp_params):
+            name = of[id(p.sharded_param)]
+            group_of[name], found[name] = i, (n, p)
+
+    for bucket in plan.scatters:
+        if bucket.stage != order.part.stage.index:
+            continue
+        groups = list(dict.fromkeys(group_of[n] for n in bucket.names))
+        names = sorted(bucket.names, key=lambda n: (groups.index(group_of[n]), found[n][0]))
+        modules = ", ".join(m or "root" for i in groups for m in order.rows[i].modules)
+        yield _Bucket(modules, tuple(found[n][1] for n in names), tuple(groups))
+
+
+def _take(p: Any) -> torch.Tensor:
+    """The whole gradient of FSDP2's parameter, which loses it."""
+    grad: torch.Tensor
+    if SUMS_APART and p.unsharded_accumulated_grad is not None:
+        grad, p.unsharded_accumulated_grad = p.unsharded_accumulated_grad_data, None
+    else:
+        grad, p.unsharded_param.grad = p.unsharded_grad_data, None
+    return grad
