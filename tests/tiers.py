@@ -20,7 +20,7 @@ exhaustive = pytest.mark.exhaustive
 """A test of which ``make test`` has a smaller one."""
 
 
-def some(cases: Iterable[T], one_in: int = 3) -> list[T]:
+def some(cases: Iterable[T], one_in: int = 4) -> list[T]:
     """Of ``cases`` one in so many, drawn once and for all and in their order; always the first and the last."""
     every = list(cases)
     if ALL or len(every) <= 2:
@@ -29,6 +29,6 @@ def some(cases: Iterable[T], one_in: int = 3) -> list[T]:
     return [case for n, case in enumerate(every) if n in {0, *drawn, len(every) - 1}]
 
 
-def some_of(cases: Mapping[K, V], one_in: int = 3) -> dict[K, V]:
+def some_of(cases: Mapping[K, V], one_in: int = 4) -> dict[K, V]:
     """The same of a mapping."""
     return {key: cases[key] for key in some(cases, one_in)}

@@ -21,6 +21,7 @@ from launcher.steps.model.build_session import build
 from tests.parity import job
 from tests.ranks import DRAWN, on_ranks
 from tests.test_parity import hsdp
+from tests.tiers import ALL
 from tests.tracing import TRACING
 
 pytestmark = pytest.mark.filterwarnings(*TRACING)
@@ -59,7 +60,7 @@ def found(layout: str, timeout_s: float, late: bool) -> list[str]:
     return on_ranks(2, slow, j, plan_job(j), late, timeout_s=USUAL_S)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", list(LAYOUTS) if ALL else [*LAYOUTS][:1])
 def test_ranks_wait_for_one_that_compiles_and_later_no_longer_than_usual(layout: str) -> None:
     assert found(layout, 60, late=False) == ["done", "done"]
     assert found(layout, 60, late=True) == ["lost", "lost"]
