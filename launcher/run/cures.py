@@ -7,7 +7,7 @@ that the schema takes, and the request is looked at again. Nothing is started, n
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, RequestError
@@ -48,7 +48,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
     listed = _findings(error, words)
     see = _seeing(words, look, error.planned)
     for _ in range(ROUNDS):
-        left = see(_mended(words, listed, True))
+        left = see(_mended(words, listed, listed, 0))
         if not left:
             return _told(listed)
 
@@ -56,7 +56,7 @@ def examine(words: Sequence[str], error: RequestError, look: Callable[[Words, bo
         fresh = [f for f in left if not _near(f, listed)]
         if not fresh:
             break
-        other = {f.said for f in see(_mended(words, listed, False))}
+        other = {f.said for f in see(_mended(words, listed, (), 1))}
         found = [f for f in fresh if f.said in other]
         if not found:
             break
@@ -113,16 +113,16 @@ def _near(finding: ListedProblem, listed: Iterable[ListedProblem]) -> bool:
 
 
 def _mended(
-    words: Sequence[str], listed: Iterable[ListedProblem], by_cure: bool, only: ListedProblem | None = None
+    words: Sequence[str], listed: Iterable[ListedProblem], cured: Collection[ListedProblem], which: int
 ) -> Words:
-    """``words`` without what is listed: cured where that can be, or each with a value that stands in."""
+    """``words`` without what is listed: by the cures of ``cured``, else with a value that stands in.
+
+    ``which``: of the two values that stand in.
+    """
     out = tuple(words)
     for f in listed:
-        chosen = by_cure if only is None else f is only
-        if f.problem.cure and chosen:
-            out = pasted(out, f.problem, f.origins)
-            continue
-        out = _stood_in(out, f, 0 if by_cure else 1)
+        by_cure = bool(f.problem.cure) and any(f is c for c in cured)
+        out = pasted(out, f.problem, f.origins) if by_cure else _stood_in(out, f, which)
     return out
 
 
@@ -144,10 +144,10 @@ def _stood_in(words: Words, finding: ListedProblem, which: int) -> Words:
 
 def _holding(words: Sequence[str], listed: Sequence[ListedProblem], see: Look) -> list[ListedProblem]:
     """``listed`` without cures that bring something new, each alone or all together."""
-    bare = {f.said for f in see(_mended(words, listed, False))}
+    bare = {f.said for f in see(_mended(words, listed, (), 1))}
     out = [_alone(f, words, listed, bare=bare, see=see) for f in listed]
     for _ in range(ROUNDS):
-        new = _new(_mended(words, out, True), bare | {f.said for f in out}, see)
+        new = _new(_mended(words, out, out, 1), bare | {f.said for f in out}, see)
         more = [f for f in new if not _near(f, out)]
         out += more  # wrong with what was meant
         if not more:
@@ -161,7 +161,7 @@ def _alone(
     """``f`` with a cure that brings nothing new: its own, or that mended in turn; else why it has none."""
     if not f.problem.cure:
         return f
-    new = _new(_mended(words, listed, False, f), bare, see)
+    new = _new(_mended(words, listed, (f,), 1), bare, see)
     if not new:
         return f
 
@@ -178,7 +178,7 @@ def _alone(
     last = {w.partition("=")[0]: w for w in further}
     better = replace(f, problem=replace(f.problem, cure=" ".join(map(shell, last.values()))))
     others = [better if g is f else g for g in listed]
-    if further and not _new(_mended(words, others, False, better), bare, see):
+    if further and not _new(_mended(words, others, (better,), 1), bare, see):
         return replace(better, problem=replace(better.problem, text=text))
     return replace(f, problem=replace(f.problem, text=text, cure=""))
 

@@ -90,11 +90,6 @@ CASES = {
   parallel.pipeline.micro_batch_num = 1: too few to fill 2 stages; at least as many are needed
     set by: parallel.pipeline.micro_batch_num=1 (command line)
     try:    parallel.pipeline.micro_batch_num=2
-
-  parallel.hsdp.shard_size = 2: does not divide the 1 data-parallel rank (2 ranks / 2); what does: 1
-    set in: recipes/lm_tied_pp2_hsdp2.yaml:14:10
-          |   hsdp: {shard_size: 2, optimizer_level: level1, threshold: 64}
-    try:    parallel.hsdp.shard_size=1
 """,
     ),
     "external without a launcher": (
@@ -191,6 +186,18 @@ def refused(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
 @pytest.mark.parametrize(("overrides", "told"), CASES.values(), ids=CASES)
 def test_refused(overrides, told, capsys):
     assert refused(capsys, *TINY, *overrides) == told
+
+
+def test_nodes_that_are_not_here_are_all_that_is_wrong(capsys):
+    """On one node the ranks of eight could not be cut into the stages of the recipe: nobody has asked for that."""
+    assert (
+        refused(capsys, "recipe=lm_8b_h100x64")
+        == """
+  launch.nnodes = 8: without torchrun or srun ranks can be started on this machine only
+    set in: recipes/lm_8b_h100x64.yaml:11:10
+          | launch: {nnodes: 8, nproc: 8}
+"""
+    )
 
 
 def test_a_recipe_that_is_not_there(capsys):
