@@ -14,7 +14,7 @@ from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group, buckets, groups, sums
 from launcher.plan.cost.gather_order import AHEAD, Gathering, Visit, gatherings, visits
 from launcher.plan.cost.memory import Memory, copies, memory
-from launcher.plan.cost.scatters import scatters
+from launcher.plan.cost.reduce_scatters import scatters
 from launcher.plan.cost.stage_loads import RankLoad, rank_loads
 from launcher.plan.cost.step_flops import step_flops
 from launcher.plan.cost.step_time import Rerun, rerun, step_time

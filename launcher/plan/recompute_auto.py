@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import AUTO, Recompute
+from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.peak import StageLoad
-from launcher.plan.cost.recompute_choice import Alike, Choice, Way, cheapest
-from launcher.plan.cost.room import tightest
+from launcher.plan.cost.recompute_solver import Alike, Choice, Way, cheapest
 from launcher.plan.cost.stage_loads import RankLoad
 from launcher.plan.partition.sizes import Note
 from launcher.plan.partition.stages import covers

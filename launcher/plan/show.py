@@ -9,8 +9,8 @@ from textwrap import TextWrapper
 from typing import TypeVar
 
 from launcher.plan import show_operators
+from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.fusion import Group
-from launcher.plan.cost.room import tightest
 from launcher.plan.cost.traffic import KINDS
 from launcher.plan.partition.stages import Crossing, covers
 from launcher.plan.plan import Plan

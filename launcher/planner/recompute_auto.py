@@ -8,7 +8,7 @@ from dataclasses import replace
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.capacity import lighter
-from launcher.plan.cost.room import tightest
+from launcher.plan.cost.device_memory import tightest
 from launcher.plan.plan import GB, Plan
 from launcher.plan.recompute_auto import NONE, POLICIES, Trials, blocks, note, too_little, under
 

@@ -12,9 +12,9 @@ from launcher.job.schema.job import Cluster, Job
 from launcher.job.schema.parallel import AUTO, Recompute
 from launcher.plan import recompute_auto
 from launcher.plan.capacity import HEAP, KEY, Fit, Free, LighterLayout, fit, least, lighter, refused
+from launcher.plan.cost.device_memory import KEY as ROOM
+from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.memory import copies
-from launcher.plan.cost.room import KEY as ROOM
-from launcher.plan.cost.room import tightest
 from launcher.plan.plan import GB, Plan
 from launcher.plan.settings import recompute
 from launcher.plan.values.facts import ITEMSIZE

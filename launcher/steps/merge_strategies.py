@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 
 from launcher.checkpoint.atomic_folder import check_outside
 from launcher.checkpoint.layout import strategy_file
@@ -20,18 +21,26 @@ from launcher.steps.files.run_files import RunFiles
 def check(step: MergeStrategies, at: FileChecks) -> list[Problem]:
     found: list[Problem] = []
     if step.src is not None and at.here(step.src):
-        src = Path(step.src)
+        src, folder = Path(step.src), Path(at.job.run_dir or at.job.runs)
+        unnamed = step.model_copy(update={"dst": None})
         found = at.problems("src", lambda: _check_folder(src))
-        if not found:
-            dst = target(step, Path(at.job.run_dir or at.job.runs), src)
-            key = "src" if step.dst is None else "dst"
-            found = at.problems(key, lambda: prepared(step, src, dst))
-    return [*found, *at.unwritable("dst", step.dst)]
+        found = found or at.problems("src", lambda: prepared(unnamed, src, target(unnamed, folder, src)))
+        if step.dst is not None and not found:
+            found = at.problems("dst", lambda: prepared(step, src, target(step, folder, src)))
+    return [*_check_suffix(step, at.key), *found, *at.unwritable("dst", step.dst)]
 
 
 def _check_folder(path: Path) -> None:
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder")
+
+
+def _check_suffix(step: MergeStrategies, key: str) -> list[Problem]:
+    suffix = SUFFIX.get(step.form)
+    if step.dst is None or suffix is None or Path(step.dst).suffix == suffix or Path(step.dst).is_dir():
+        return []
+    cure = quote(f"{key}.dst={Path(step.dst).with_suffix(suffix)}")
+    return [Problem(f"{key}.dst", f"{step.dst}: form {step.form} has names that end in {suffix}", cure)]
 
 
 def run_on_files(step: MergeStrategies, run: RunFiles) -> dict[str, float]:
@@ -80,8 +89,6 @@ def prepared(step: MergeStrategies, source: Path, merged: Path) -> tuple[int, Ca
         text = "MindSpore's files leave out dtypes, which ours need; give form: protobuf or json"
         raise ValueError(f"{files[0]}: {text}")
     form = step.form
-    if merged.suffix != SUFFIX[form]:
-        raise ValueError(f"{merged}: form {form} has names that end in {SUFFIX[form]}")
     given = merged_file(strategy_file.load(source)) if all(map(is_ours, files)) else read_stages(files)[0]
 
     def write() -> None:

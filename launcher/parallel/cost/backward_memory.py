@@ -14,8 +14,8 @@ from torch.utils.checkpoint import CheckpointError
 from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.forward_cost import flops_of
 from launcher.parallel.cost.memory_meter import MemoryMeter
+from launcher.parallel.cost.meter_hooks import AGAIN, PLAIN, Sent
 from launcher.parallel.cost.saved_hooks import SavedHooks
-from launcher.parallel.cost.told import AGAIN, PLAIN, Sent
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd import graph
 
-from launcher.parallel.cost.told import KEEPING
+from launcher.parallel.cost.meter_hooks import KEEPING
 
 
 class SavedHooks:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from launcher.errors import Problem, RequestError
-from launcher.parallel.cost.told import AGAIN, KEEPING, PLAIN, Sent
+from launcher.parallel.cost.meter_hooks import AGAIN, KEEPING, PLAIN, Sent
 from launcher.parallel.dispatch.containers import filled
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.forward import kept_operations

@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from launcher.errors import RunError
 from launcher.parallel.dispatch.pytree import tree_leaves
 from launcher.parallel.fsdp.gather_order import GatherOrder, unreduced
-from launcher.parallel.fsdp.scatter import Scatter
+from launcher.parallel.fsdp.reduce_scatter import ReduceScatter
 from launcher.parallel.fsdp.shard import SUMS_APART
 from launcher.plan.plan import Plan
 
@@ -52,7 +52,7 @@ class ReduceOrder:
         self._backward: int | None = None
         self._waiting: list[_Bucket] = []
         self._closed: set[int] = set()
-        self._under_way: list[Scatter] = []
+        self._under_way: list[ReduceScatter] = []
         for i in {i for b in self._queue for i in b.groups}:
             group = order.groups[i]
             register = group._register_post_backward_hook
@@ -134,7 +134,7 @@ class ReduceOrder:
         with record_function(f"scatter ({bucket.name})"):
             grads = [_take(p) for p in bucket.params]
             dtype = self._order.groups[bucket.groups[0]]._reduce_dtype or grads[0].dtype
-            self._under_way.append(Scatter(bucket.params, grads, dtype))
+            self._under_way.append(ReduceScatter(bucket.params, grads, dtype))
 
     def _finish(self, i: int, post_backward: Any, *unused: Any) -> None:
         """FSDP2's own: after a backward, and at the end of a step, when nothing is left to reduce."""

@@ -9,7 +9,7 @@ from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group
-from launcher.plan.cost.scatters import reduced
+from launcher.plan.cost.reduce_scatters import reduced
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing

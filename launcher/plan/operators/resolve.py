@@ -12,6 +12,7 @@ from launcher.errors import Problem
 from launcher.plan.operators.strategy import DP, TP, Axes, Reading, axes_text, readings
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.module_names import no_such_module
 
 KEY = "parallel.operators"
 MODES = {"linear": {0: "column", 1: "row"}, "embedding": {0: "vocabulary", 1: "hidden"}}
@@ -93,16 +94,8 @@ def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
     if not isinstance(value, Mapping) or not value:
         text = f"{value!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
         return [Problem(where, text)]
-    if not any(fnmatchcase(m, key) for m in skeleton.modules):
-        return [Problem(where, _nobody(key, skeleton), quote(f"~{where}"))]
-    return []
-
-
-def _nobody(key: str, skeleton: Skeleton) -> str:
-    tail = key.rpartition(".")[2]
-    near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
-    tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
-    return f"no module is called so; there are {', '.join(near or tops)}"
+    missing = no_such_module(key, skeleton)
+    return [Problem(where, missing, quote(f"~{where}"))] if missing else []
 
 
 def _key(config: Mapping[str, Any], module: str) -> str | None:

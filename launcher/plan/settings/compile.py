@@ -14,10 +14,10 @@ from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.partition.stage_config import units
 from launcher.plan.partition.stages import covers
 from launcher.plan.schedule.schedules import Rule
-from launcher.plan.settings.module_names import nobody
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.module_names import uncallable
 from launcher.plan.values.text import listed, some
 
 KEY = "train.compile"
@@ -126,7 +126,10 @@ def _named(
     if asked.modules == AUTO:
         return _blocks(skeleton, graph, at), []
     keys = (asked.modules,) if isinstance(asked.modules, str) else asked.modules
-    found = [p for key in keys for p in (*nobody(MODULES, key, skeleton), *_idle(key, skeleton, graph))]
+    found = [
+        *uncallable(MODULES, asked.modules, skeleton),
+        *(p for key in keys for p in _idle(key, skeleton, graph)),
+    ]
     chosen: list[str] = []
     for module in _called(skeleton, graph):
         inside = any(covers(around, module) for around in chosen)

@@ -12,8 +12,8 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
 from launcher.plan.partition.stage_config import owner
 from launcher.plan.partition.stages import covers
-from launcher.plan.settings.module_names import nobody
 from launcher.plan.values.facts import Graph, Skeleton
+from launcher.plan.values.module_names import uncallable
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import listed, many
@@ -32,7 +32,7 @@ def resolve(
     if asked is None:
         return (), []
     policies = _policies(asked)
-    found = [p for key in policies for p in nobody(MODULES, key, skeleton)]
+    found = list(uncallable(MODULES, asked.modules, skeleton))
     if found:
         return (), found
 

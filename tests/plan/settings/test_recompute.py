@@ -50,6 +50,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nobody": (
         lambda: asked("blocks.*"), f"{KEY}: blocks.*: no module is called so; there are embed, layers, norm, head"
     ),
+    "nearly somebody": (
+        lambda: asked({"layer.*": "full", "head": "selective"}),
+        f"{KEY}: layer.*: no module is called so; there are embed, layers, norm, head "
+        f"(try: '{KEY}={{layers.*:full,head:selective}}')",
+    ),
     "a list": (
         lambda: asked("layers"),
         f"{KEY}: layers: a list of modules, which is not called itself; name what is in it "

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.cost.recompute_choice import Alike, Choice, Way, cheapest
+from launcher.plan.cost.recompute_solver import Alike, Choice, Way, cheapest
 
 IN_FLIGHT = 3
 

@@ -14,7 +14,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 """Its name since torch 2.13, which warns of the one before."""
 
 
-class Scatter:
+class ReduceScatter:
     """Gradients of FSDP2's ``params``, of one dtype, on their way to this rank's shards.
 
     Laid out as FSDP2 does it, and so the same to the last bit: all that a rank keeps lies together. Nothing

@@ -1,0 +1,52 @@
+"""Names and globs of modules in settings, read against the modules of a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from shlex import quote
+
+from launcher.errors import Problem
+from launcher.job.schema.similar_names import nearest
+from launcher.plan.values.facts import Skeleton
+
+Asked = str | Sequence[str] | Mapping[str, str]
+"""A name or glob, several, or each with what is to become of it."""
+
+
+def no_such_module(key: str, skeleton: Skeleton) -> str | None:
+    """Why ``key`` stands for nothing; ``None`` where it is a name, or a glob that some match."""
+    if any(fnmatchcase(m, key) for m in skeleton.modules):
+        return None
+    tail = key.rpartition(".")[2]
+    near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
+    tops = list(dict.fromkeys(m.split(".")[0] for m in skeleton.modules))[:12]
+    return f"no module is called so; there are {', '.join(near or tops)}"
+
+
+def uncallable(setting: str, asked: Asked, skeleton: Skeleton) -> Iterator[Problem]:
+    """Keys of ``asked``, the value of ``setting``, that stand for no module or for a list of modules."""
+    for key in [asked] if isinstance(asked, str) else asked:
+        text, name = no_such_module(key, skeleton), _meant(key, skeleton)
+        if text is None and all(m in skeleton.lists for m in skeleton.modules if fnmatchcase(m, key)):
+            text, name = "a list of modules, which is not called itself; name what is in it", f"{key}.*"
+        if text is not None:
+            cure = quote(f"{setting}={_written(asked, key, name)}") if name else ""
+            yield Problem(setting, f"{key}: {text}", cure)
+
+
+def _meant(key: str, skeleton: Skeleton) -> str | None:
+    """The name, or the glob of the modules of a list, that ``key`` is most like."""
+    globs = (re.sub(r"\.\d+(?=\.|$)", ".*", m) for m in skeleton.modules)
+    return nearest(key, dict.fromkeys([*skeleton.modules, *globs]), alike=0.8)
+
+
+def _written(asked: Asked, key: str, name: str) -> str:
+    """``asked`` with ``name`` in place of ``key``, as an override has it."""
+    if isinstance(asked, str):
+        return name
+    names = [name if k == key else k for k in asked]
+    if isinstance(asked, Mapping):
+        return "{" + ",".join(f"{n}:{v}" for n, v in zip(names, asked.values(), strict=True)) + "}"
+    return f"[{','.join(names)}]"
