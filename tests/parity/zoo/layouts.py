@@ -32,6 +32,7 @@ def _shard(size: int, level: str) -> dict[str, Any]:
 LAYOUTS = {
     "one rank": Layout(1),
     "pp2": Layout(2, 2, 2, 4),
+    "pp2 shard2 level1": Layout(4, 2, 2, 4, parallel=_shard(2, "level1")),
     "pp2 shard2 level3": Layout(4, 2, 2, 4, parallel=_shard(2, "level3")),
     "pp3 zero_bubble_h1": Layout(3, 3, 3, 4, {"scheduler": "zero_bubble_h1"}),
     "shard4 level2": Layout(4, parallel=_shard(4, "level2")),

@@ -121,7 +121,8 @@ def test_an_expected_number_is_one_of_plain_torch() -> None:
 
 def test_the_layouts_are_those_of_the_proof() -> None:
     assert {n: (at.ranks, at.stages) for n, at in LAYOUTS.items()} == {
-        "one rank": (1, 1), "pp2": (2, 2), "pp2 shard2 level3": (4, 2), "pp3 zero_bubble_h1": (3, 3),
+        "one rank": (1, 1), "pp2": (2, 2), "pp2 shard2 level1": (4, 2), "pp2 shard2 level3": (4, 2),
+        "pp3 zero_bubble_h1": (3, 3),
         "shard4 level2": (4, 1), "replicate2 shard2": (4, 1), "zero_bubble_v shard2 level2": (4, 2),
         "shard2 level3": (2, 1), "pp2 recompute": (2, 2), "shard2 level3 selective": (2, 1),
     }  # fmt: skip

@@ -16,9 +16,9 @@ from tests.tiers import some
 PAGE = Path(__file__).parents[3] / "docs" / "zoo.md"
 CUT, HALVED, THREE = "pp2 shard2 level3", "zero_bubble_v shard2 level2", "pp3 zero_bubble_h1"
 LEVEL3, AGAIN, SELECTIVE = "shard2 level3", "pp2 recompute", "shard2 level3 selective"
-REPLICAS, SHARDS = "replicate2 shard2", "shard4 level2"
+REPLICAS, SHARDS, BUCKETS = "replicate2 shard2", "shard4 level2", "pp2 shard2 level1"
 SAMPLE = {
-    "FrozenMiddle": (HALVED,), "GradientReversal": (CUT,), "RootHook": (THREE,), "MaskedGradient": (REPLICAS,),
+    "FrozenMiddle": (HALVED,), "GradientReversal": (CUT, BUCKETS), "RootHook": (THREE,), "MaskedGradient": (REPLICAS,),
     "BaseChangedAcross": (THREE,), "TiedThrice": (CUT, HALVED), "TeacherInGlue": (CUT,), "SharedBuffer": (REPLICAS,),
     "IgnoredTied": (REPLICAS,), "IdleExperts": (SHARDS, HALVED), "UNet": (THREE,), "FrozenStage": ("pp2", HALVED),
     "LayerDrop": (AGAIN, SELECTIVE), "GumbelHard": (AGAIN,), "Gru": (SELECTIVE,), "FunctionalCall": (LEVEL3,),
