@@ -132,7 +132,7 @@ PIECES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("ranks", "operators", "rest"), list(PIECES.values()), ids=list(PIECES))
+@pytest.mark.parametrize(("ranks", "operators", "rest"), some(PIECES.values()), ids=some(PIECES))
 def test_sequences_in_pieces_equal_one_process(ranks, operators, rest):
     j = job(parallel={"operators": operators, "grid": {"tp": 2}, **rest}, launch={"nproc": ranks}, data__seq_len=10,
             model__tied=ranks == 8)  # fmt: skip

@@ -95,7 +95,7 @@ def test_what_crosses_a_boundary_and_what_is_gathered_is_half_as_wide():
     assert [r["reduce_scatter"] for r in low] == [r["reduce_scatter"] for r in full]
 
 
-@pytest.mark.parametrize("layout", ["2 replicas", "level1", "level3"])
+@pytest.mark.parametrize("layout", some(["2 replicas", "level1", "level3"]))
 def test_gradients_travel_in_half_precision_when_asked(layout):
     parallel = LAYOUTS[layout]
     j, wide_one = (job(parallel=parallel | {"gradient_fp32_sync": on}, train__precision="bf16") for on in (False, True))

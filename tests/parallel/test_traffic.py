@@ -32,7 +32,7 @@ COUNTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("level", "micros"), list(COUNTS))
+@pytest.mark.parametrize(("level", "micros"), some(COUNTS, 2))
 def test_a_level_takes_so_many_gathers_and_scatters_a_step(level, micros):
     """Four blocks and the rest are five groups."""
     j = job(parallel={"hsdp": hsdp(level), "pipeline": {"micro_batch_num": micros}, "comm_fusion": FOUR_AND_REST})
@@ -69,7 +69,7 @@ def test_every_fusion_of_every_layout_is_counted_as_planned(fusion, layout):
     assert_as_planned(job(parallel=LAYOUTS[layout] | {"comm_fusion": FUSION[fusion]}))
 
 
-@pytest.mark.parametrize("fusion", [f for f in FUSION if f != "auto"])
+@pytest.mark.parametrize("fusion", some(f for f in FUSION if f != "auto"))
 def test_fusion_changes_no_number(fusion):
     assert_parity(job(parallel=LAYOUTS["2 stages, 2x2"] | {"comm_fusion": FUSION[fusion]}))
 

@@ -64,7 +64,9 @@ def left(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "room_kb", [12, pytest.param(60, marks=exhaustive), 400], ids=["at the start", "at the first save", "at the second"]
+    "room_kb",
+    [pytest.param(12, marks=exhaustive), pytest.param(60, marks=exhaustive), 400],
+    ids=["at the start", "at the first save", "at the second"],
 )
 def test_one_line_says_which_file_and_what_is_free_and_with_room_the_run_goes_on(
     room_kb: int, small: Path, straight: Path, capsys: pytest.CaptureFixture[str]

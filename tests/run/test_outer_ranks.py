@@ -119,6 +119,7 @@ def test_a_model_that_goes_by_the_order_of_a_set_is_told_before_it_is_trained(tm
     assert not (tmp_path / "run/metrics.jsonl").exists() or losses(tmp_path / "run") == []
 
 
+@exhaustive
 def test_torchruns_own_restart_goes_on_in_the_same_folder(tmp_path):
     done = torchrun(2, *FRAGILE, f"runs={tmp_path}/runs", "train.steps=2", restarts=1)
     assert done.returncode == 0, done.stderr

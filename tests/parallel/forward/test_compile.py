@@ -23,7 +23,7 @@ from tests.parity import LM, Step, assert_same, build, job, outcome, own, rank_s
 from tests.ranks import on_ranks
 from tests.test_parity import SCHEDULES, hsdp
 from tests.test_parity_tp import MEGATRON, SEQUENCE
-from tests.tiers import ALL, some_of
+from tests.tiers import ALL, some, some_of
 from tests.tracing import TRACING
 
 pytestmark = pytest.mark.filterwarnings(*TRACING)
@@ -73,7 +73,7 @@ def seeded(world: World, j: Any, plan: Any) -> Step:
     return rank_step(world, j, plan)
 
 
-@pytest.mark.parametrize("policy", [None, "full", "selective"])
+@pytest.mark.parametrize("policy", some([None, "full", "selective"]))
 def test_dropout_draws_what_it_draws_in_eager_code(policy: str | None) -> None:
     again = {"parallel__recompute": {"modules": "layers.*", "policy": policy}} if policy else {}
     eager, graph = here("Dropping"), here("Dropping", train__compile=AOT, **again)
@@ -133,10 +133,10 @@ OVER_TP: dict[str, tuple[Any, Any]] = {
 def test_a_graph_sends_over_tp_what_eager_code_sends(case: str) -> None:
     operators, recompute = OVER_TP[case]
     parallel = {"grid": {"tp": 2}, "operators": operators, "recompute": recompute}
-    eager, graph = job(parallel=parallel), job(parallel=parallel, train__compile=AOT)
+    eager, graph = (job(parallel=parallel, train__compile=how, model__layers=2) for how in (None, AOT))
     want, got = (on_ranks(2, sent, j, plan_job(j)) for j in (eager, graph))
     assert got == want
-    assert len(got[0]) >= 20
+    assert len(got[0]) >= 10
 
 
 AGAIN: dict[str, tuple[int, dict[str, Any]]] = {
@@ -151,7 +151,7 @@ def compiled_blocks(j: Job, modules: str) -> Job:
     return j.model_copy(update={"train": j.train.model_copy(update={"compile": how})})
 
 
-@pytest.mark.parametrize("level", ["level1", "level3"])
+@pytest.mark.parametrize("level", ["level1", "level3"] if ALL else ["level3"])
 def test_a_step_with_graphs_sends_what_is_planned(level: str) -> None:
     parallel = {"pipeline": SCHEDULES["1f1b"], "hsdp": hsdp(2, level), "recompute": RERUN}
     assert_as_planned(compiled_blocks(tied(parallel), "blocks.*"))
@@ -170,7 +170,7 @@ def test_what_runs_again_in_a_graph_has_the_bits_of_eager_code(precision: str, l
 
     ways = {way: graph("blocks.*", recompute) for way, recompute in WAYS.items()}
     ways |= {"nothing again": graph("blocks.*", None), "graphs in what runs again": graph("blocks.*.attn", RERUN)}
-    both(ranks, tied(parallel, precision, p), ways)
+    both(ranks, tied(parallel, precision, p), some_of(ways))
 
 
 def many_steps(world: World, j: Any, plan: Any) -> tuple[list[float], list[str]]:

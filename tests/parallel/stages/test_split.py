@@ -118,7 +118,7 @@ def told(job: Job) -> str:
     return "\n".join(lines)
 
 
-HASHED = some(NETS.values(), 6)
+HASHED = some(NETS.values(), 10)
 """Planned and cut in two more processes."""
 
 
