@@ -103,19 +103,20 @@ class _Region:
         self.versions = _versions(self.inputs)
         self.changed = filled(given, objects=True)
         self.streams = _streams()
-        self.ran = False
+        self.first = True
         self.error: Exception | None = None
 
     @contextmanager
     def keeping_error(self) -> Iterator[None]:
         """Of the forward, until torch has left its contexts, which torch 2.11 does not do for errors.
 
-        In the backward errors pass: torch ends a run by one.
+        When it runs again errors pass: torch ends a run by one.
         """
+        first, self.first = self.first, False
         try:
             yield
         except Exception as error:
-            if self.ran:
+            if not first:
                 raise
             self.error = error
 
@@ -143,7 +144,6 @@ class _Region:
                 yield
         finally:
             axis.results = before
-            self.ran = True
         if self.error is not None:
             return
 
