@@ -26,6 +26,9 @@ from launcher.parallel.sequence.carry import Carry
 from launcher.parallel.tensor_parallel.collectives import Axis, Results
 from launcher.plan.values.recomputed import Recomputed
 
+NO_HOOKS = "don't yet support saved tensor hooks"
+"""What torch.func says under a checkpoint."""
+
 
 def install(model: nn.Module, recomputed: Iterable[Recomputed], axis: Axis) -> None:
     """Give each module that is to run again the forward that does, around the one it has."""
@@ -67,7 +70,12 @@ class RecomputedForward:
         return out
 
     def _check_hooks(self) -> None:
-        """What hooks of the user's own would make of what is saved, nothing would be made of."""
+        """What hooks of the user's own would make of what is saved, nothing would be made of.
+
+        Nor does torch.func know any.
+        """
+        if torch._C._are_functorch_transforms_active():
+            raise self.refused("torch.func (vmap, grad) calls it, and looks at what autograd saves itself")
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks and hooks[0].__module__.partition(".")[0] not in ("torch", "launcher"):
             raise self.refused("hooks on what autograd saves (saved_tensors_hooks) would see nothing of it")
@@ -122,6 +130,8 @@ class _Region:
 
     def raise_error(self) -> None:
         try:
+            if self.error is not None and NO_HOOKS in str(self.error):
+                raise self.of.refused("torch.func (grad, vjp) in it looks at what autograd saves itself")
             if self.error is not None:
                 raise self.error
         finally:

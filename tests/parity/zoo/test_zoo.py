@@ -22,7 +22,7 @@ SAMPLE = {
     "BaseChangedAcross": (THREE,), "TiedThrice": (CUT, HALVED), "TeacherInGlue": (CUT,), "SharedBuffer": (REPLICAS,),
     "IgnoredTied": (REPLICAS,), "IdleExperts": (SHARDS, HALVED), "UNet": (THREE,), "FrozenStage": ("pp2", HALVED),
     "LayerDrop": (AGAIN, SELECTIVE), "GumbelHard": (AGAIN,), "Gru": (SELECTIVE,), "FunctionalCall": (LEVEL3,),
-    "Force": (AGAIN,),
+    "Force": (AGAIN,), "FuncGrad": (AGAIN,), "VmapGlue": (SELECTIVE,),
 }  # fmt: skip
 """Each way to go wrong, under the layouts that it goes wrong in: stages, split backwards, shards, replicas."""
 
