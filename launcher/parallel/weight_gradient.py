@@ -141,7 +141,8 @@ class Deferral(TorchFunctionMode):
         if any(type(t) not in PLAIN or t.dtype != dtype or t.layout != torch.strided for t in given):
             return False
         known = x.requires_grad or _storage(x) in self.inputs
-        return bool(x.dim() > 1 and x.is_floating_point() and known and not _transformed())
+        plainly = not transformed() and not _checkpointed()
+        return bool(x.dim() > 1 and x.is_floating_point() and known and plainly)
 
 
 PLAIN = (Tensor, nn.Parameter)
@@ -155,15 +156,14 @@ def _storage(t: Tensor) -> int:
     return int(local(t).untyped_storage()._cdata)
 
 
-def _transformed() -> bool:
-    """Whether more than plain autograd is at work: autocast, torch.func, the compiler, a checkpoint."""
+def transformed() -> bool:
+    """Whether more than plain autograd is at work: autocast, torch.func, the compiler."""
     return (
         torch._C._is_any_autocast_enabled()
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
         or torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or _checkpointed()
     )
 
 

@@ -98,8 +98,9 @@ class Plan:
     modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
     torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``gathers``: of each
     pipeline rank, once a step. ``reduces_early``: what is reduced once a step travels while the last backward
-    goes on. ``output`` is what a rank has of the model's output. ``deferred``: parameters are made shard by
-    shard; otherwise each rank builds the model once and keeps its shards.
+    goes on. ``overlaps``: what is sent beside the computation, and what is waited for, in words. ``output``
+    is what a rank has of the model's output. ``deferred``: parameters are made shard by shard; otherwise each
+    rank builds the model once and keeps its shards.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Plan:
     buckets: tuple[Bucket, ...]
     scatters: tuple[Bucket, ...]
     reduces_early: bool
+    overlaps: tuple[str, ...]
     operators: Flow
     recomputed: tuple[Recomputed, ...]
     compilation: Compilation | None
@@ -206,20 +208,19 @@ def plan(
     par, graph = job.parallel, model.graph
     cut, balanced = pipeline_stage_config.cut(job, asked.sizes, asked.config, model)
     order = pipeline.choose(job, asked.sizes, step_time(cut, model.graphs))
-    sizes = order.sizes
 
     # where parameters are, and what travels together
     at = _layout(job, model, cut, order)
-    fused = _fused(job, model, at, order)
     compilation, wrong = compile.resolve(job, model, at)
-    refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, sizes, fused), *wrong])
+    fused = _fused(job, model, at, order, compilation)
+    refuse([*_refused(job, model, at, traits), *transformer_opt.refused_for(job, at.sizes, fused), *wrong])
 
     return Plan(
         name=job.name,
         seed=job.seed,
         precision=job.train.precision,
         dtypes=at.dtypes,
-        sizes=sizes,
+        sizes=at.sizes,
         scheduler=order.scheduler,
         hsdp=at.hsdp,
         leaves=model.leaves,
@@ -236,21 +237,22 @@ def plan(
         buckets=fused.buckets,
         scatters=fused.scatters,
         reduces_early=transformer_opt.reduces_early(job),
-        operators=replace(model.operators, bias_in_terms=transformer_opt.swaps_bias(job)),
+        overlaps=transformer_opt.overlaps(job, at.sizes, fused),
+        operators=_operators(job, model, fused),
         recomputed=model.recomputed,
         compilation=compilation,
         sums=fused.terms,
         schedule=order.schedule,
-        evaluation=schedules.forward_only(sizes.places, sizes.micros),
+        evaluation=schedules.forward_only(at.sizes.places, at.sizes.micros),
         phases=step_order.phases(job.steps),
-        settings=tuple(settings.rows(job, sizes, fused, model.recomputed)),
-        notes=(*notes, *sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
+        settings=tuple(settings.rows(job, at.sizes, fused, model.recomputed)),
+        notes=(*notes, *at.sizes.notes, *balanced, *order.notes, *_late(job, model, at)),
         deferred=par.deferred_init and model.built_whole is None,
         gradients_mean=par.gradients_mean,
         loss_reduction=par.pipeline.loss_reduction,
-        output_broadcast=par.pipeline.output_broadcast and sizes.grid["pp"] > 1,
-        reading=dataset_strategy.reading(job, sizes),
-        loss_repeats=loss_repeated_mean.repeats(job, sizes, fused.loss_cut),
+        output_broadcast=par.pipeline.output_broadcast and at.sizes.grid["pp"] > 1,
+        reading=dataset_strategy.reading(job, at.sizes),
+        loss_repeats=loss_repeated_mean.repeats(job, at.sizes, fused.loss_cut),
         observed=_observed(model, traits),
         estimate=_estimate(job, at, fused, timeline=order.timeline, traits=traits),
     )
@@ -286,7 +288,9 @@ def _layout(job: Job, model: TracedModel, cut: tuple[Stage, ...], order: Schedul
     )
 
 
-def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) -> Fused:
+def _fused(
+    job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice, compilation: Compilation | None
+) -> Fused:
     """What travels together."""
     limits = comm_fusion.limits(job)
     travels = at.dtypes.reduce if at.mixed else None
@@ -301,7 +305,14 @@ def _fused(job: Job, model: TracedModel, at: CutModel, order: ScheduleChoice) ->
         late=order.late,
         spreads=model.operators.spreads,
         loss_cut=model.operators.output is not None,
+        compiled=() if compilation is None else compilation.modules,
     )
+
+
+def _operators(job: Job, model: TracedModel, fused: Fused) -> Flow:
+    """How those that are cut run, as switches want it."""
+    swaps, overlapped = transformer_opt.swaps_bias(job), transformer_opt.overlapped(job, fused)
+    return replace(model.operators, bias_in_terms=swaps, overlapped=overlapped)
 
 
 def _gathers(job: Job, at: CutModel, graph: Graph) -> Iterator[tuple[Gathering, ...]]:

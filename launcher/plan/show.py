@@ -28,8 +28,8 @@ K = TypeVar("K")
 def text(plan: Plan) -> str:
     """The whole plan, the same bytes for the same job; no newline at the end."""
     parts = (
-        _head, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce, _traffic,
-        _memory, _steps, _settings, _notes,
+        _head, _pipeline, _stages, _recompute, _compile, _sends, _operators, _ties, _hsdp, _reduce, _overlap,
+        _traffic, _memory, _steps, _settings, _notes,
     )  # fmt: skip
     lines = TextWrapper(WIDTH - LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     out = [f"plan of {plan.name}"]
@@ -191,6 +191,12 @@ def _reduce(plan: Plan) -> Rows:
         often = f"{len(same)} all-reduces" if len(same) > len(stages) else "one all-reduce"
         yield "reduce", f"{_where(stages)}: {what}, {often} a step{' each' if len(same) > 1 else ''}"
     yield from show_operators.sums(plan.sums)
+
+
+def _overlap(plan: Plan) -> Rows:
+    """Of weights, of gradients and of what is cut over ``tp``."""
+    if plan.overlaps:
+        yield "overlap", "; ".join(plan.overlaps)
 
 
 def _operators(plan: Plan) -> Rows:

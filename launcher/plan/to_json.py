@@ -28,7 +28,7 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
 ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
-    "groups", "visits", "gathers", "buckets", "scatters", "reduces_early",
+    "groups", "visits", "gathers", "buckets", "scatters", "reduces_early", "overlaps",
     "operators", "recomputed", "compilation", "sums",
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room",
     "phases", "settings", "notes",

@@ -212,7 +212,12 @@ def holds_of_transport(s: Said) -> None:
 def holds_of_operators(s: Said) -> None:
     comms = [c for spread in s.plan.operators.spreads for c in spread.comms]
     status, why = s.rows["grad_matmul_communication_overlap"]
-    assert (status == "degraded") == any(c.phase == "backward" for c in comms)
+    assert (status == "applied") == bool(s.plan.operators.overlapped)
+    assert ("anything" in why) == (bool(comms) and not any(c.phase == "backward" for c in comms))
+    assert (status == "degraded") == ("the second half of a backward" in why)
+    if found := re.search(r"of (\d+) matmul", why):
+        columns = [x for x in s.plan.operators.spreads if x.operator.mode == "column"]
+        assert int(found[1]) == sum(any(c.phase == "backward" for c in x.comms) for x in columns)
     assert ("no operator is cut" in why) == (not s.plan.operators.spreads)
     status, why = s.rows["allreduce_and_biasadd_swap"]
     assert (status, "no operator" in why) == ("satisfied", True)  # the model has no bias

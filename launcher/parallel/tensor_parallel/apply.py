@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from launcher.parallel.local import local
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
 from launcher.parallel.tensor_parallel.collectives import Axis, bring, hand, with_bias
+from launcher.parallel.tensor_parallel.overlapped_linear import OverlappedLinear
 from launcher.plan.operators.resolve import Spread, all_reduced, splits, tp_dim
 from launcher.plan.operators.strategy import Axes
 from launcher.plan.plan import Plan
@@ -25,7 +26,7 @@ def spread(model: nn.Module, plan: Plan) -> Axis:
     axis = Axis(plan.sizes.grid["tp"], planned=True, bias_in_terms=plan.operators.bias_in_terms)
     spreads = plan.operators.spreads
     cut(model, splits([s.operator for s in spreads]), axis)
-    install(model, spreads, axis)
+    install(model, spreads, axis, plan.operators.overlapped)
     return axis
 
 
@@ -67,38 +68,54 @@ def cut(model: nn.Module, splits: Mapping[str, Axes], axis: Axis) -> None:
         model.get_submodule(owner)._parameters[attr] = pieces[id(whole)]
 
 
-def install(model: nn.Module, spreads: Iterable[Spread], axis: Axis) -> None:
-    """Give each operator's module the forward that its spread describes."""
+def install(
+    model: nn.Module, spreads: Iterable[Spread], axis: Axis, overlapped: Collection[str] = ()
+) -> None:
+    """Give each operator's module the forward that its spread describes; ``overlapped`` is ``Flow``'s."""
     for s in spreads:
         module = model.get_submodule(s.operator.module)
-        module.forward = OperatorForward(module, module.forward, s, axis)
+        module.forward = OperatorForward(module, module.forward, s, axis, s.operator.module in overlapped)
 
 
 @dataclass(frozen=True)
 class OperatorForward:
-    """The forward of an operator, around the ``plain`` one of its module."""
+    """The forward of an operator, around the ``plain`` one of its module.
+
+    ``overlaps``: the gradient of its input is sent while that of its weight is computed.
+    """
 
     module: nn.Module
     plain: Callable[..., Any]
     spread: Spread
     axis: Axis
+    overlaps: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Bring the first input to what the operator takes, compute, hand on."""
         x, *rest = args if args else (kwargs.pop("input"),)
         s = self.spread
-        x = bring(x, s.arrives, s.takes, self.axis, terms=s.operator.mode == "column")
-        return self.hand_on(self.compute(x, *rest, **kwargs))
+        terms = s.operator.mode == "column"
+        if not self.overlaps or not torch.is_grad_enabled() or not x.requires_grad:
+            x = bring(x, s.arrives, s.takes, self.axis, terms=terms)
+            return self.hand_on(self.compute(x, *rest, **kwargs))
+
+        # a product of its own, unless a neighbour has brought the input before
+        linear = OverlappedLinear(self._weights)
+        x = bring(x, s.arrives, s.takes, self.axis, terms=terms, enter=linear.enter)
+        y = linear.product(x)
+        return self.hand_on(self.compute(x, *rest, **kwargs) if y is None else y)
+
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        """Those of a linear layer's product: the bias of a row-parallel one is added later."""
+        bias = getattr(self.module, "bias", None) if self.spread.operator.mode != "row" else None
+        return weight(self.module), None if bias is None else local(bias)
 
     def compute(self, x: Tensor, *rest: Any, **kwargs: Any) -> Any:
         """What this rank works out; of a row-parallel layer and a part of a table, a term of the sum."""
         module = self.module
         match self.spread.operator.mode:
-            case "column":
-                bias = getattr(module, "bias", None)
-                return F.linear(x, weight(module), None if bias is None else local(bias))
-            case "row":
-                return F.linear(x, weight(module))
+            case "column" | "row":
+                return F.linear(x, *self._weights())
             case "vocabulary":
                 return _look_up(module, x, self.axis)
             case "hidden":

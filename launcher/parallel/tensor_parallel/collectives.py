@@ -44,6 +44,19 @@ class Results:
         return t.detach()
 
 
+@dataclass(frozen=True)
+class Sending:
+    """A collective that may still be under way; ``made``: what it brings, once it has come."""
+
+    work: dist.Work | None
+    made: Callable[[], Tensor]
+
+    def wait(self) -> Tensor:
+        if self.work is not None:
+            self.work.wait()
+        return self.made()
+
+
 @dataclass
 class Axis:
     """The ranks that share an operator. On meta tensors, and when ``planned``, only shapes are worked out.
@@ -97,21 +110,29 @@ class Axis:
         if torch.compiler.is_compiling():
             out: Tensor = _gather(x, self.number, dim)
             return out
+        return self.start_gather(x, dim, later=False).wait()
+
+    def start_gather(self, x: Tensor, dim: int, later: bool) -> Sending:
+        """The same; ``later``: the caller goes on before it has come."""
         if self.silent(x):
-            return torch.cat([x] * self.size, dim)
+            return Sending(None, lambda: torch.cat([x] * self.size, dim))
         parts = [torch.empty_like(x) for _ in range(self.size)]
-        dist.all_gather(parts, x.contiguous(), group=self.group)
-        return torch.cat(parts, dim)
+        work = dist.all_gather(parts, x.contiguous(), group=self.group, async_op=later)
+        return Sending(work, lambda: torch.cat(parts, dim))
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over the ranks, on each of them."""
         if torch.compiler.is_compiling():
             out: Tensor = _sum(x, self.number)
             return out
+        return self.start_sum(x, later=False).wait()
+
+    def start_sum(self, x: Tensor, later: bool) -> Sending:
+        """``later`` as ``start_gather`` has it."""
         out = x.clone(memory_format=torch.contiguous_format)
-        if not self.silent(x):
-            dist.all_reduce(out, group=self.group)
-        return out
+        silent = self.silent(x)
+        work = None if silent else dist.all_reduce(out, group=self.group, async_op=later)
+        return Sending(work, lambda: out)
 
     def top(self, x: Tensor) -> Tensor:
         """The largest over the ranks, number by number."""
@@ -125,12 +146,16 @@ class Axis:
         if torch.compiler.is_compiling():
             out: Tensor = _scatter(x, self.number, dim)
             return out
+        return self.start_scatter(x, dim, later=False).wait()
+
+    def start_scatter(self, x: Tensor, dim: int, later: bool) -> Sending:
+        """``later`` as ``start_gather`` has it."""
         parts = [p.contiguous() for p in x.chunk(self.size, dim)]
         if self.silent(x):
-            return parts[0]
+            return Sending(None, lambda: parts[0])
         out = torch.empty_like(parts[self.rank])
-        dist.reduce_scatter(out, parts, group=self.group)
-        return out
+        work = dist.reduce_scatter(out, parts, group=self.group, async_op=later)
+        return Sending(work, lambda: out)
 
 
 AXES: WeakValueDictionary[int, Axis] = WeakValueDictionary()
@@ -237,11 +262,54 @@ class _Piece(Function):
         return ctx.axis.gather(grad, ctx.dim), None, None, None
 
 
-def bring(x: Tensor, arrives: Cut, takes: Cut, axis: Axis, terms: bool) -> Tensor:
+@dataclass(frozen=True)
+class Entry:
+    """How a tensor enters an operator that sends its gradient in the backward, by the collective ``op``.
+
+    ``dim``: along which it is gathered on its way in, or of which a rank takes a piece.
+    """
+
+    op: str
+    axis: Axis
+    dim: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the operator takes."""
+        match self.op:
+            case "all_reduce":
+                return x.detach()
+            case "reduce_scatter":
+                return self.axis.once(lambda: self.axis.gather(x, self._dim))
+            case _:
+                return self.axis.piece(x, self._dim)
+
+    def start(self, grad: Tensor, later: bool) -> Sending:
+        """Its gradient is on its way."""
+        match self.op:
+            case "all_reduce":
+                return self.axis.start_sum(grad, later)
+            case "reduce_scatter":
+                return self.axis.start_scatter(grad, self._dim, later)
+            case _:
+                return self.axis.start_gather(grad, self._dim, later)
+
+    @property
+    def _dim(self) -> int:
+        assert self.dim is not None
+        return self.dim
+
+
+Enter = Callable[[Tensor, Entry], Tensor]
+"""What takes a tensor in by itself, and sends its gradient."""
+
+
+def bring(
+    x: Tensor, arrives: Cut, takes: Cut, axis: Axis, *, terms: bool, enter: Enter | None = None
+) -> Tensor:
     """``x`` as its user takes it. ``terms``: each rank's gradient will be a term of the sum, not the whole.
 
-    Neighbouring users of one tensor share the collective: q, k and v enter together, their
-    gradients are summed once.
+    ``enter`` is called where something will be sent for the gradient. Neighbouring users of one tensor share
+    the collective: q, k and v enter together, their gradients are summed once.
     """
     if arrives == takes and not (takes is None and terms):
         return x
@@ -254,22 +322,28 @@ def bring(x: Tensor, arrives: Cut, takes: Cut, axis: Axis, terms: bool) -> Tenso
             return axis.last[2]
         if axis.last is not None and same and axis.last[1][0] != version:
             axis.overwritten = True
-        brought = _into(x, arrives, axis, terms)
+        brought = _into(x, arrives, axis, terms, enter)
         axis.last = (x, asked, brought)
         return brought
     if arrives is not None:
         x = _into(x, arrives, axis, terms=False)
     axis.said("all_gather", "backward", x)
+    if enter is not None:
+        return enter(x, Entry("all_gather", axis, takes))
     return _Piece.apply(x, axis, takes, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool) -> Tensor:
+def _into(x: Tensor, arrives: Cut, axis: Axis, terms: bool, enter: Enter | None = None) -> Tensor:
     if arrives is None:
         axis.said("all_reduce", "backward", x)
+        if enter is not None:
+            return enter(x, Entry("all_reduce", axis))
         return _Enter.apply(x, axis)  # type: ignore[no-any-return, no-untyped-call]
     axis.said("all_gather", "forward", x, axis.size)
     if terms:
         axis.said("reduce_scatter", "backward", x, axis.size)
+        if enter is not None:
+            return enter(x, Entry("reduce_scatter", axis, arrives))
     return _Gather.apply(x, axis, arrives, terms)  # type: ignore[no-any-return, no-untyped-call]
 
 

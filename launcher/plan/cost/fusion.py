@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from launcher.plan.operators.input_gradients import InputGradients, resolve
 from launcher.plan.operators.resolve import Spread
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
@@ -65,7 +66,7 @@ class Fused:
 
     ``scatters`` are what level1 scatters, ``terms`` the buckets over ``tp``, ``tied`` the tied parameters
     that learn, ``spreads`` the operators that are cut. ``loss_cut``: the classes of the loss are cut over
-    ``tp``.
+    ``tp``. ``compiled``: modules that torch compiles.
     """
 
     limits: Limits
@@ -78,6 +79,14 @@ class Fused:
     late: bool = False
     spreads: tuple[Spread, ...] = ()
     loss_cut: bool = False
+    compiled: tuple[str, ...] = ()
+
+    def input_gradients(self, ops: Collection[str]) -> InputGradients:
+        """What becomes of those that operators send by ``ops``."""
+        learn = {n for p in self.params if p.trainable for n in p.names}
+        cut = [s.operator.module for s in self.spreads]
+        compiled = {m for m in cut if any(covers(c, m) for c in self.compiled)}
+        return resolve(self.spreads, ops, learn, compiled, late=self.late)
 
     @property
     def sums(self) -> tuple[Bucket, ...]:

@@ -304,13 +304,15 @@ class Flow:
 
     ``partial``: whole parameters (first names) of which each rank's gradient is a term of the sum over
     ``tp``. ``output`` is how the model's output leaves. ``bias_in_terms``: what is summed over ``tp`` with an
-    all-reduce gets its bias before, on the first rank; otherwise after, on each.
+    all-reduce gets its bias before, on the first rank; otherwise after, on each. ``overlapped``: modules
+    whose input gradient is sent while their weight gradient is computed.
     """
 
     spreads: tuple[Spread, ...] = ()
     partial: tuple[str, ...] = ()
     output: Cut = None
     bias_in_terms: bool = False
+    overlapped: tuple[str, ...] = ()
 
 
 WHOLE = Flow()

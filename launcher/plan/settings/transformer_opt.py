@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,12 +11,13 @@ from typing import Any, Literal
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.similar_names import did_you_mean
-from launcher.plan.cost.fusion import Bucket, Fused, Group
+from launcher.plan.cost.fusion import Fused
+from launcher.plan.operators import input_gradients
 from launcher.plan.operators.resolve import Spread, all_reduced
 from launcher.plan.partition.sizes import Sizes
-from launcher.plan.settings import comm_fusion
+from launcher.plan.settings import comm_fusion, overlap
 from launcher.plan.values.setting import Setting, Status
-from launcher.plan.values.text import bytes_text, many
+from launcher.plan.values.text import bytes_text
 
 KEY = "parallel.transformer_opt"
 STRICT = "strict"
@@ -36,7 +36,8 @@ BRANCHES = "enable_interleave_split_concat_branch"
 OF_PLAN = (GATHERING, FUSION, MATMUL, BIAS)
 """Those that hang on what the plan sends together."""
 
-FLAG, LEVEL, NAMES = "true or false", "a whole number from 0 to 3", "true, false or the names of operators"
+FLAG, LEVEL = "true or false", "a whole number from 0 to 3"
+NAMES = "true, false or some of AllReduce,ReduceScatter,AllGather,AlltoAll"
 SWITCHES = {
     RERUNNING: NAMES,
     MATMUL: NAMES,
@@ -125,7 +126,8 @@ def _hint(name: str) -> str:
 def _fits(expected: str, value: Any) -> bool:
     if expected == LEVEL:
         return type(value) is int and 0 <= value <= 3
-    return isinstance(value, bool) or (expected == NAMES and isinstance(value, str) and bool(value.strip()))
+    named = expected == NAMES and isinstance(value, str) and input_gradients.known(value)
+    return isinstance(value, bool) or named
 
 
 def _written(value: Any) -> str:
@@ -158,6 +160,23 @@ def gathers_ahead(job: Job) -> bool:
 def reduces_early(job: Job) -> bool:
     """Whether gradients are reduced while a backward goes on, which is so by default."""
     return asked_for(job).get(REDUCING, True) is True
+
+
+def overlapped(job: Job, fused: Fused) -> tuple[str, ...]:
+    """Modules whose input gradient is sent while their weight gradient is computed."""
+    return fused.input_gradients(_collectives(job)).beside
+
+
+def _collectives(job: Job) -> frozenset[str]:
+    """Those that this is asked for."""
+    return input_gradients.named(asked_for(job).get(MATMUL, False))
+
+
+def overlaps(job: Job, sizes: Sizes, fused: Fused) -> tuple[str, ...]:
+    """What is sent beside the computation, and what is waited for, whatever has been typed."""
+    ops = _collectives(job)
+    gathers, reduces = gathers_ahead(job), reduces_early(job)
+    return tuple(overlap.lines(job, sizes, fused, gathers=gathers, reduces=reduces, ops=ops))
 
 
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
@@ -209,17 +228,12 @@ def _outcome(name: str, value: Any, job: Job, sizes: Sizes, *, fused: Fused | No
         return OUTCOMES[name](job, sizes, fused)
     if name in TENSOR and sizes.grid["tp"] == 1:
         return "satisfied", "no operator is cut: no such collective"
-    if fused is not None and name == MATMUL and not any(map(_sends_backward, fused.spreads)):
-        return "satisfied", "no operator that is cut sends anything in backward"
     if fused is not None and name == BIAS and not any(map(_biased, fused.spreads)):
         return "satisfied", "no operator that is cut adds a bias to what it all-reduces"
     return ALWAYS[name]
 
 
 ALWAYS: dict[str, SwitchOutcome] = {
-    MATMUL: (
-        "degraded", "both gradients of a matmul are computed first, then the collective starts",
-    ),
     "grad_fa_allgather_overlap": ("rejected", "attention gathers no keys or values here: nothing to overlap"),
     SLICED_MATMUL: (
         "rejected",
@@ -234,17 +248,13 @@ ALWAYS: dict[str, SwitchOutcome] = {
 }  # fmt: skip
 
 
-TENSOR = (MATMUL, SLICED_MATMUL, BIAS, SLICED_SUM, BRANCHES)
+TENSOR = (SLICED_MATMUL, BIAS, SLICED_SUM, BRANCHES)
 """Those about the collectives of operators that are cut."""
 
 
 def _biased(spread: Spread) -> bool:
     row = spread.operator.mode == "row" and "bias" in dict(spread.operator.weights)
     return row and all_reduced(spread)
-
-
-def _sends_backward(spread: Spread) -> bool:
-    return any(c.phase == "backward" for c in spread.comms)
 
 
 READERS = {
@@ -299,64 +309,6 @@ def _fusing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
     return "satisfied", f"{whole}, sharded ones {sharded}"
 
 
-def _reducing(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
-    """Whether gradients are reduced while backward goes on."""
-    if sizes.replicas == 1:
-        return "satisfied", "one data-parallel rank: no gradient travels"
-
-    hsdp = job.parallel.hsdp
-    sharded = fused is None or any(len(g.idle) < len(g.names) for g in fused.groups)
-    if hsdp is None or sizes.grid["dp_shard"] == 1 or not sharded:
-        return "degraded", "gradients are reduced after the last backward of a step"
-
-    # level1 does so itself, once a step
-    status: SwitchStatus = "satisfied"
-    text = "FSDP2 reduces each group while backward goes on to the next"
-    if hsdp.optimizer_level == "level1":
-        if fused is not None and fused.late:
-            return "degraded", "gradients are reduced after the last weight-gradient action of their stage"
-        if fused is not None and _ones(sizes, fused.scatters):
-            return "degraded", "each rank has one bucket, which is full when its backward is over"
-        status, text = "applied", "each bucket of a stage is on its way while its last backward goes on"
-    elif fused is not None and fused.late:
-        return "degraded", "a stage's gradients are reduced together, behind each weight-gradient action"
-    elif job.launch.device != "cuda":
-        return _beside(job, "FSDP2 reduces each group beside backward")
-
-    if fused is not None and fused.whole:
-        whole = many(fused.whole, "whole parameter")
-        return "degraded", f"{text}; {whole} after the last backward of a step"
-    return status, text
-
-
-def _gathering(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
-    """Whether weights are gathered while others compute."""
-    if sizes.grid["dp_shard"] == 1 or (fused is not None and not fused.groups):
-        return "satisfied", "no weight is sharded: nothing is gathered"
-    assert job.parallel.hsdp is not None
-    if job.parallel.hsdp.optimizer_level != "level3":
-        if fused is not None and _ones(sizes, fused.groups):
-            return "degraded", "each rank has one group, gathered once a step before it computes"
-        why = "weights are gathered once a step, ahead of use, and waited for where a group is used first"
-        return "applied", why
-    if job.launch.device != "cuda":
-        return _beside(job, "FSDP2 gathers the next group beside this one's computation")
-    if fused is not None and all(n == 1 for n in Counter(g.stage for g in fused.groups).values()):
-        return "degraded", "each stage is one group, which is gathered before it computes"
-    return "satisfied", "FSDP2 gathers the next group while this one computes"
-
-
-def _ones(sizes: Sizes, together: Iterable[Group | Bucket]) -> bool:
-    """Whether no rank has two of them."""
-    return all(n == 1 for n in Counter(sizes.places[t.stage] for t in together).values())
-
-
-def _beside(job: Job, what: str) -> SwitchOutcome:
-    if job.launch.device == "cpu":
-        return "degraded", f"{what} on CUDA only; the CPU waits"
-    return "degraded", f"{what} where launch.device=auto finds CUDA; on CPUs ranks wait"
-
-
 def _rerunning(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
     """What of what runs again is sent again."""
     asked = job.parallel.recompute
@@ -373,8 +325,9 @@ def _rerunning(job: Job, sizes: Sizes, fused: Fused | None) -> SwitchOutcome:
 
 OUTCOMES: dict[str, Callable[[Job, Sizes, Fused | None], SwitchOutcome]] = {
     RERUNNING: _rerunning,
-    REDUCING: _reducing,
-    GATHERING: _gathering,
+    MATMUL: lambda job, sizes, fused: overlap.matmul(sizes, fused, _collectives(job)),
+    REDUCING: overlap.reducing,
+    GATHERING: overlap.gathering,
     FUSION: _fusing,
 }
 """Of switches about what is sent for weights and their gradients, and sent again."""

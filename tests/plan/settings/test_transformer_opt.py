@@ -34,6 +34,8 @@ BECOMES = {
     f"recomputation_communication_overlap=true {TP2} parallel.recompute={{modules:'*',comm:keep}}":
         "applied, what operators over tp have sent is kept: what runs again sends nothing",
     "grad_matmul_communication_overlap=AllReduce": f"satisfied, {UNCUT}",
+    f"grad_matmul_communication_overlap=MorphReduceScatter {TP2}":
+        "applied, input gradients of matmuls are sent while weight gradients are computed",
     "enable_communication_fusion=true":
         "satisfied, whole gradients travel in buckets of 64 MB, sharded ones a group at a time",
     f"enable_communication_fusion=true {FUSION}.openstate=false":
@@ -153,7 +155,8 @@ WRONG = {
         "dataset_broadcast_opt_level: true: should be a whole number from 0 to 3 "
         f"(try: {KEY}.dataset_broadcast_opt_level=0)",
     "grad_matmul_communication_overlap=2":
-        "grad_matmul_communication_overlap: 2: should be true, false or the names of operators "
+        "grad_matmul_communication_overlap: 2: should be true, false or some of "
+        "AllReduce,ReduceScatter,AllGather,AlltoAll "
         f"(try: {KEY}.grad_matmul_communication_overlap=false)",
 }  # fmt: skip
 

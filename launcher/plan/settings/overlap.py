@@ -1,0 +1,128 @@
+"""What is sent while a rank computes, and what it waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+
+from launcher.job.schema.job import Job
+from launcher.plan.cost.fusion import Bucket, Fused, Group
+from launcher.plan.operators.input_gradients import EVERY
+from launcher.plan.partition.sizes import Sizes
+from launcher.plan.values.setting import Outcome, Status
+from launcher.plan.values.text import many
+
+AT_THE_END = "gradients are reduced after the last backward of a step"
+AT_USE = "each group of weights is gathered once a step, when it is used first"
+
+
+def reducing(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
+    """Whether gradients are reduced while backward goes on."""
+    if sizes.replicas == 1:
+        return "satisfied", "one data-parallel rank: no gradient travels"
+
+    hsdp = job.parallel.hsdp
+    sharded = fused is None or any(len(g.idle) < len(g.names) for g in fused.groups)
+    if hsdp is None or sizes.grid["dp_shard"] == 1 or not sharded:
+        return "degraded", AT_THE_END
+
+    # level1 does so itself, once a step
+    status: Status = "satisfied"
+    text = "FSDP2 reduces each group while backward goes on to the next"
+    if hsdp.optimizer_level == "level1":
+        if fused is not None and fused.late:
+            return "degraded", "gradients are reduced after the last weight-gradient action of their stage"
+        if fused is not None and _ones(sizes, fused.scatters):
+            return "degraded", "each rank has one bucket, which is full when its backward is over"
+        status, text = "applied", "each bucket of a stage is on its way while its last backward goes on"
+    elif fused is not None and fused.late:
+        return "degraded", "a stage's gradients are reduced together, behind each weight-gradient action"
+    elif job.launch.device != "cuda":
+        return _beside(job, "FSDP2 reduces each group beside backward")
+
+    if fused is not None and fused.whole:
+        whole = many(fused.whole, "whole parameter")
+        return "degraded", f"{text}; {whole} after the last backward of a step"
+    return status, text
+
+
+def gathering(job: Job, sizes: Sizes, fused: Fused | None) -> Outcome:
+    """Whether weights are gathered while others compute."""
+    if sizes.grid["dp_shard"] == 1 or (fused is not None and not fused.groups):
+        return "satisfied", "no weight is sharded: nothing is gathered"
+    assert job.parallel.hsdp is not None
+    if job.parallel.hsdp.optimizer_level != "level3":
+        if fused is not None and _ones(sizes, fused.groups):
+            return "degraded", "each rank has one group, gathered once a step before it computes"
+        why = "weights are gathered once a step, ahead of use, and waited for where a group is used first"
+        return "applied", why
+    if job.launch.device != "cuda":
+        return _beside(job, "FSDP2 gathers the next group beside this one's computation")
+    if fused is not None and all(n == 1 for n in Counter(g.stage for g in fused.groups).values()):
+        return "degraded", "each stage is one group, which is gathered before it computes"
+    return "satisfied", "FSDP2 gathers the next group while this one computes"
+
+
+def _ones(sizes: Sizes, together: Iterable[Group | Bucket]) -> bool:
+    """Whether no rank has two of them."""
+    return all(n == 1 for n in Counter(sizes.places[t.stage] for t in together).values())
+
+
+def _beside(job: Job, what: str) -> Outcome:
+    if job.launch.device == "cpu":
+        return "degraded", f"{what} on CUDA only; the CPU waits"
+    return "degraded", f"{what} where launch.device=auto finds CUDA; on CPUs ranks wait"
+
+
+def matmul(sizes: Sizes, fused: Fused | None, ops: Collection[str]) -> Outcome:
+    """Whether input gradients are sent, by collectives ``ops``, while weight gradients are computed."""
+    if sizes.grid["tp"] == 1:
+        return "satisfied", "no operator is cut: no such collective"
+    if fused is None:
+        return "applied", "input gradients of matmuls are sent while weight gradients are computed"
+
+    # nothing to send, or not so
+    found = fused.input_gradients(ops)
+    if not any(c.phase == "backward" for s in fused.spreads for c in s.comms):
+        return "satisfied", "no operator that is cut sends anything in backward"
+    if not found:
+        by = "" if ops == EVERY else f" by {_listed(ops)}"
+        return "satisfied", f"no matmul that learns sends the gradient of its input{by}"
+
+    # all of them, or some
+    if found.late:
+        first = f"input gradients of {many(len(found.late), 'matmul')} are waited for"
+        return "degraded", f"{first}: weight gradients come in the second half of a backward"
+    text = (
+        f"input gradients of {many(len(found.beside), 'matmul')} are sent while weight gradients are computed"
+    )
+    if not found.compiled:
+        return "applied", text
+    waits = f"of {many(len(found.compiled), 'matmul')} that torch compiles are waited for"
+    return "degraded", f"{text}; those {waits}" if found.beside else f"input gradients {waits}"
+
+
+def _listed(ops: Collection[str]) -> str:
+    return " or ".join(op.replace("_", "-") for op in sorted(ops))
+
+
+def lines(
+    job: Job, sizes: Sizes, fused: Fused, *, gathers: bool, reduces: bool, ops: Collection[str]
+) -> Iterator[str]:
+    """The same of what this plan sends; ``gathers``, ``reduces`` and ``ops``: what is asked for."""
+    hsdp = job.parallel.hsdp
+    level = "" if hsdp is None else hsdp.optimizer_level
+
+    # over data-parallel ranks
+    if sizes.grid["dp_shard"] > 1 and fused.groups:
+        yield gathering(job, sizes, fused)[1] if gathers or level == "level3" else AT_USE
+    if sizes.replicas > 1 and (fused.buckets or any(len(g.idle) < len(g.names) for g in fused.groups)):
+        yield reducing(job, sizes, fused)[1] if reduces or level != "level1" else AT_THE_END
+
+    # over tp
+    beside = fused.input_gradients(ops)
+    others = len(fused.input_gradients(EVERY)) - len(beside)
+    if beside:
+        yield matmul(sizes, fused, ops)[1]
+    if others:
+        yield f"input gradients of {many(others, 'matmul')} over tp are waited for"
