@@ -118,7 +118,10 @@ JOBS: dict[str, tuple[int, Job]] = {
     **{s: (5, lm(SEQUENCE, 4, pipeline=PIPE | {"scheduler": s})) for s in ("1f1b", "gpipe")},
     "interleaved": (5, lm(MEGATRON, 4, pipeline={"stages": 2, "interleave": True})),
     "seqpipe": (5, lm(MEGATRON, 4, pipeline=PIPE | {"scheduler": "seqpipe", "seq_chunks": 2})),
-    **{s: (0, lm(MEGATRON, 4, pipeline=PIPE | {"scheduler": s})) for s in ("zero_bubble_h1", "zero_bubble_v")},
+    **{s: (0, lm(MEGATRON, 4, pipeline=PIPE | {"scheduler": s}))
+       for s in ("zero_bubble_h1", "zero_bubble_v", "dualpipe_v")},
+    **{s: (5, lm(MEGATRON, 4, pipeline=PIPE | {"scheduler": s, "seq_chunks": 2, "interleave": True}))
+       for s in ("seqvpp", "seqsmartvpp")},
     "biases, weights used three times, one frozen": (
         3, net("Branches", BRANCHES, [6, 4], where="tensor_parallel.overlap_nets")),
 }  # fmt: skip
