@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -45,12 +46,19 @@ def asked(s: Session, job: Job) -> loop.Loop:
 
 @contextmanager
 def _traced(s: Session, wanted: bool) -> Iterator[None]:
-    """``profile/rank<N>.json``, in Chrome's form."""
+    """``profile/rank<N>.json``, in Chrome's form.
+
+    torch 2.11 and 2.12 warn at any start that events of earlier cycles are lost; there is only one.
+    """
     if not wanted:
         yield
         return
     path = s.folder / "profile" / f"rank{s.world.rank}.json"
     path.parent.mkdir(exist_ok=True)
-    with torch.profiler.profile() as trace:
+    trace = torch.profiler.profile()
+    with ExitStack() as block:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+            block.enter_context(trace)
         yield
     trace.export_chrome_trace(str(path))

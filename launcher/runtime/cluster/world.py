@@ -16,6 +16,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from launcher.runtime.cluster.flight_recorder import recording
 from launcher.runtime.cluster.launch_env import Place
+from launcher.runtime.torch_private.selftest import SET_TIMEOUT
 
 _BARRIER = "TORCH_DIST_INIT_BARRIER"
 
@@ -150,7 +151,7 @@ def wait_for(timeout: timedelta) -> None:
     c10d: Any = dist.distributed_c10d
     for group in list(c10d._world.pg_map):
         if not c10d._rank_not_in_group(group):
-            c10d._set_pg_timeout(timeout, group)
+            getattr(c10d, SET_TIMEOUT)(timeout, group)
 
 
 def deterministic() -> None:

@@ -12,6 +12,9 @@ from launcher.errors import Problem, RequestError
 
 SUPPORTED = ">=2.11,<2.16"
 
+SET_TIMEOUT = "set_timeout" if hasattr(torch.distributed, "set_timeout") else "_set_pg_timeout"
+"""Public since torch 2.14, which warns of the one before."""
+
 PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.distributed.pipelining.schedules", "_Action",
      ("stage_index", "computation_type", "microbatch_index")),
@@ -85,7 +88,7 @@ COMPILING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch._dynamo.exc", "TorchDynamoException", ()),
     ("torch._inductor.config", "fallback_random", ()),
     ("torch._inductor.runtime.cache_dir_utils", "default_cache_dir", ()),
-    ("torch.distributed.distributed_c10d", "_set_pg_timeout", ("timeout", "group")),
+    ("torch.distributed.distributed_c10d", SET_TIMEOUT, ("timeout", "group")),
     ("torch.distributed.distributed_c10d", "_rank_not_in_group", ("group",)),
     ("torch.distributed.distributed_c10d", "_world.pg_map", ()),
 )  # fmt: skip

@@ -24,7 +24,7 @@ def rank_events(world: World, j: Job, plan: Plan) -> list[str]:
     for _ in range(2):
         for _, p in par.trainable():
             p.grad = None
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as seen:
             step(j, par, pipe)
     events = sorted(seen.events() or [], key=lambda e: e.time_range.start)
     found = [(e, EVENT.match(e.name)) for e in events]
