@@ -32,7 +32,7 @@ from tests.parity import (
     whole,
 )
 from tests.ranks import on_ranks
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 LEVELS = ("level1", "level2", "level3")
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -119,7 +119,7 @@ def test_sequences_in_pieces_equal_one_process(schedule, data, tied):
     assert len(set(plan.pieces)) > 1
 
 
-@pytest.mark.parametrize("split", ["balanced", "equal"])
+@pytest.mark.parametrize("split", ["balanced", pytest.param("equal", marks=exhaustive)])
 def test_4_stages_of_4_pieces_with_grouped_heads_equal_one_process(split):
     pipe = {"stages": 4, "scheduler": "seqpipe", "seq_chunks": 4, "micro_batch_num": 8, "seq_split": split}
     plan, _ = assert_parity(job(parallel={"pipeline": pipe}, data__seq_len=64, model__heads=4, model__kv_heads=2,

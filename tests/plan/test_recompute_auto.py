@@ -76,7 +76,7 @@ def test_early_ranks_of_1f1b_run_more_again():
     assert count[0] > count[1]
 
 
-@pytest.mark.parametrize("layout", some(LAYOUTS, 2))
+@pytest.mark.parametrize("layout", some(LAYOUTS))
 def test_what_is_planned_fits_and_says_so(layout):
     room = between(layout, 0.5)
     plan = plan_job(asked(layout, room))

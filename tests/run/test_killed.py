@@ -84,7 +84,7 @@ def mid_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("when", "rank", "last"),
-    [(mid_step, 2, 4), (mid_write, 1, 2), (mid_commit, 0, 2)],
+    [(mid_step, 2, 4), pytest.param(mid_write, 1, 2, marks=exhaustive), (mid_commit, 0, 2)],
     ids=["in a step", "in a write", "in a commit"],
 )
 def test_a_killed_rank_is_named_and_costs_only_time(when, rank, last, straight, tmp_path, monkeypatch, capsys):

@@ -12,7 +12,7 @@ from launcher.__main__ import main
 from launcher.checkpoint.layout.strategy import single
 from launcher.checkpoint.read import open_checkpoint, read_rank
 from tests.run.launching import TINY, checkpoints, losses, metrics, run, say, shape, status, steps, tensors
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 TOLERANCE = {"fp32": 1e-6, "fp64": 1e-10}
 LAYOUTS = {"one": {}, "4x1": {"pp": 4}, "1x4": {"shard": 4}, "2x1": {"pp": 2}, "replicas": {"replicate": 4}}
@@ -218,6 +218,7 @@ def test_what_was_loaded_is_not_loaded_again(straight, tmp_path):
     assert tensors(tmp_path / "run", 5) == tensors(tmp_path / "at once", 5)
 
 
+@exhaustive
 def test_momentum_and_plain_sgd_go_on_too(tmp_path):
     for optim in (["optim=momentum", "optim.lr=0.01"], ["optim=sgd", "optim.lr=0.01"]):
         more, name = [*optim, "schedule=constant"], optim[0].partition("=")[2]

@@ -18,8 +18,7 @@ from tests.run import llama
 from tests.run.launching import TINY, run
 from tests.steps.certified import ALL, REPLICAS, SHARDED, TWO, certificate, of
 from tests.test_parity_tp import MEGATRON
-from tests.tiers import ALL as TRY_ALL
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tests.tracing import TRACING
 
 
@@ -96,7 +95,8 @@ COMPILED: dict[str, tuple[str, str, dict[str, Any], float]] = {
 
 
 @pytest.mark.filterwarnings(*TRACING)
-@pytest.mark.parametrize("case", list(COMPILED) if TRY_ALL else [*COMPILED][:1])
+@exhaustive
+@pytest.mark.parametrize("case", COMPILED)
 def test_compiled_blocks_are_certified_against_eager_code(case, tmp_path, monkeypatch):
     backend, precision, parallel, allowed = COMPILED[case]
     if backend == "inductor" and shutil.which("g++") is None:

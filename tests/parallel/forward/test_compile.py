@@ -23,7 +23,7 @@ from tests.parity import LM, Step, assert_same, build, job, outcome, own, rank_s
 from tests.ranks import on_ranks
 from tests.test_parity import SCHEDULES, hsdp
 from tests.test_parity_tp import MEGATRON, SEQUENCE
-from tests.tiers import ALL, some, some_of
+from tests.tiers import ALL, exhaustive, some_of
 from tests.tracing import TRACING
 
 pytestmark = pytest.mark.filterwarnings(*TRACING)
@@ -73,7 +73,7 @@ def seeded(world: World, j: Any, plan: Any) -> Step:
     return rank_step(world, j, plan)
 
 
-@pytest.mark.parametrize("policy", some([None, "full", "selective"]))
+@pytest.mark.parametrize("policy", [None, pytest.param("full", marks=exhaustive), "selective"])
 def test_dropout_draws_what_it_draws_in_eager_code(policy: str | None) -> None:
     again = {"parallel__recompute": {"modules": "layers.*", "policy": policy}} if policy else {}
     eager, graph = here("Dropping"), here("Dropping", train__compile=AOT, **again)
@@ -151,7 +151,8 @@ def compiled_blocks(j: Job, modules: str) -> Job:
     return j.model_copy(update={"train": j.train.model_copy(update={"compile": how})})
 
 
-@pytest.mark.parametrize("level", ["level1", "level3"] if ALL else ["level3"])
+@exhaustive
+@pytest.mark.parametrize("level", ["level1", "level3"])
 def test_a_step_with_graphs_sends_what_is_planned(level: str) -> None:
     parallel = {"pipeline": SCHEDULES["1f1b"], "hsdp": hsdp(2, level), "recompute": RERUN}
     assert_as_planned(compiled_blocks(tied(parallel), "blocks.*"))
