@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from shlex import quote
 
 from launcher.checkpoint.atomic_folder import check_outside
 from launcher.checkpoint.layout import strategy_file
@@ -36,11 +35,11 @@ def _check_folder(path: Path) -> None:
 
 
 def _check_suffix(step: MergeStrategies, key: str) -> list[Problem]:
+    """Without a cure: nobody knows whether the form was meant or the name."""
     suffix = SUFFIX.get(step.form)
     if step.dst is None or suffix is None or Path(step.dst).suffix == suffix or Path(step.dst).is_dir():
         return []
-    cure = quote(f"{key}.dst={Path(step.dst).with_suffix(suffix)}")
-    return [Problem(f"{key}.dst", f"{step.dst}: form {step.form} has names that end in {suffix}", cure)]
+    return [Problem(f"{key}.dst", f"{step.dst}: form {step.form} has names that end in {suffix}")]
 
 
 def run_on_files(step: MergeStrategies, run: RunFiles) -> dict[str, float]:

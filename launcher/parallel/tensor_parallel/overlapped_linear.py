@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import Function
 from torch.nn import functional as F
 
 from launcher.parallel.tensor_parallel.collectives import Entry, Sending
-from launcher.parallel.weight_gradient import transformed
-
-PLAIN = (Tensor, nn.Parameter)
+from launcher.parallel.weight_gradient import PLAIN, transformed
 
 
 class OverlappedLinear:
