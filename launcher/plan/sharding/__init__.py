@@ -1,0 +1,7 @@
+"""Operators over a device matrix: strategies of single operators, and how tensors move between them.
+
+All ranks of a pipeline stage are one set here, which each operator cuts in its own way. Cuts over the one
+``tp`` axis that a whole model shares are in ``plan/operators``.
+"""
+
+__all__ = ["op_graph", "op_rule", "tensor_layout"]

@@ -1,0 +1,109 @@
+"""Where the parts of a tensor are on the ranks of a stage: a device matrix, and axes that cut its dims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from launcher.plan.values.layout import Box
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """``matrix`` has the sizes of its axes, outermost first, over the ranks of one stage (row-major).
+
+    ``dims[d]``: the axes that cut dim d, outermost first. ``partial``: axes over which the ranks hold terms
+    of a sum. Over every other axis the tensor is repeated. Sizes divide: no cut is ragged.
+
+    >>> TensorLayout((2, 4), ((0,), (1,))).local_shape((8, 8))
+    (4, 2)
+    >>> TensorLayout((2, 4), ((1, 0),)).box((8,), rank=1)  # strided
+    Box(lo=(2,), hi=(3,))
+    """
+
+    matrix: tuple[int, ...]
+    dims: tuple[tuple[int, ...], ...]
+    partial: tuple[int, ...] = ()
+
+    @classmethod
+    def whole(cls, dims: int, ranks: int) -> TensorLayout:
+        """Every rank has all of it."""
+        return cls((ranks,), ((),) * dims)
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.matrix)
+
+    @cached_property
+    def slices(self) -> tuple[int, ...]:
+        """Into how many parts each dim is cut."""
+        return tuple(prod(self.matrix[a] for a in axes) for axes in self.dims)
+
+    @property
+    def repeated(self) -> tuple[int, ...]:
+        """The axes over which ranks have the same."""
+        used = {a for axes in self.dims for a in axes}
+        return tuple(a for a in range(len(self.matrix)) if a not in used and a not in self.partial)
+
+    def summed(self) -> TensorLayout:
+        """The same once its terms are added up, on each of the ranks that had one."""
+        return TensorLayout(self.matrix, self.dims)
+
+    def divides(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of ``shape`` can be cut so."""
+        return len(shape) == len(self.dims) and all(
+            n % k == 0 for n, k in zip(shape, self.slices, strict=True)
+        )
+
+    def local_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Of a rank's part of a tensor of ``shape``."""
+        return tuple(n // k for n, k in zip(shape, self.slices, strict=True))
+
+    def coords(self, rank: int) -> tuple[int, ...]:
+        """Where a rank of the stage (0-based) is on each axis."""
+        out = []
+        for n in reversed(self.matrix):
+            rank, at = divmod(rank, n)
+            out.append(at)
+        return tuple(reversed(out))
+
+    def part(self, axes: tuple[int, ...], rank: int) -> int:
+        """Which of the parts that ``axes`` cut, outermost first, is that of ``rank``."""
+        at, index = self.coords(rank), 0
+        for a in axes:
+            index = index * self.matrix[a] + at[a]
+        return index
+
+    def box(self, shape: tuple[int, ...], rank: int) -> Box:
+        """What ``rank`` has of a tensor of ``shape``."""
+        sizes = self.local_shape(shape)
+        parts = [self.part(axes, rank) for axes in self.dims]
+        low = tuple(p * n for p, n in zip(parts, sizes, strict=True))
+        return Box(low, tuple(a + n for a, n in zip(low, sizes, strict=True)))
+
+    @cached_property
+    def canonical(self) -> TensorLayout:
+        """The one of all that say the same with as few axes as there can be.
+
+        >>> TensorLayout((2, 2, 1, 2), ((0, 1), ())).canonical
+        TensorLayout(matrix=(4, 2), dims=((0,), ()), partial=())
+        """
+        groups: list[list[int]] = []
+        for a in (a for a, n in enumerate(self.matrix) if n > 1):
+            if groups and self._beside(groups[-1][-1], a):
+                groups[-1].append(a)
+            else:
+                groups.append([a])
+        new = {a: i for i, group in enumerate(groups) for a in group[:1]}
+        dims = tuple(tuple(new[a] for a in axes if a in new) for axes in self.dims)
+        partial = tuple(sorted(new[a] for a in self.partial if a in new))
+        return TensorLayout(tuple(prod(self.matrix[a] for a in g) for g in groups), dims, partial)
+
+    def _beside(self, a: int, b: int) -> bool:
+        """Whether two axes, one right after the other, do as one."""
+        for axes in self.dims:
+            if a in axes:
+                return axes[axes.index(a) + 1 :][:1] == (b,)
+        cut = {x for axes in self.dims for x in axes}
+        return b not in cut and (a in self.partial) == (b in self.partial)
