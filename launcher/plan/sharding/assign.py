@@ -1,4 +1,4 @@
-"""Strategies for the operators that none was written for (mode ``semi_auto``): data parallel, or as before."""
+"""Strategies of operators that none was written for (mode ``semi_auto``): by samples, or as inputs are."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ class Taken:
 class ShardedGraph:
     """``rules`` and ``strategies``, one a node; a node without a rule works on whole tensors.
 
-    ``made``: the layout of each value as an operator makes it, ``layouts`` as it rests, which it is brought to
-    at once: no terms of sums. ``taken``: every way in which a value is taken, once; ``takes``: of each node the
-    places there of what it takes, and ``returns`` those of the outputs.
+    ``made``: the layout of each value as an operator makes it; ``layouts`` as it rests, to which it is
+    brought at once, without terms of sums. ``taken``: every way in which a value is taken, once; ``takes``: of
+    each node the places there of what it takes, and ``returns`` those of the outputs.
     """
 
     graph: OpGraph
@@ -83,8 +83,8 @@ def sharded(
 ) -> ShardedGraph:
     """``given``: layouts of inputs, and of parameters that have one already; ``outputs``: what is to leave.
 
-    An output that is ``None`` leaves as it rests. ``rests``: layouts that were asked for. A value that is made
-    in terms of a sum rests in the layout in which it is taken first.
+    An output that is ``None`` leaves as it rests. ``rests``: layouts that were asked for. A value that is
+    made in terms of a sum rests in the layout in which it is taken first.
     """
     made: dict[int, TensorLayout] = dict(given)
     rest = {**given, **(rests or {})}
