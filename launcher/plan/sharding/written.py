@@ -206,20 +206,44 @@ def _cuttable(op: _Operator, where: str, d: int, letter: str, n: int) -> None:
         raise _Unfit(text)
 
 
+def layout_of(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> TensorLayout | str:
+    """What a strategy of a batch's tensors says of tensor ``place``, or what is wrong with that."""
+    try:
+        if not isinstance(asked, Mapping):
+            return _slices_alone(f"[{place}]", asked[place], shape, ranks)
+        axes = device_matrix(asked.get("matrix"), asked.get("axes"), ranks)
+        if isinstance(axes, str):
+            return axes
+        listed = asked.get("in")
+        if not isinstance(listed, list | tuple) or len(listed) <= place:
+            return f"in: {listed!r}: not a list with an entry a tensor of a batch"
+        layout = TensorLayout(axes.matrix, tuple(_names(f"in[{place}]", listed[place], shape, axes)))
+        if not layout.divides(shape):
+            return f"in[{place}]: {listed[place]}: does not divide {list(shape)}"
+        return layout
+    except _Unfit as error:
+        return str(error)
+
+
 def _sliced_output(op: _Operator, strategy: OpStrategy, out: Any) -> TensorLayout:
     """On the operator's own axes where they cut so, else on a matrix of these numbers."""
-    counts = tuple(_counts("out", out, op.graph.values[op.node.outs[0]].shape))
+    shape = op.graph.values[op.node.outs[0]].shape
+    counts = tuple(_counts("out", out, shape))
     own = strategy.makes(op.rule, 0).summed()
-    if own.slices == counts:
-        return own
+    return own if own.slices == counts else _slices_alone("out", counts, shape, op.ranks)
+
+
+def _slices_alone(where: str, asked: Any, shape: tuple[int, ...], ranks: int) -> TensorLayout:
+    """A tensor by numbers of slices, over a matrix of these numbers."""
+    counts = tuple(_counts(where, asked, shape))
     used = prod(counts)
-    if op.ranks % used:
-        raise _Unfit(f"out: {list(counts)}: {used} slices do not divide the {op.ranks} ranks of a stage")
+    if ranks % used:
+        raise _Unfit(f"{where}: {list(counts)}: {used} slices do not divide the {ranks} ranks of a stage")
     cuts = [n for n in counts if n > 1]
     axes = iter(range(len(cuts)))
     dims = tuple((next(axes),) if n > 1 else () for n in counts)
-    rest = [] if used == op.ranks else [op.ranks // used]
-    return TensorLayout((*cuts, *rest) or (op.ranks,), dims)
+    rest = [] if used == ranks else [ranks // used]
+    return TensorLayout((*cuts, *rest) or (ranks,), dims)
 
 
 def _named(
