@@ -40,7 +40,7 @@ class StageSharding:
 
     @property
     def takes(self) -> tuple[TensorSpec, ...]:
-        """What a rank is given: its parts of the inputs; of the model's own all of them, of which it cuts its own."""
+        """What a rank is given by the stage before: its parts of the inputs."""
         graph = self.train.graph
         return tuple(_local(self.train, v) for v in graph.inputs)
 
