@@ -57,6 +57,8 @@ class _Recorder:
             elif node.op == "output":
                 kept = {s.arg.name for s in signature.output_specs if s.kind.name == "USER_OUTPUT"}
                 outputs = tuple(self.at[n] for n in node.args[0] if n.name in kept)
+            elif node.meta.get("val", node) is None:
+                continue  # a check of dtype and device that tracing has put in: it makes nothing
             elif node.target is not _getitem:
                 nodes.append(self._node(node))
             else:

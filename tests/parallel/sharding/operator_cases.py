@@ -33,7 +33,8 @@ class Calls(nn.Module):
         self.parts = nn.ModuleList(case.modules)
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self.run(*self.parts, *inputs)
+        with torch.device(inputs[0].device):
+            return self.run(*self.parts, *inputs)
 
 
 def real(*shape: int) -> Tensor:
@@ -93,8 +94,11 @@ def _binary() -> dict[str, Case]:
             pair = (index(9, 12, 1, 4), index(5, 6, 4))
         if kind in ("copy", "nextafter", "isclose", "complex", "polar"):
             pair = (positive(12, 4), positive(12, 4))
-        if kind == "nextafter":
+        if kind in ("nextafter", "floor_divide", "heaviside"):  # without gradients
             pair = (fixed(pair[0]), fixed(pair[1]))
+        if kind == "copy":
+            cases[kind] = Case(lambda x, y: (x * 1).copy_(y), pair)
+            continue
         cases[kind] = Case(getattr(aten, kind), pair)
     return cases
 
@@ -104,9 +108,10 @@ ELEMENTWISE = {
     **_binary(),
     "scalars": Case(
         lambda x: (x + 1, 2 - x, x * 3, x / 3, x**2, 2**x, x.clamp(0, 0.5), x.clamp_min(0), x.clamp_max(0.1), x > 0,
-                   torch.clip(x, 0, 1), torch.float_power(x, 2), aten.fill(x, 2.0), F.threshold(x, 0.1, 2.0), x // 2),
+                   torch.clip(x, 0, 1), torch.float_power(x, 2), aten.fill(x, 2.0), F.threshold(x, 0.1, 2.0)),
         (real(12, 4),),
     ),
+    "floor division": Case(lambda x: x // 2, (fixed(real(12, 4)),)),
     "dtypes": Case(
         lambda x, y: (x.float(), x.to(torch.float16).double(), x.type_as(y), x.to(y), x.half(), x.bool(), x.long(),
                       x.to("cpu"), aten._to_copy(x, dtype=torch.float32), aten._cast_Float(x), aten._cast_Double(x),
@@ -189,7 +194,7 @@ VIEWS = {
                         (real(4, 12),)),
     "along a dim": Case(
         lambda x: (x.cumsum(1), x.cumprod(0), *x.cummax(1), *x.cummin(1), x.logcumsumexp(0), *x.topk(2), *x.topk(2, 0),
-                   *x.sort(), *x.sort(0, stable=True), *x.sort(0), x.argsort(1), x.argsort(0, stable=True), x.roll(1, 1),
+                   *x.sort(), *torch.sort(x, dim=0, stable=True), *x.sort(0), x.argsort(1), torch.argsort(x, dim=0, stable=True), x.roll(1, 1),
                    x.roll(3), x.roll((1, 2), (0, 2)), x.flip(0), x.flip(0, 2)),
         (real(4, 6, 2),),
     ),
@@ -239,7 +244,7 @@ REDUCTIONS = {
     ),
     "softmax of masked": Case(lambda x, m: x.masked_fill(m, float("-inf")).softmax(-1), (real(6, 12), torch.ones(6, 12).triu(1).bool())),
     "logsumexp": Case(lambda x: (x.logsumexp(1), x.logsumexp((0, 2), keepdim=True), x.logsumexp(-1)), (real(4, 6, 12),)),
-    "logsumexp of nothing": Case(lambda x: x.fill(float("-inf")).logsumexp(1), (fixed(real(4, 6)),)),
+    "logsumexp of nothing": Case(lambda x: aten.fill(x, float("-inf")).logsumexp(1), (fixed(real(4, 6)),)),
 }  # fmt: skip
 
 NORMS = {
@@ -323,9 +328,9 @@ def _cross_entropies(x: Tensor, t: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         made += [
             F.cross_entropy(x, t, w, reduction=reduction),
             F.cross_entropy(x, t, reduction=reduction, label_smoothing=0.1),
-            F.cross_entropy(x, t, w, reduction=reduction, label_smoothing=0.1, ignore_index=3),
+            F.cross_entropy(x, t.relu(), w, reduction=reduction, label_smoothing=0.1, ignore_index=3),
             F.nll_loss(x, t, w, reduction=reduction),
-            F.nll_loss(x, t, reduction=reduction, ignore_index=3),
+            F.nll_loss(x, t.relu(), reduction=reduction, ignore_index=3),
         ]
     return tuple(made)
 
@@ -342,7 +347,7 @@ def _soft_cross_entropies(x: Tensor, p: Tensor, w: Tensor) -> tuple[Tensor, ...]
 def _pointwise(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     losses = (
         F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy, F.kl_div,
-        F.binary_cross_entropy_with_logits, F.soft_margin_loss, F.poisson_nll_loss,
+        F.binary_cross_entropy_with_logits, F.poisson_nll_loss,
     )  # fmt: skip
     return tuple(loss(x, y, reduction=r) for loss in losses for r in ("none", "mean", "sum"))  # type: ignore[operator]
 
@@ -355,7 +360,7 @@ LOSSES = {
     "nll": Case(lambda x, t: (aten.nll_loss(x, t), aten.nll_loss2d(x.view(6, 2, 6, 1), t.view(6, 1, 1).expand(6, 6, 1) % 2)), (real(6, 12), index(12, 6))),
     "pointwise": Case(_pointwise, (positive(4, 6), positive(4, 6))),
     "weighted": Case(lambda x, y, w: (F.binary_cross_entropy(x, y, w), F.binary_cross_entropy_with_logits(x, y, w, pos_weight=w),
-                                      F.kl_div(x, y, reduction="batchmean")), (positive(4, 6), fixed(positive(4, 6)), fixed(positive(6)))),
+                                      F.kl_div(x, y, reduction="batchmean"), F.soft_margin_loss(x, y), F.soft_margin_loss(x, y, reduction="none")), (positive(4, 6), fixed(positive(4, 6)), fixed(positive(6)))),
 }  # fmt: skip
 
 DROPOUTS = {

@@ -104,7 +104,7 @@ class Law:
         torch.manual_seed(SEED)
         out = bound(torch_op(self.node.op), self.node.args, dict(self.node.kwargs), CPU)(*copies)
         outs = (out,) if isinstance(out, Tensor) else tuple(out)
-        return Made(outs, gradients(outs, leaves, cotangents), tuple(copies))
+        return Made(self.defined(outs), gradients(outs, leaves, cotangents), tuple(copies))
 
     def on_rank(self, strategy: OpStrategy, rank: int, here: Collectives, cotangents: Sequence[Tensor]) -> Made:
         call = LocalCall.of(self.node, self.graph, self.rule, strategy, rank)
@@ -117,7 +117,11 @@ class Law:
         torch.manual_seed(SEED)
         outs = kernel(*copies)
         mine = [part(c, strategy.cut(self.rule.outs[i]), rank) for i, c in enumerate(cotangents)]
-        return Made(outs, gradients(outs, leaves, mine), tuple(copies))
+        return Made(self.defined(outs), gradients(outs, leaves, mine), tuple(copies))
+
+    def defined(self, outs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """With zeros instead of what happened to be in memory."""
+        return tuple(map(torch.zeros_like, outs)) if "empty" in self.node.kind else outs
 
     def cotangents(self) -> list[Tensor]:
         random = torch.Generator().manual_seed(SEED)

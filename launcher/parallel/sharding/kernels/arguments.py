@@ -10,7 +10,7 @@ SIZED = {
     "zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "new_empty",
 }  # fmt: skip
 """Kinds with a list of sizes, which are those of their output."""
-RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten"}
+RESHAPES = {"view", "reshape", "_unsafe_view", "unflatten", "squeeze"}
 END = 2**63 - 1
 
 
@@ -22,7 +22,8 @@ def local_arguments(call: LocalCall) -> tuple[str, tuple[Arg, ...]]:
     if op == "view.dtype":
         return op, args
     if kind in RESHAPES:
-        return "reshape", (args[0], call.local_outs[0])  # a part of a tensor need not be contiguous
+        # a part need not be contiguous, and squeeze must leave a dim of which one element is here
+        return "reshape", (args[0], call.local_outs[0])
     if kind in SIZED:
         place = 0 if not call.node.ins else 1
         return op, replaced(args, place, call.local_outs[0])

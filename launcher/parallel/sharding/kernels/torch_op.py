@@ -27,6 +27,8 @@ def torch_op(op: str) -> Any:
 def own_op(call: LocalCall, device: torch.device) -> Run:
     """The operator itself, on parts."""
     op, args = local_arguments(call)
+    if op == "copy":
+        return _copy
     run = bound(torch_op(op), args, dict(call.node.kwargs), device)
     if not call.in_place or call.writes:
         return run
@@ -37,6 +39,11 @@ def own_op(call: LocalCall, device: torch.device) -> Run:
         return out.to(dtype)
 
     return with_dtype_of_first
+
+
+def _copy(x: Tensor, source: Tensor) -> Tensor:
+    """``aten::copy``, with a gradient."""
+    return torch.empty_like(x).copy_(source)
 
 
 def bound(op: Any, args: Sequence[Arg], kwargs: dict[str, Arg], device: torch.device) -> Run:

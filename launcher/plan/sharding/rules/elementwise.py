@@ -24,8 +24,6 @@ BINARY = (
 TERNARY = "where masked_fill lerp addcmul addcdiv"
 LIKE = "zeros_like ones_like full_like empty_like"
 KINDS = tuple(dict.fromkeys((UNARY + " " + BINARY + " " + TERNARY + " " + LIKE).split()))
-REDUCING = {"max", "min"}
-"""Kinds that are elementwise with two tensors, and reductions with one."""
 
 
 def elementwise(call: OperatorCall) -> Said:

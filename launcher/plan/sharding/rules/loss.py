@@ -62,7 +62,7 @@ def _of_classes(call: OperatorCall, smoothing: int, meets: bool) -> Said:
     sums = samples if reduction != NONE else ()
     inside = samples if reduction == MEAN and not of_probabilities else ()
     sums = (*sums, "c")
-    if meets:
+    if meets or (inside and call.has(2, "weight")):
         inside = (*inside, "c")
     out = samples if reduction == NONE else ()
     return LetteredCall(ins, [out], sums=sums, inside=inside, kernel=call.node.kind)

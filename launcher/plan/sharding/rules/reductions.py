@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from launcher.plan.sharding.op_rule import Letters
+from launcher.plan.sharding.rules.elementwise import elementwise
 from launcher.plan.sharding.rules.operator_call import LetteredCall, OperatorCall, Said, lettered, without
 from launcher.plan.sharding.rules.views import whole_along
 
@@ -67,10 +68,8 @@ def cosine_similarity(call: OperatorCall) -> Said:
 
 
 def extreme(call: OperatorCall) -> Said:
-    """max and min of one tensor."""
-    if call.node.op in ("max.other", "min.other"):
-        return None
-    return uncut(call)
+    """max and min: of one tensor a reduction, of two elementwise."""
+    return elementwise(call) if len(call.ins) == 2 else uncut(call)
 
 
 def half_of_last(call: OperatorCall) -> Said:
