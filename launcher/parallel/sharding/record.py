@@ -61,6 +61,8 @@ class _Recorder:
                     )
             elif node.op == "output":
                 outputs, changes = self._leaving(node)
+            elif node.meta.get("val", node) is None:
+                continue  # a check of dtype and device that tracing has put in: it makes nothing
             elif node.target is not getitem:
                 nodes.append(self._node(node))
             else:

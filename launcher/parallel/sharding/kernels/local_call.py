@@ -1,0 +1,85 @@
+"""One operator as one rank runs it: how it is cut, and which of the parts are here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from launcher.plan.sharding.op_graph import OpGraph, OpNode
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LocalCall:
+    """``ins`` and ``outs``: shapes of whole tensors. ``rank``: within the stage.
+
+    ``writes``: the operator writes into a buffer of the model, so it must be done in place.
+    """
+
+    node: OpNode
+    rule: OpRule
+    strategy: OpStrategy
+    ins: tuple[Shape, ...]
+    outs: tuple[Shape, ...]
+    rank: int
+    dtype: str
+    writes: bool = False
+
+    @classmethod
+    def of(cls, node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy, rank: int) -> LocalCall:
+        first = graph.values[node.ins[0]] if node.ins else None
+        made = graph.values[node.outs[0]].spec.dtype if node.outs else ""
+        return cls(
+            node=node,
+            rule=rule,
+            strategy=strategy,
+            ins=graph.shapes(node),
+            outs=graph.makes(node),
+            rank=rank,
+            dtype=first.spec.dtype if first is not None else made,
+            writes=_in_place(node.kind) and node.ins[0] in _state(graph),
+        )
+
+    @cached_property
+    def local_outs(self) -> tuple[Shape, ...]:
+        """Shapes of this rank's parts of what it makes."""
+        layouts = [self.strategy.cut(letters) for letters in self.rule.outs]
+        return tuple(x.local_shape(shape) for x, shape in zip(layouts, self.outs, strict=True))
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether the operator's name says that it writes into its first tensor."""
+        return _in_place(self.node.kind)
+
+    def axes(self, letters: tuple[str, ...]) -> tuple[int, ...]:
+        """Those that cut any of ``letters``."""
+        return tuple(sorted({a for letter in letters if letter for a in self.strategy.of.get(letter, ())}))
+
+    def ways(self, *letters: str) -> int:
+        """Into how many parts ``letters`` are cut, all together."""
+        return prod(self.strategy.matrix[a] for a in self.axes(letters))
+
+    def part(self, letter: str) -> int:
+        """Which part of the dims with ``letter`` is here."""
+        layout = self.strategy.cut((letter,) if letter else ())
+        return layout.part(layout.dims[0], self.rank) if letter else 0
+
+    def first(self, letters: tuple[str, ...]) -> bool:
+        """Whether the first parts of all ``letters`` are here."""
+        return all(self.part(letter) == 0 for letter in letters)
+
+
+def _in_place(kind: str) -> bool:
+    return kind.endswith("_") and not kind.endswith("__")
+
+
+def _state(graph: OpGraph) -> frozenset[int]:
+    """Values that are a parameter or buffer itself, also after operators that wrote into it."""
+    state = {value for _, value in graph.params}
+    for node in graph.nodes:
+        if _in_place(node.kind) and node.ins and node.ins[0] in state:
+            state.update(node.outs[:1])
+    return frozenset(state)
