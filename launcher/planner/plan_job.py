@@ -288,10 +288,7 @@ def _planned(
     )
     made = plan(uncut(job), asked, traced, [*notes, *more], traits=traits)
     if over_device_matrix(job):
-        with (
-            model_facts.default_dtype(model_facts.dtype_of(DTYPE[job.train.precision])),
-            unmarked(model.marks),
-        ):
+        with unmarked(model.marks):
             made = shard_operators(job, made, model.module, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
 from launcher.plan.sharding.onto_plan import onto
-from launcher.plan.sharding.rules import rule_of
+from launcher.plan.sharding.op_graph import OpGraph
+from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.stage_sharding import StageGraphs, resolve
-from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.facts import DTYPE, TensorSpec
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,8 +20,26 @@ if TYPE_CHECKING:
 
 def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> Plan:
     """``made`` with the strategies of ``job``; ``model`` (on meta) is whole. Raises ``RequestError``."""
-    graphs = _graphs(made, model, specs)
+    from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+
+    with default_dtype(dtype_of(DTYPE[job.train.precision])):
+        graphs = [_named(g, made) for g in _graphs(made, model, specs)]
     return onto(job, made, resolve(job, graphs, rule_of, made.sizes.grid["tp"]))
+
+
+def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
+    """Every tensor under its first name in the whole model."""
+    first = {n: p.name for p in made.params for n in p.names}
+
+    def renamed(graph: OpGraph) -> OpGraph:
+        return replace(
+            graph,
+            params=tuple((first.get(n, n), v) for n, v in graph.params),
+            buffers=frozenset(first.get(n, n) for n in graph.buffers),
+            changes=tuple((first.get(n, n), v) for n, v in graph.changes),
+        )
+
+    return StageGraphs(renamed(graphs.train), renamed(graphs.evaluate))
 
 
 def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> list[StageGraphs]:
@@ -32,7 +52,7 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> list[S
 
     model = copied(model)
     tracer = traced(model, made, tuple(specs))
-    out = []
+    out: list[StageGraphs] = []
     for stage in made.stages:
         parts = split(copied(model), made, made.sizes.places[stage.index], tracer)
         (module,) = (p.module for p in parts if p.stage.index == stage.index)

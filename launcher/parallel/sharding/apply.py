@@ -76,7 +76,7 @@ def run_sharded(
 
 
 class StageForward:
-    """The forward of a stage. ``whole``: its inputs arrive whole; ``last``: it returns what the model does."""
+    """The forward of a stage. ``whole``: inputs arrive whole; ``last``: it returns what the model does."""
 
     def __init__(
         self,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from launcher.parallel.sharding.kernels.collectives import GroupCollectives
 from launcher.parallel.sharding.kernels.local_call import LocalCall
-from launcher.parallel.sharding.kernels.prepare import Kernel, prepare, whole
+from launcher.parallel.sharding.kernels.prepare import Kernel, prepare
 from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.sharding.redistribute import redistribute
 from launcher.plan.sharding.moves import Move, settled, taken
+from launcher.plan.sharding.rules.table import whole_rule
 from launcher.plan.sharding.sharded_graph import ShardedGraph
 
 
@@ -83,15 +83,27 @@ class StageProgram:
     def _kernel(self, at: int) -> Kernel:
         graph, rule = self.sharded.graph, self.sharded.rules[at]
         node, strategy = graph.nodes[at], self.sharded.strategies[at]
-        if rule is None:
-            return whole(node, self.device)
+        rule = rule or whole_rule(node, graph)
         call = LocalCall.of(node, graph, rule, strategy, self.groups.rank)
-        return prepare(call, GroupCollectives(self.groups), self.device)
+        return prepare(call, InsideCollectives(self.groups), self.device)
 
     def _moved(self, t: Tensor, move: Move | None) -> Tensor:
         if move is None:
             return t
         return redistribute(t, move.forward, move.backward, self.groups)
+
+
+@dataclass(frozen=True)
+class InsideCollectives:
+    """Sums and maxima inside of operators, over the groups of a stage."""
+
+    groups: StageGroups
+
+    def sum(self, x: Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
+        return self.groups.all_reduce(x.clone(), matrix, axes, "sum")
+
+    def max(self, x: Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
+        return self.groups.all_reduce(x.clone(), matrix, axes, "max")
 
 
 def _last_uses(sharded: ShardedGraph) -> list[int]:

@@ -1,4 +1,4 @@
-"""The weights of a stage over device matrices: gathered from the shards of replicas, gradients brought back."""
+"""The weights of a stage over device matrices: gathered from shards of replicas, gradients brought back."""
 
 from __future__ import annotations
 

@@ -38,7 +38,12 @@ def uncut(job: Job) -> Job:
     """``job`` with every tensor whole on all ranks of a stage, where device matrices are asked for."""
     if not over_device_matrix(job):
         return job
-    whole = {"mode": "semi_auto", "operators": {}, "hsdp": None, "dataset_strategy": "full_batch"}
+    whole: dict[str, Any] = {
+        "mode": "semi_auto",
+        "operators": {},
+        "hsdp": None,
+        "dataset_strategy": "full_batch",
+    }
     return job.model_copy(update={"parallel": job.parallel.model_copy(update=whole)})
 
 
