@@ -12,7 +12,7 @@ from launcher.plan.sharding.onto_plan import onto
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.stage_sharding import StageGraphs, resolve
-from launcher.plan.values.facts import DTYPE, TensorSpec
+from launcher.plan.values.facts import DTYPE, TensorSpec, class_dims
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +24,17 @@ def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[Tens
 
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         graphs = [_named(g, made) for g in _graphs(made, model, specs)]
-    return onto(job, made, resolve(job, graphs, rule_of, made.sizes.grid["tp"]))
+    ranks = made.sizes.grid["tp"]
+    return onto(job, made, resolve(job, graphs, rule_of, ranks, class_dim=_class_dim(job, made)))
+
+
+def _class_dim(job: Job, made: Plan) -> int | None:
+    """Where the model's output has its classes."""
+    from launcher.data.spec import target_spec
+
+    target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
+    dims = class_dims(made.output[0].shape, target.shape) if len(made.output) == 1 else ()
+    return next(iter(dims), None)
 
 
 def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
