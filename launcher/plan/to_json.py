@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from launcher.plan.cost.memory import Memory
+from launcher.plan.operators.resolve import Operator, Spread
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.plan import VERSION, Estimate, Plan
@@ -22,6 +23,8 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Placed: ("layout",),
     Sizes: ("notes",),
     Estimate: ("loads",),
+    Operator: ("where",),
+    Spread: ("dims",),
 }
 """Starts of actions are in ``timeline.json``; grid and notes of layouts and sizes are those of the plan."""
 
