@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from operator import getitem
 from typing import Any
@@ -20,9 +21,11 @@ KEY = "parallel.operators"
 def record(module: nn.Module, inputs: Sequence[torch.Tensor]) -> OpGraph:
     """The forward of ``module`` (on the meta device) on ``inputs``. Raises ``RequestError``."""
     try:
-        program = torch.export.export(copied(module), tuple(inputs), strict=False)
-        if any(_changes(n) for n in program.graph.nodes):
-            program = program.run_decompositions({})  # the same without changes in place, nothing decomposed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about parts of itself
+            program = torch.export.export(copied(module), tuple(inputs), strict=False)
+            if any(_changes(n) for n in program.graph.nodes):
+                program = program.run_decompositions({})  # the same without changes in place
     except Exception as error:  # whatever the code of a model or torch's tracing raises
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         text = f"torch.export cannot follow the model, so its operators have no strategies: {line}"
