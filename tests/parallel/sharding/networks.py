@@ -73,7 +73,8 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.q, self.k, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.q, self.v = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.k = nn.Linear(dim, dim, bias=False)  # the gradient of its bias would be zero, up to rounding
         self.o = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
