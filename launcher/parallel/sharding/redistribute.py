@@ -15,6 +15,10 @@ from launcher.plan.sharding.redistribution import Redistribution
 from launcher.plan.sharding.redistribution_step import Step
 from launcher.plan.values.layout import Box
 
+# torch 2.13 has new names for both
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def redistribute(
     x: torch.Tensor, forward: Redistribution, backward: Redistribution | None, groups: StageGroups | None
@@ -69,7 +73,7 @@ def _all_reduce(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tenso
 def _all_gather(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
     group, row = groups.of(step.rows)
     got = x.new_empty((len(row), *x.shape))
-    dist.all_gather_into_tensor(_flat(got), _flat(x), group=group)
+    _gather(_flat(got), _flat(x), group=group)
     return _joined(got, step.dim, _order(step, step.axes, row))
 
 
@@ -77,7 +81,7 @@ def _reduce_scatter(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.T
     group, row = groups.of(step.rows)
     sent = _split(x, step.dim, _order(step, step.axes, row))
     got = sent.new_empty(sent.shape[1:])
-    dist.reduce_scatter_tensor(got.view(-1), sent.view(-1), group=group)
+    _scatter(got.view(-1), sent.view(-1), group=group)
     return got
 
 
