@@ -163,6 +163,13 @@ def test_large_sums_are_shared_among_ranks_that_would_all_do_the_same() -> None:
     assert ops(redistribution(src, WHOLE_8, (8, 8))) == ["all_reduce"]
 
 
+def test_sums_are_scattered_in_the_order_that_leaves_least_to_gather() -> None:
+    """Over both axes of terms at once; what the wanted layout cuts comes first, the rest is joined in one."""
+    src, dst = TensorLayout((2, 2, 2), ((), ()), (0, 1)), TensorLayout((2, 2, 2), ((0,), ()))
+    plan = redistribution(src, dst, (1 << 14, 1 << 14))
+    assert (plan.collectives, plan.elements) == (2, (1 << 28) * 3 // 4)
+
+
 def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums() -> None:
     """Linear by columns, then by rows: one all-reduce at the end of the forward, one at the start of the backward."""
     whole, columns = TensorLayout.whole(2, 4), TensorLayout((4,), ((), (0,)))
