@@ -21,7 +21,7 @@ from tests.plan.sharding.simulated import region
 from tests.ranks import on_ranks
 from tests.tiers import ALL
 
-PAIRS = 48 if ALL else 16
+PAIRS = 48 if ALL else 10
 """Drawn for each number of ranks, plus those of ``KNOWN``."""
 
 MOVED = [torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.int16, torch.complex64]
