@@ -55,7 +55,7 @@ class Convolutions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(4, 8, 3, padding=1)
+        self.conv1 = nn.Conv2d(4, 8, 3, padding=1, bias=False)
         self.norm1 = nn.BatchNorm2d(8)
         self.act = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(8, 8, 3, padding=1, bias=False)
