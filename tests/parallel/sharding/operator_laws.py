@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.sharding.kernels.collectives import Collectives
 from launcher.parallel.sharding.kernels.local_call import LocalCall
 from launcher.parallel.sharding.kernels.prepare import prepare
@@ -43,7 +44,7 @@ class Recorded:
 def recorded(module: nn.Module, inputs: Sequence[Tensor]) -> Recorded:
     """Every operator run on whole tensors, one by one."""
     on_meta = [x.detach().to("meta").requires_grad_(x.requires_grad) for x in inputs]
-    graph = record(_on_meta(module), on_meta)
+    graph = record(copied(module).to("meta"), on_meta)
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     values: dict[int, Tensor] = {v: state[name].detach().clone() for name, v in graph.params}
     values |= {v: x.detach() for v, x in zip(graph.inputs, inputs, strict=True)}
@@ -51,12 +52,6 @@ def recorded(module: nn.Module, inputs: Sequence[Tensor]) -> Recorded:
         made = run_whole(node, [values[v] for v in node.ins])
         values |= dict(zip(node.outs, (x.detach() for x in made), strict=True))
     return Recorded(graph, tuple(values[v] for v in range(len(graph.values))))
-
-
-def _on_meta(module: nn.Module) -> nn.Module:
-    from launcher.parallel.model_state.deep_copy import copied
-
-    return copied(module).to("meta")
 
 
 def run_whole(node: OpNode, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -86,6 +81,10 @@ class Made:
     outs: tuple[Tensor, ...]
     gradients: tuple[Tensor | None, ...]
     after: tuple[Tensor, ...]
+
+    def detached(self) -> Made:
+        outs, after = (tuple(x.detach() for x in xs) for xs in (self.outs, self.after))
+        return Made(outs, self.gradients, after)
 
 
 @dataclass(frozen=True)
@@ -130,10 +129,14 @@ class Law:
 
     def check(self, strategy: OpStrategy, tolerance: float = 1e-12) -> None:
         """Parts and terms of all ranks, put together, are the whole; so are gradients."""
-        cotangents = self.cotangents()
         with torch.random.fork_rng():
-            want = self.whole(cotangents)
-            made = self._on_all(strategy, cotangents)
+            made = self._on_all(strategy, self.cotangents())
+        self.compare(strategy, made, tolerance)
+
+    def compare(self, strategy: OpStrategy, made: Sequence[Made], tolerance: float = 1e-12) -> None:
+        """``made`` by all ranks, in their order."""
+        with torch.random.fork_rng():
+            want = self.whole(self.cotangents())
         rule, node = self.rule, self.node
         for i, expected in enumerate(want.outs):
             layout = strategy.makes(rule, i)
@@ -174,9 +177,7 @@ def gradients(
     trained = [x for x in leaves if x.requires_grad]
     if not pairs or not trained:
         return (None,) * len(leaves)
-    found: Any = torch.autograd.grad(
-        [out for out, _ in pairs], trained, [c for _, c in pairs], allow_unused=True
-    )
+    found: Any = torch.autograd.grad([out for out, _ in pairs], trained, [c for _, c in pairs], allow_unused=True)
     rest = iter(found)
     return tuple(next(rest) if x.requires_grad else None for x in leaves)
 

@@ -18,7 +18,7 @@ from launcher.plan.sharding.op_graph import Arg, Ref
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and variance over ``dims`` of ``count`` elements on all ranks; ``centered``: the mean is taken off."""
+    """Over ``dims``, of ``count`` elements on all ranks; ``centered``: the mean is taken off."""
 
     meeting: Meeting
     dims: tuple[int, ...]
@@ -56,6 +56,13 @@ class _Normalized(torch.autograd.Function):
         return scale * (grad - both[1] - out * both[0]), None
 
 
+def normalized(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor, Tensor]:
+    """Computed in float32 at least, as torch's; rounding is left to the caller."""
+    wide = x.float() if x.dtype in HALVES else x
+    made: tuple[Tensor, Tensor, Tensor] = _Normalized.apply(wide, over)  # type: ignore[no-untyped-call]
+    return made
+
+
 def layer_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
     """Also rms_norm."""
     axes = call.axes(call.rule.inside)
@@ -73,7 +80,7 @@ def layer_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
     weighted = isinstance(_argument(call, 2), Ref)
 
     def over_ranks(x: Tensor, *affine: Tensor) -> Tensor:
-        out, _, _ = _Normalized.apply(x.float() if x.dtype in HALVES else x, over)
+        out, _, _ = normalized(x, over)
         if weighted:
             out = out * affine[0]
         if len(affine) > weighted:
@@ -115,7 +122,7 @@ def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
     def over_ranks(x: Tensor, *others: Tensor) -> Tensor:
         rest = iter(others)
         weight, bias, means, variances = (next(rest) if there else None for there in has)
-        out, mean, variance = _Normalized.apply(x.float() if x.dtype in HALVES else x, over)
+        out, mean, variance = normalized(x, over)
         with torch.no_grad():
             if means is not None:
                 means.lerp_(mean.flatten().to(means.dtype), momentum)

@@ -23,7 +23,7 @@ def bias_once(call: LocalCall, run: Run) -> Run:
         return run
 
     def with_zeros(*tensors: Tensor) -> Any:
-        zeros = _Zeros.apply(tensors[place])
+        zeros = _Zeros.apply(tensors[place])  # type: ignore[no-untyped-call]
         return run(*tensors[:place], zeros, *tensors[place + 1 :])
 
     return with_zeros

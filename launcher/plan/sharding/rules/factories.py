@@ -6,7 +6,7 @@ from launcher.plan.sharding.rules.operator_call import LetteredCall, OperatorCal
 
 
 def filled(call: OperatorCall) -> Said:
-    """zeros, ones, full, empty: each rank makes its part; of new_zeros(x) nothing but the dtype of x counts."""
+    """zeros, ones, full: each rank makes its part; of new_zeros(x) nothing but the dtype of x counts."""
     ins = [lettered(len(shape), f"x{i}_") for i, shape in enumerate(call.ins)]
     return LetteredCall(ins, [lettered(len(call.outs[0]))])
 

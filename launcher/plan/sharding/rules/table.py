@@ -39,7 +39,9 @@ RULES: dict[str, RuleFunction] = {
     **_same(matmul.bilinear, "bilinear"),
     **_same(matmul.tensordot, "tensordot"),
     **_same(matmul.einsum, "einsum"),
-    **_same(views.reshape, "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as"),
+    **_same(
+        views.reshape, "view reshape _unsafe_view flatten unflatten squeeze unsqueeze view_as reshape_as"
+    ),
     **_same(views.reshape, "ravel atleast_1d atleast_2d atleast_3d"),
     **_same(views.permute, "permute"),
     **_same(views.transpose, "transpose swapaxes swapdims"),
@@ -83,7 +85,9 @@ RULES: dict[str, RuleFunction] = {
     **_same(convolution.by_place, "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"),
     **_same(convolution.by_place, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
     **_same(convolution.by_place, "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
-    **_same(convolution.by_place, "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"),
+    **_same(
+        convolution.by_place, "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d"
+    ),
     **_same(convolution.by_place, "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d"),
     **_same(convolution.by_place, "_upsample_nearest_exact1d _upsample_nearest_exact2d"),
     **_same(convolution.by_place, "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),

@@ -222,6 +222,4 @@ def channel_blocks(call: OperatorCall) -> Said:
         lead = len(call.ins[0]) - 3
     batch = lettered(lead)
     out = len(call.outs[0]) - lead - 1
-    return LetteredCall(
-        [(*batch, "c", *[""] * (len(call.ins[0]) - lead - 1))], [(*batch, "c", *[""] * out)]
-    )
+    return LetteredCall([(*batch, "c", *[""] * (len(call.ins[0]) - lead - 1))], [(*batch, "c", *[""] * out)])
