@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.trace.model_facts import spec
 from launcher.plan.sharding.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
+from launcher.plan.sharding.overwrites import seen_elsewhere
 
 KEY = "parallel.operators"
 
@@ -24,6 +26,23 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor]) -> OpGraph:
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         text = f"torch.export cannot follow the model, so its operators have no strategies: {line}"
         raise RequestError((Problem(KEY, text),)) from error
+    graph = _Recorder(program, module).graph()
+    written = seen_elsewhere(graph)
+    return graph if not written else _of_values(program, module, written[0])
+
+
+def _of_values(program: torch.export.ExportedProgram, module: nn.Module, written: OpNode) -> OpGraph:
+    """The same with new tensors instead of writes into parts of others, which torch makes of them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about itself
+        program = program.run_decompositions({})
+    if any(s.kind.name != "USER_OUTPUT" for s in program.graph_signature.output_specs):
+        text = (
+            f"{written.module or 'the model'} writes into a part of a tensor that is used as a whole "
+            f"({written.op}), and the model has buffers that it writes into too"
+        )
+        cure = "make a new tensor of the parts, with torch.cat or torch.where"
+        raise RequestError((Problem(KEY, text, cure),))
     return _Recorder(program, module).graph()
 
 

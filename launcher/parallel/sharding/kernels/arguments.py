@@ -17,7 +17,7 @@ END = 2**63 - 1
 def local_arguments(call: LocalCall) -> tuple[str, tuple[Arg, ...]]:
     """The operator to run, and its positional arguments."""
     op, kind, args = call.node.op, call.node.kind.removesuffix("_"), call.node.args
-    if call.in_place and not call.writes:
+    if call.writes_by_name and not call.writes:
         op = functional_name(op)
     if op == "view.dtype":
         return op, args

@@ -19,11 +19,12 @@ def dropout(call: LocalCall, run: Run) -> Run:
     box = layout.box(shape, call.rank)
     part = tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
 
-    def of_whole_mask(x: Tensor) -> Tensor:
+    def of_whole_mask(x: Tensor) -> tuple[Tensor, ...]:
         if x.is_cuda:
             keep = torch.native_dropout(x.new_ones(shape), p, True)[1][part]
-            return x * keep * (1 / (1 - p))
-        noise = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p).div_(1 - p)
-        return x * noise[part]
+            return x * keep * (1 / (1 - p)), keep
+        keep = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(1 - p)[part]
+        return x * (keep / (1 - p)), keep.bool()
 
-    return of_whole_mask
+    outs = len(call.outs)
+    return lambda x: of_whole_mask(x)[:outs]

@@ -8,6 +8,7 @@ from math import prod
 
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.overwrites import in_place, state_values
 
 Shape = tuple[int, ...]
 
@@ -40,7 +41,7 @@ class LocalCall:
             outs=graph.makes(node),
             rank=rank,
             dtype=first.spec.dtype if first is not None else made,
-            writes=_in_place(node.kind) and node.ins[0] in _state(graph),
+            writes=in_place(node.kind) and node.ins[0] in state_values(graph),
         )
 
     @cached_property
@@ -50,9 +51,9 @@ class LocalCall:
         return tuple(x.local_shape(shape) for x, shape in zip(layouts, self.outs, strict=True))
 
     @cached_property
-    def in_place(self) -> bool:
+    def writes_by_name(self) -> bool:
         """Whether the operator's name says that it writes into its first tensor."""
-        return _in_place(self.node.kind)
+        return in_place(self.node.kind)
 
     def axes(self, letters: tuple[str, ...]) -> tuple[int, ...]:
         """Those that cut any of ``letters``."""
@@ -70,16 +71,3 @@ class LocalCall:
     def first(self, letters: tuple[str, ...]) -> bool:
         """Whether the first parts of all ``letters`` are here."""
         return all(self.part(letter) == 0 for letter in letters)
-
-
-def _in_place(kind: str) -> bool:
-    return kind.endswith("_") and not kind.endswith("__")
-
-
-def _state(graph: OpGraph) -> frozenset[int]:
-    """Values that are a parameter or buffer itself, also after operators that wrote into it."""
-    state = {value for _, value in graph.params}
-    for node in graph.nodes:
-        if _in_place(node.kind) and node.ins and node.ins[0] in state:
-            state.update(node.outs[:1])
-    return frozenset(state)

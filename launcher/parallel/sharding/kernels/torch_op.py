@@ -30,7 +30,7 @@ def own_op(call: LocalCall, device: torch.device) -> Run:
     if op == "copy":
         return _copy
     run = bound(torch_op(op), args, dict(call.node.kwargs), device)
-    if not call.in_place or call.writes:
+    if not call.writes_by_name or call.writes:
         return run
     dtype = torch_dtype(call.dtype)
 

@@ -19,4 +19,4 @@ def counted(call: OperatorCall) -> Said:
 def dropout(call: OperatorCall) -> Said:
     """Every rank draws the mask of the whole tensor and uses its part of it."""
     letters = lettered(len(call.ins[0]))
-    return LetteredCall([letters], [letters], kernel="dropout")
+    return LetteredCall([letters], [letters] * len(call.outs), kernel="dropout")

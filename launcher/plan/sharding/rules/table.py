@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule
+from launcher.plan.sharding.overwrites import in_place
 from launcher.plan.sharding.rules import (
     attention,
     convolution,
@@ -61,6 +62,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(views.split, "split split_with_sizes chunk tensor_split"),
     **_same(views.cat, "cat concat concatenate"),
     **_same(views.stack, "stack"),
+    **_same(views.scatter_piece, "slice_scatter select_scatter"),
     **_same(views.joined_columns, "hstack"),
     **_same(views.pad, "pad constant_pad_nd"),
     **_same(views.diagonal, "diagonal"),
@@ -102,7 +104,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(factories.filled, "zeros ones full empty new_zeros new_ones new_full new_empty"),
     **_same(factories.counted, "arange linspace logspace eye scalar_tensor tril_indices triu_indices"),
     **_same(factories.counted, "rand randn randint randperm"),
-    **_same(factories.dropout, "dropout"),
+    **_same(factories.dropout, "dropout native_dropout"),
 }
 
 
@@ -122,4 +124,4 @@ def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:
 
 def functional(kind: str) -> str:
     """Without the mark of an operator that writes into its first tensor: ``relu_`` is ``relu``."""
-    return kind[:-1] if kind.endswith("_") and not kind.endswith("__") else kind
+    return kind[:-1] if in_place(kind) else kind

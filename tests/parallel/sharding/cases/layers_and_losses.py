@@ -199,6 +199,7 @@ LOSSES = {
 }
 
 DROPOUTS = {
+    "dropout with its mask": Case(lambda x: torch.native_dropout(x, 0.3, True), (real(4, 6, 12),)),
     "dropout": Case(
         lambda x: (
             F.dropout(x, 0.3, True),

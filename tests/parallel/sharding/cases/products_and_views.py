@@ -181,6 +181,13 @@ VIEWS = {
         (real(4, 6, 6),),
     ),
     "diagonals": Case(lambda x: (x.diagonal(0, 1, 2), x.diagonal(1, -1, 0)), (real(4, 6, 4),)),
+    "scattered": Case(
+        lambda x, y: (
+            torch.slice_scatter(x, y, 1, 2, 4),
+            torch.select_scatter(x, y[:, 0], 1, 3),
+        ),
+        (real(4, 6, 2), real(4, 2, 2)),
+    ),
     "meshgrid": Case(
         lambda a, b, c: (*torch.meshgrid(a, b, c, indexing="ij"), *torch.meshgrid(a, b, indexing="xy")),
         (real(4), real(6), real(2)),
