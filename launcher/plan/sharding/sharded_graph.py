@@ -33,8 +33,9 @@ class ShardedGraph:
     """``rules`` and ``strategies``, one a node; a node without a rule works on whole tensors.
 
     ``made``: the layout of each value as an operator makes it; ``layouts`` as it rests, to which it is
-    brought at once, without terms of sums. ``taken``: every way in which a value is taken, once; ``takes``: of
-    each node the places there of what it takes, and ``returns`` those of the outputs.
+    brought at once, without terms of sums. ``taken``: every way in which a value is taken, once; ``takes``:
+    of each node the places there of what it takes, ``returns`` those of the outputs, ``changes`` those of the
+    buffers that a forward changes, which are whole on every rank.
     """
 
     graph: OpGraph
@@ -45,6 +46,7 @@ class ShardedGraph:
     taken: tuple[Taken, ...]
     takes: tuple[tuple[int, ...], ...]
     returns: tuple[int, ...]
+    changes: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -57,6 +59,11 @@ class ShardedGraph:
     def arrives(self, taken: Taken) -> bool:
         """Whether it is taken as it rests."""
         return taken.layout.canonical == self.layouts[taken.value].canonical
+
+    @cached_property
+    def params(self) -> frozenset[int]:
+        """The values that are parameters or buffers."""
+        return frozenset(v for _, v in self.graph.params)
 
     @cached_property
     def users(self) -> tuple[tuple[Taken, ...], ...]:
@@ -86,8 +93,9 @@ def sharded(
     An output that is ``None`` leaves as it rests. ``rests``: layouts that were asked for. A value that is
     made in terms of a sum rests in the layout in which it is taken first.
     """
-    made: dict[int, TensorLayout] = dict(given)
-    rest = {**given, **(rests or {})}
+    whole = _buffers(graph, strategies[0].ranks if strategies else 1)
+    made: dict[int, TensorLayout] = {**given, **whole}
+    rest = {**made, **(rests or {})}
     taken = _Takes(graph)
 
     # in the order in which they run; a parameter is laid out as its first user takes it
@@ -109,6 +117,12 @@ def sharded(
         rest.setdefault(value, wanted if made[value].partial and wanted else made[value].summed())
         returns.append(taken.place(value, wanted or rest[value], ()))
 
+    changes = []
+    for name, value in graph.changes:
+        kept = whole[dict(graph.params)[name]]
+        rest.setdefault(value, kept if made[value].partial else made[value])
+        changes.append(taken.place(value, kept, ()))
+
     unused = {v: m.summed() for v, m in made.items()}
     nothing = TensorLayout.whole(0, 1)
     values = range(len(graph.values))
@@ -121,7 +135,14 @@ def sharded(
         taken=tuple(taken.ways),
         takes=tuple(takes),
         returns=tuple(returns),
+        changes=tuple(changes),
     )
+
+
+def _buffers(graph: OpGraph, ranks: int) -> dict[int, TensorLayout]:
+    """Every rank has all of them."""
+    named = ((v, len(graph.values[v].shape)) for name, v in graph.params if name in graph.buffers)
+    return {v: TensorLayout.whole(dims, ranks) for v, dims in named}
 
 
 class _Takes:

@@ -40,7 +40,7 @@ class StageSharding:
 
     @property
     def takes(self) -> tuple[TensorSpec, ...]:
-        """What a rank is given: its parts of the inputs; of the model's own all of them, of which it cuts its own."""
+        """What a rank is given by the stage before: its parts of the inputs."""
         graph = self.train.graph
         return tuple(_local(self.train, v) for v in graph.inputs)
 
@@ -78,15 +78,27 @@ class Sharding:
         return {p.name: p for s in reversed(self.stages) for p in s.params}
 
 
-def resolve(job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, ranks: int) -> Sharding:
-    """Raises ``RequestError`` with all that is wrong with what was written."""
+def resolve(
+    job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, ranks: int, class_dim: int | None
+) -> Sharding:
+    """Raises ``RequestError`` with all that is wrong with what was written.
+
+    ``class_dim``: of the model's output, for the loss; ``None`` where no dim of it has the classes.
+    """
     found: list[Problem] = []
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
         made, wrong = _stage(
-            job, both, rule_of, arrive=arrive, known=known, last=index == len(graphs) - 1, ranks=ranks
+            job,
+            both,
+            rule_of,
+            arrive=arrive,
+            known=known,
+            last=index == len(graphs) - 1,
+            ranks=ranks,
+            class_dim=class_dim,
         )
         found += wrong
         stages.append(made)
@@ -112,6 +124,7 @@ def _stage(
     known: Mapping[str, TensorLayout],
     last: bool,
     ranks: int,
+    class_dim: int | None,
 ) -> tuple[StageSharding, list[Problem]]:
     """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too."""
     graph = graphs.train
@@ -125,14 +138,24 @@ def _stage(
         graph, rules, ranks, written={w.node: w.strategy for w in written}, given=given, rests=rests
     )
     held = {v: known[name] for name, v in graph.params if name in known}
-    train = sharded(
-        graph, rules, strategies, given={**given, **held}, outputs=[None] * len(graph.outputs), rests=rests
-    )
+    given = {**given, **held}
+    outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
+    train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
+    if last:
+        outputs = [_for_loss(train.layouts[v], class_dim) for v in graph.outputs]
+        train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
 
     # evaluation: the same strategies for the same operators, parameters as training lays them out
     params = tuple(_param(job, train, name, v) for name, v in graph.params if train.users[v])
     other = _evaluation(graphs.evaluate, train, rule_of, arrive=arrive, last=last, ranks=ranks)
     return StageSharding(train, other, params, written), found
+
+
+def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
+    """The output as the loss can take it: cut along samples, and along classes where they are the last dim."""
+    if layout.dims and class_dim == len(layout.dims) - 1:
+        return layout
+    return TensorLayout(layout.matrix, (*layout.dims[:1], *((),) * (len(layout.dims) - 1)))
 
 
 def _param(job: Job, train: ShardedGraph, name: str, value: int) -> ShardedParam:

@@ -8,17 +8,13 @@ from math import prod
 
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.overwrites import in_place, state_values
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class LocalCall:
-    """``ins`` and ``outs``: shapes of whole tensors. ``rank``: within the stage.
-
-    ``writes``: the operator writes into a buffer of the model, so it must be done in place.
-    """
+    """``ins`` and ``outs``: shapes of whole tensors. ``rank``: within the stage. ``dtype``: of the first."""
 
     node: OpNode
     rule: OpRule
@@ -27,7 +23,6 @@ class LocalCall:
     outs: tuple[Shape, ...]
     rank: int
     dtype: str
-    writes: bool = False
 
     @classmethod
     def of(cls, node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy, rank: int) -> LocalCall:
@@ -41,7 +36,6 @@ class LocalCall:
             outs=graph.makes(node),
             rank=rank,
             dtype=first.spec.dtype if first is not None else made,
-            writes=in_place(node.kind) and node.ins[0] in state_values(graph),
         )
 
     @cached_property
@@ -49,11 +43,6 @@ class LocalCall:
         """Shapes of this rank's parts of what it makes."""
         layouts = [self.strategy.cut(letters) for letters in self.rule.outs]
         return tuple(x.local_shape(shape) for x, shape in zip(layouts, self.outs, strict=True))
-
-    @cached_property
-    def writes_by_name(self) -> bool:
-        """Whether the operator's name says that it writes into its first tensor."""
-        return in_place(self.node.kind)
 
     def axes(self, letters: tuple[str, ...]) -> tuple[int, ...]:
         """Those that cut any of ``letters``."""

@@ -119,20 +119,24 @@ def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
     has = [isinstance(_argument(call, place), Ref) for place in (1, 2, 3, 4)]
     channels = (1, -1, *[1] * (len(shape) - 2))
 
-    def over_ranks(x: Tensor, *others: Tensor) -> Tensor:
+    several = len(call.outs) > 1
+
+    def over_ranks(x: Tensor, *others: Tensor) -> Any:
         rest = iter(others)
         weight, bias, means, variances = (next(rest) if there else None for there in has)
         out, mean, variance = normalized(x, over)
         with torch.no_grad():
             if means is not None:
-                means.lerp_(mean.flatten().to(means.dtype), momentum)
+                means = means.lerp(mean.flatten().to(means.dtype), momentum)
             if variances is not None:
                 unbiased = variance.flatten() * (over.count / (over.count - 1))
-                variances.lerp_(unbiased.to(variances.dtype), momentum)
+                variances = variances.lerp(unbiased.to(variances.dtype), momentum)
         if weight is not None:
             out = out * weight.view(channels)
         if bias is not None:
             out = out + bias.view(channels)
-        return out.to(x.dtype)
+        out = out.to(x.dtype)
+        scale = (variance + over.eps).rsqrt()
+        return (out, mean.flatten(), scale.flatten(), means, variances) if several else out
 
     return over_ranks

@@ -21,7 +21,8 @@ def batch_norm(call: OperatorCall) -> Said:
     ins = [letters, *[("c",)] * (len(call.ins) - 1)]
     training = call.arg(5, "training", False) is True
     inside = tuple(x for x in letters if x != "c") if training else ()
-    return LetteredCall(ins, [letters], inside=inside, kernel="batch_norm")
+    outs = [letters, *[("c",) if len(shape) == 1 else ("",) * len(shape) for shape in call.outs[1:]]]
+    return LetteredCall(ins, outs, inside=inside, kernel="batch_norm")
 
 
 def _channels(dims: int) -> Letters:

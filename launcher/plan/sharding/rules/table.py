@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule
-from launcher.plan.sharding.overwrites import in_place
 from launcher.plan.sharding.rules import (
     attention,
     convolution,
@@ -77,7 +76,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(reductions.extreme, "max min"),
     **_same(reductions.half_of_last, "glu"),
     **_same(norms.layer_norm, "layer_norm rms_norm"),
-    **_same(norms.batch_norm, "batch_norm"),
+    **_same(norms.batch_norm, "batch_norm _native_batch_norm_legit_functional"),
     **_same(norms.group_norm, "group_norm"),
     **_same(norms.instance_norm, "instance_norm"),
     **_same(attention.attention, "scaled_dot_product_attention"),
@@ -111,7 +110,7 @@ RULES: dict[str, RuleFunction] = {
 def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
     """How ``node`` may be cut; ``None``: no rule is known."""
     call = OperatorCall(node, graph)
-    rule = RULES.get(functional(node.kind))
+    rule = RULES.get(node.kind)
     said = rule(call) if rule is not None else None
     return None if said is None else rule_from(call, said)
 
@@ -120,8 +119,3 @@ def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:
     """Of an operator that has none: every tensor is whole."""
     call = OperatorCall(node, graph)
     return rule_from(call, LetteredCall(whole(call.ins), whole(call.outs)))
-
-
-def functional(kind: str) -> str:
-    """Without the mark of an operator that writes into its first tensor: ``relu_`` is ``relu``."""
-    return kind[:-1] if in_place(kind) else kind
