@@ -104,7 +104,11 @@ class Law:
         leaves = [x.clone().requires_grad_(t) for x, t in zip(self.inputs, self.trains, strict=True)]
         copies = [x.clone() for x in leaves]
         torch.manual_seed(SEED)
-        out = bound(torch_op(self.node.op), self.node.args, dict(self.node.kwargs), CPU)(*copies)
+        if self.node.op == "copy":  # torch's has no gradient
+            out = copies[0].clone().copy_(copies[1])
+        else:
+            with torch.set_grad_enabled(self.node.op != "bernoulli.p"):  # nor has it
+                out = bound(torch_op(self.node.op), self.node.args, dict(self.node.kwargs), CPU)(*copies)
         outs = (out,) if isinstance(out, Tensor) else tuple(out)
         return Made(self.defined(outs), gradients(outs, leaves, cotangents), tuple(copies))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from launcher.parallel.sharding.kernels.collectives import Collectives
-from launcher.parallel.sharding.kernels.dropout import dropout
+from launcher.parallel.sharding.kernels.dropout import drawn, dropout, feature_dropout
 from launcher.parallel.sharding.kernels.local_call import LocalCall
 from launcher.parallel.sharding.kernels.losses import class_loss
 from launcher.parallel.sharding.kernels.norms import batch_norm, layer_norm
@@ -51,6 +51,10 @@ def _kernel(call: LocalCall, here: Collectives, run: Run, device: torch.device) 
             return batch_norm(call, here, run)
         case "dropout":
             return dropout(call, run)
+        case "feature_dropout":
+            return feature_dropout(call, run)
+        case "drawn":
+            return drawn(call, run)
         case "cross_entropy_loss" | "nll_loss" | "nll_loss_nd" | "nll_loss2d":
             return class_loss(call, here, run, device)
         case other:

@@ -199,6 +199,11 @@ LOSSES = {
 }
 
 DROPOUTS = {
+    "dropout of channels": Case(lambda x: (F.dropout2d(x, 0.3, True), F.dropout2d(x, 0.3, False)), (real(4, 6, 2, 2),)),
+    "drawn like": Case(
+        lambda x: (torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 5), torch.randint_like(x, 2, 9)),
+        (fixed(real(4, 6, 2)),),
+    ),
     "dropout with its mask": Case(lambda x: torch.native_dropout(x, 0.3, True), (real(4, 6, 12),)),
     "dropout": Case(
         lambda x: (
