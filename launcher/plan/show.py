@@ -16,6 +16,7 @@ from launcher.plan.partition.stages import Crossing, covers
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings import compile
+from launcher.plan.sharding import show_sharding
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
@@ -200,7 +201,8 @@ def _overlap(plan: Plan) -> Rows:
 
 
 def _operators(plan: Plan) -> Rows:
-    return show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+    yield from show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+    yield from show_sharding.rows(plan.sharding)
 
 
 def _compile(plan: Plan) -> Rows:

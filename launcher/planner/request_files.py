@@ -13,10 +13,14 @@ from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy import Strategy, row
 from launcher.checkpoint.layout.strategy_file import load
 from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, read_strategy, to_strategy
+from launcher.checkpoint.mindspore.formats.operator_json import is_mindspores
+from launcher.checkpoint.mindspore.formats.operator_json import parse as node_strategies
+from launcher.checkpoint.mindspore.operator_strategies import strategies
 from launcher.checkpoint.mindspore.strategy_input import listed, only_names, whole_specs
 from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.plan.operators.operator_file import parsed
+from launcher.plan.operators.strategy import FromFile
 from launcher.plan.plan import Plan
 from launcher.plan.settings import transformer_opt
 from launcher.plan.values.facts import TensorSpec
@@ -47,7 +51,7 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
         else:
             tp, operators = got
             changes["operators"] = operators | par.operators
-            if par.grid.tp is None:
+            if par.grid.tp is None and tp is not None:
                 changes["grid"] = par.grid.model_copy(update={"tp": tp})
 
     if not changes:
@@ -55,11 +59,15 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     return job.model_copy(update={"parallel": par.model_copy(update=changes)}), found
 
 
-def _operators(path: str) -> tuple[int, dict[str, Any]] | Problem:
-    """The operator strategies of a file."""
+def _operators(path: str) -> tuple[int | None, dict[str, FromFile]] | Problem:
+    """The operator strategies of a file, ours or MindSpore's."""
     values = _json(path)
+    if isinstance(values, Unreadable):
+        return _unread(OPERATORS, values)
     try:
-        return parsed(values) if not isinstance(values, Unreadable) else _unread(OPERATORS, values)
+        if is_mindspores(values):
+            return None, strategies(node_strategies(values), OPERATORS, path)
+        return parsed(values, OPERATORS, path)
     except ValueError as error:
         return _unread(OPERATORS, f"{path}: {error}")
 
