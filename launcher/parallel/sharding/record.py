@@ -39,7 +39,8 @@ def _of_values(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
     """The same without changes in place, nothing decomposed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
-        return program.run_decompositions({})
+        functional: torch.export.ExportedProgram = program.run_decompositions({})
+    return functional
 
 
 def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
@@ -134,7 +135,8 @@ class _Recorder:
         return self.at[node]
 
     def _add(self, t: torch.Tensor, trains: bool) -> int:
-        self.values.append(Value(spec(t), trains and t.dtype.is_floating_point))
+        strides = () if t.is_contiguous() else tuple(t.stride())
+        self.values.append(Value(spec(t), trains and t.dtype.is_floating_point, strides))
         return len(self.values) - 1
 
     def _arg(self, arg: Any) -> Arg:

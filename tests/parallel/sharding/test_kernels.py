@@ -43,7 +43,7 @@ def laws(name: str) -> list[Law]:
 def test_an_operator_on_parts_is_the_operator(name: str) -> None:
     for law in laws(name):
         for matrix in MATRICES:
-            for strategy in some(strategies(law.rule, matrix), 8):
+            for strategy in some(strategies(law.rule, matrix), 20):
                 law.check(strategy)
 
 
