@@ -55,7 +55,7 @@ CALLS = {
     "grouped heads": (
         Call("scaled_dot_product_attention", ((2, 8, 4, 6), (2, 4, 4, 6), (2, 4, 4, 6)), ((2, 8, 4, 6),),
              (None, 0.0, True), (("enable_gqa", True),)),
-        "d0.d1._._ d0.d1._._ d0.d1._._ -> d0.d1._._; d02,d14",
+        "d0.d1.l._ d0.d1._._ d0.d1._._ -> d0.d1.l._; d02,d14,l4",
     ),
     "dropped attention": (
         Call("scaled_dot_product_attention", ((2, 4, 6),) * 3, ((2, 4, 6),), (None, 0.1)), "none",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from launcher.parallel.sharding.kernels.attention import attention
 from launcher.parallel.sharding.kernels.collectives import Collectives
 from launcher.parallel.sharding.kernels.dropout import drawn, dropout, feature_dropout
 from launcher.parallel.sharding.kernels.local_call import LocalCall
@@ -49,6 +50,8 @@ def _kernel(call: LocalCall, here: Collectives, run: Run, device: torch.device) 
             return layer_norm(call, here, run)
         case "batch_norm":
             return batch_norm(call, here, run)
+        case "attention":
+            return attention(call, run)
         case "dropout":
             return dropout(call, run)
         case "feature_dropout":
