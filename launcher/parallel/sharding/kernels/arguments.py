@@ -16,9 +16,7 @@ END = 2**63 - 1
 
 def local_arguments(call: LocalCall) -> tuple[str, tuple[Arg, ...]]:
     """The operator to run, and its positional arguments."""
-    op, kind, args = call.node.op, call.node.kind.removesuffix("_"), call.node.args
-    if call.in_place and not call.writes:
-        op = functional_name(op)
+    op, kind, args = call.node.op, call.node.kind, call.node.args
     if op == "view.dtype":
         return op, args
     if kind in RESHAPES:
@@ -38,12 +36,6 @@ def local_arguments(call: LocalCall) -> tuple[str, tuple[Arg, ...]]:
     if kind == "repeat_interleave":
         return op, args[:3]
     return op, args
-
-
-def functional_name(op: str) -> str:
-    """Of an operator that writes into its first tensor, the one that makes a new tensor instead."""
-    kind, dot, overload = op.partition(".")
-    return kind.removesuffix("_") + dot + overload
 
 
 def replaced(args: tuple[Arg, ...], place: int, value: Arg) -> tuple[Arg, ...]:

@@ -37,7 +37,9 @@ class Meeting:
 
     def sum_for_all(self, x: Tensor) -> Tensor:
         """Of a sum from which each rank goes on to compute the same: its gradient is that of each term."""
-        return _SumForAll.apply(x, self) if self.axes else x  # type: ignore[no-any-return]
+        if not self.axes:
+            return x
+        return _SumForAll.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _SumForAll(torch.autograd.Function):

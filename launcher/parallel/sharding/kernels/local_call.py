@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 class LocalCall:
     """``ins`` and ``outs``: shapes of whole tensors. ``rank``: within the stage.
 
-    ``writes``: the operator writes into a buffer of the model, so it must be done in place.
+    ``dtype`` and ``strides``: of the first tensor as a whole, the latter unless it is row-major.
     """
 
     node: OpNode
@@ -26,7 +26,7 @@ class LocalCall:
     outs: tuple[Shape, ...]
     rank: int
     dtype: str
-    writes: bool = False
+    strides: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy, rank: int) -> LocalCall:
@@ -40,7 +40,7 @@ class LocalCall:
             outs=graph.makes(node),
             rank=rank,
             dtype=first.spec.dtype if first is not None else made,
-            writes=_in_place(node.kind) and node.ins[0] in _state(graph),
+            strides=first.strides if first is not None else (),
         )
 
     @cached_property
@@ -48,11 +48,6 @@ class LocalCall:
         """Shapes of this rank's parts of what it makes."""
         layouts = [self.strategy.cut(letters) for letters in self.rule.outs]
         return tuple(x.local_shape(shape) for x, shape in zip(layouts, self.outs, strict=True))
-
-    @cached_property
-    def in_place(self) -> bool:
-        """Whether the operator's name says that it writes into its first tensor."""
-        return _in_place(self.node.kind)
 
     def axes(self, letters: tuple[str, ...]) -> tuple[int, ...]:
         """Those that cut any of ``letters``."""
@@ -70,16 +65,3 @@ class LocalCall:
     def first(self, letters: tuple[str, ...]) -> bool:
         """Whether the first parts of all ``letters`` are here."""
         return all(self.part(letter) == 0 for letter in letters)
-
-
-def _in_place(kind: str) -> bool:
-    return kind.endswith("_") and not kind.endswith("__")
-
-
-def _state(graph: OpGraph) -> frozenset[int]:
-    """Values that are a parameter or buffer itself, also after operators that wrote into it."""
-    state = {value for _, value in graph.params}
-    for node in graph.nodes:
-        if _in_place(node.kind) and node.ins and node.ins[0] in state:
-            state.update(node.outs[:1])
-    return frozenset(state)

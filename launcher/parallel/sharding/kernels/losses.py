@@ -22,8 +22,8 @@ NONE, MEAN, SUM = 0, 1, 2
 class ClassLoss:
     """What the arguments say. ``low``: the first class that is here, of ``classes`` in all.
 
-    ``samples``: how many there are on all ranks; ``targets``: ranks with other targets; ``scores``: with other
-    classes.
+    ``samples``: how many there are on all ranks; ``targets``: ranks with other targets; ``scores``: with
+    other classes.
     """
 
     reduction: int

@@ -43,7 +43,8 @@ def _dtype(call: LocalCall) -> torch.dtype | None:
 def cut_softmax(x: Tensor, dim: int, meeting: Meeting, *, log: bool) -> Tensor:
     """Computed in float32 at least, as torch's, and rounded at the end."""
     wide = x.float() if x.dtype in HALVES else x
-    out: Tensor = (_LogSoftmax if log else _Softmax).apply(wide, dim, meeting)
+    function = _LogSoftmax if log else _Softmax
+    out: Tensor = function.apply(wide, dim, meeting)  # type: ignore[no-untyped-call]
     return out.to(x.dtype)
 
 
@@ -87,7 +88,8 @@ def logsumexp(call: LocalCall, here: Collectives, run: Run) -> Run:
     meeting = Meeting(here, call.strategy.matrix, axes)
     count = len(call.ins[0])
     given = call.node.args[1]
-    dims = tuple(sorted({d % count for d in (given if isinstance(given, tuple) else (given,))}))  # type: ignore[operator]
+    listed = given if isinstance(given, tuple) else (given,)
+    dims = tuple(sorted({d % count for d in listed if isinstance(d, int)}))
     keep = len(call.outs[0]) == count
 
     def over_ranks(x: Tensor) -> Tensor:

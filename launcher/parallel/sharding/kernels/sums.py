@@ -17,13 +17,13 @@ TENSORS_WITH_BIAS = {"bilinear": 4}
 
 def bias_once(call: LocalCall, run: Run) -> Run:
     """The ranks that have the first of the parts that are added up add the bias; others add zeros."""
-    kind = call.node.kind.removesuffix("_")
+    kind = call.node.kind
     place = 0 if kind in BIAS_FIRST else TENSORS_WITH_BIAS.get(kind, 3) - 1
     if place >= len(call.ins) or call.first(call.rule.sums):
         return run
 
     def with_zeros(*tensors: Tensor) -> Any:
-        zeros = _Zeros.apply(tensors[place])
+        zeros = _Zeros.apply(tensors[place])  # type: ignore[no-untyped-call]
         return run(*tensors[:place], zeros, *tensors[place + 1 :])
 
     return with_zeros

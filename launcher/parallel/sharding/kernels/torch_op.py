@@ -29,16 +29,7 @@ def own_op(call: LocalCall, device: torch.device) -> Run:
     op, args = local_arguments(call)
     if op == "copy":
         return _copy
-    run = bound(torch_op(op), args, dict(call.node.kwargs), device)
-    if not call.in_place or call.writes:
-        return run
-    dtype = torch_dtype(call.dtype)
-
-    def with_dtype_of_first(*tensors: Tensor) -> Tensor:
-        out: Tensor = run(*tensors)
-        return out.to(dtype)
-
-    return with_dtype_of_first
+    return bound(torch_op(op), args, dict(call.node.kwargs), device)
 
 
 def _copy(x: Tensor, source: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ UNARY = (
     "abs acos acosh alias angle asin asinh atan atanh bitwise_not ceil clamp clamp_max clamp_min clip clone "
     "conj contiguous cos cosh deg2rad detach digamma elu erf erfc erfinv exp exp2 expm1 float_power fill "
     "floor frac gelu hardshrink hardsigmoid hardswish hardtanh isfinite isinf isnan isneginf isposinf "
-    "leaky_relu lift_fresh lgamma log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num neg "
+    "leaky_relu lgamma log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num neg "
     "negative positive rad2deg reciprocal relu relu6 round rsqrt selu celu sgn sigmoid sign signbit silu sin "
     "sinc sinh softplus softshrink special_expit sqrt square tan tanh threshold to trunc fix zero type_as "
     "_to_copy _cast_Float _cast_Double _cast_Half absolute arccos arcsin arctan special_erf special_expm1 "
@@ -17,8 +17,8 @@ UNARY = (
 BINARY = (
     "add sub mul div true_divide divide multiply subtract rsub floor_divide remainder fmod pow atan2 "
     "maximum minimum fmax fmin eq ne gt ge lt le greater less greater_equal less_equal not_equal logical_and "
-    "logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __and__ "
-    "__or__ __xor__ __lshift__ __rshift__ hypot copysign nextafter ldexp logaddexp logaddexp2 xlogy "
+    "logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift "
+    "__and__ __or__ __xor__ __lshift__ __rshift__ hypot copysign nextafter ldexp logaddexp logaddexp2 xlogy "
     "special_xlogy gcd lcm heaviside isclose copy arctan2 polar complex"
 )
 TERNARY = "where masked_fill lerp addcmul addcdiv"

@@ -61,6 +61,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(views.split, "split split_with_sizes chunk tensor_split"),
     **_same(views.cat, "cat concat concatenate"),
     **_same(views.stack, "stack"),
+    **_same(views.scatter_piece, "slice_scatter select_scatter"),
     **_same(views.joined_columns, "hstack"),
     **_same(views.pad, "pad constant_pad_nd"),
     **_same(views.diagonal, "diagonal"),
@@ -75,7 +76,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(reductions.extreme, "max min"),
     **_same(reductions.half_of_last, "glu"),
     **_same(norms.layer_norm, "layer_norm rms_norm"),
-    **_same(norms.batch_norm, "batch_norm _native_batch_norm_legit_functional"),
+    **_same(norms.batch_norm, "batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional"),
     **_same(norms.group_norm, "group_norm"),
     **_same(norms.instance_norm, "instance_norm"),
     **_same(attention.attention, "scaled_dot_product_attention"),
@@ -103,13 +104,15 @@ RULES: dict[str, RuleFunction] = {
     **_same(factories.counted, "arange linspace logspace eye scalar_tensor tril_indices triu_indices"),
     **_same(factories.counted, "rand randn randint randperm"),
     **_same(factories.dropout, "dropout native_dropout"),
+    **_same(factories.feature_dropout, "feature_dropout"),
+    **_same(factories.drawn, "bernoulli rand_like randn_like randint_like"),
 }
 
 
 def rule_of(node: OpNode, graph: OpGraph) -> OpRule | None:
     """How ``node`` may be cut; ``None``: no rule is known."""
     call = OperatorCall(node, graph)
-    rule = RULES.get(functional(node.kind))
+    rule = RULES.get(node.kind)
     said = rule(call) if rule is not None else None
     return None if said is None else rule_from(call, said)
 
@@ -118,8 +121,3 @@ def whole_rule(node: OpNode, graph: OpGraph) -> OpRule:
     """Of an operator that has none: every tensor is whole."""
     call = OperatorCall(node, graph)
     return rule_from(call, LetteredCall(whole(call.ins), whole(call.outs)))
-
-
-def functional(kind: str) -> str:
-    """Without the mark of an operator that writes into its first tensor: ``relu_`` is ``relu``."""
-    return kind[:-1] if kind.endswith("_") and not kind.endswith("__") else kind

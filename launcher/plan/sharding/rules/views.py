@@ -179,6 +179,14 @@ def stack(call: OperatorCall) -> Said:
     return LetteredCall([_dropped(letters, dim)] * len(call.ins), [letters])
 
 
+def scatter_piece(call: OperatorCall) -> Said:
+    """slice_scatter, select_scatter: into a whole dim."""
+    dim = call.dim(2, "dim", 0)
+    letters = without(lettered(len(call.ins[0])), dim)
+    piece = letters if call.node.kind == "slice_scatter" else _dropped(letters, dim)
+    return LetteredCall([letters, piece], [letters])
+
+
 def joined_columns(call: OperatorCall) -> Said:
     """hstack: along dim 1, of vectors along dim 0."""
     dims = len(call.outs[0])
