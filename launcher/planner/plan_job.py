@@ -27,8 +27,9 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
+from launcher.planner.param_layouts import fits
 from launcher.planner.recompute_auto import solved
-from launcher.planner.request_files import fits, inlined
+from launcher.planner.request_files import inlined
 from launcher.planner.trace_model import ModelRead, breaks, follow, keeps_messages, read
 
 if TYPE_CHECKING:
