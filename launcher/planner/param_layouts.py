@@ -18,10 +18,11 @@ from launcher.errors import Problem, RequestError
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Hsdp, Parallel
 from launcher.plan.operators import param_layouts, strategy
-from launcher.plan.operators.param_layouts import KEY, SHARD, ParamLayouts
+from launcher.plan.operators.param_layouts import KEY, SHARD, ParamLayouts, on_grid
 from launcher.plan.operators.strategy import TP
 from launcher.plan.plan import Plan
 from launcher.plan.values.facts import Skeleton, TensorSpec
+from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import many
 from launcher.untrusted.files import RefusedFile, read_bytes
 
@@ -55,7 +56,7 @@ def degrees(par: Parallel, tp_from: str) -> tuple[dict[str, Any], list[Problem]]
     if tp > 1:
         changes["grid"] = par.grid.model_copy(update={TP: tp})
     if shards > 1 and par.hsdp is None:
-        changes["hsdp"] = Hsdp(shard_size=shards, threshold=_threshold(stored))
+        changes["hsdp"] = SharesOfFile(shard_size=shards)
     return changes, []
 
 
@@ -73,16 +74,29 @@ def _degrees(stored: Strategy | StrategyFile, *, sharded: bool) -> tuple[int, in
     return param_layouts.degree((e.layout for e in stored.entries.values()), sharded=sharded), shards
 
 
-def _threshold(stored: Strategy | StrategyFile) -> int:
-    """KB from which on parameters are shared: the default where it does, or nothing is known."""
-    usual = Hsdp().threshold
-    if isinstance(stored, StrategyFile):
-        return usual
-    params = [e for e in stored.entries.values() if e.kind == "param"]
-    shared = [e.spec.nbytes for e in params if SHARD in e.layout.axes]
-    whole = [e.spec.nbytes for e in params if SHARD not in e.layout.axes]
-    fits = min(shared) >= usual * 1024 > max(whole, default=0)
-    return usual if fits else min(shared) // 1024
+class SharesOfFile(Hsdp):
+    """Who shares weights in a file; from which size on is known with the model."""
+
+
+def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
+    """``job``, with the threshold that shares the parameters that its file has shared, where there is one."""
+    hsdp = job.parallel.hsdp
+    file = laid_out(job, skeleton, grid.size) if isinstance(hsdp, SharesOfFile) else None
+    if hsdp is None or file is None:
+        return job
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    for p in skeleton.params:
+        split = on_grid(file.layouts[p.name], grid) if p.name in file.layouts and not p.buffer else None
+        if split is not None:
+            sizes[any(SHARD in axes for axes in split)].append(p.spec.nbytes)
+
+    # the default, where it does the same
+    least = min(sizes[True], default=0)
+    usual = least >= hsdp.threshold * 1024 > max(sizes[False], default=0)
+    if usual or not sizes[True]:
+        return job
+    found = hsdp.model_copy(update={"threshold": least // 1024})
+    return job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})})
 
 
 def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:
