@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
@@ -38,10 +38,14 @@ def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
     """
     named = {n: p for p in model.params for n in p.names}
     out: dict[int, list[Traffic]] = {}
+    cuts = sorted({axis for tie in model.ties for axis in named[tie.name].layout.axes})
     for pp in range(model.sizes.grid["pp"]):
         same = [*_replicas(model, fused, named, pp), *_messages(model, pp), *_scalars(model.sizes, pp)]
-        for rank in model.sizes.grid.ranks(pp=pp):
-            out[rank] = list(_sums(rank, [*same, *_tied(model, named, rank)]))
+
+        # ranks of a stage differ in their shards of what is tied
+        for ranks in model.sizes.grid.alike(*cuts, pp=pp):
+            sums = list(_sums(ranks[0], [*same, *_tied(model, named, ranks[0])]))
+            out |= {rank: [replace(t, rank=rank) for t in sums] for rank in ranks}
     return tuple(t for rank in sorted(out) for t in out[rank])
 
 
