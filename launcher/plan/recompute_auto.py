@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
@@ -68,11 +69,17 @@ class Trials:
     def fits(self, pp: int, choice: Choice) -> bool:
         """By the bytes of a rank that has each of its blocks from the plan of its policy."""
         plain = self.plans[NONE]
-        ranks = plain.sizes.grid.ranks(pp=pp)
-        states = max(m.params + m.optimizer for m in plain.estimate.memory if m.rank in ranks)
         load = self.mixed(pp, choice)
-        room = self.room - self.margin - states
+        room = self.room - self.margin - self.states[pp]
         return _held(load, plain.estimate.timeline.in_flight[pp]) <= room and load.fullest.total <= room
+
+    @cached_property
+    def states(self) -> tuple[int, ...]:
+        """Bytes of weights and of the optimizer on the fullest rank of each place in the pipeline."""
+        plain = self.plans[NONE]
+        each = {m.rank: m.params + m.optimizer for m in plain.estimate.memory}
+        grid = plain.sizes.grid
+        return tuple(max(each[rank] for rank in grid.ranks(pp=pp)) for pp in range(grid["pp"]))
 
     def mixed(self, pp: int, choice: Choice) -> RankLoad:
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
