@@ -141,7 +141,11 @@ def follow(
 
     # one forward of whole sequences
     leaves = None if whole is None else frozenset(whole)
-    graph = model_facts.whole(model, specs) if leaves is None else model_facts.graph(model, leaves, specs)
+    ours = not isinstance(job.model, Target)
+    if leaves is None:
+        graph = model_facts.whole(model, specs)
+    else:
+        graph = model_facts.graph(model, leaves, specs, ours=ours)
     refuse(compile.overwritten(job, axis.overwritten))
     if leaves is None or count == 1:
         return _settled(out, recomputed, graph, skeleton)
