@@ -12,7 +12,7 @@ from launcher.errors import Problem
 from launcher.plan.operators.strategy import DP, TP, Axes, Reading, axes_text, readings
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.module_names import no_such_module
+from launcher.plan.values.module_names import globs, no_such_module
 
 KEY = "parallel.operators"
 MODES = {"linear": {0: "column", 1: "row"}, "embedding": {0: "vocabulary", 1: "hidden"}}
@@ -71,15 +71,19 @@ def resolve(
     if found:
         return (), found
 
-    kinds = dict(skeleton.kinds)
+    kinds, patterns = dict(skeleton.kinds), globs(config)
+    owned: dict[str, list[Param]] = {}
+    for p in skeleton.params:
+        if not p.buffer:
+            owned.setdefault(p.name.rpartition(".")[0], []).append(p)
+
     out = []
     complained: set[tuple[str, str]] = set()
     for name in skeleton.modules:
-        key = _key(config, name)
+        key = _key(config, patterns, name)
         if key is None:
             continue
-        own = tuple(p for p in skeleton.params if p.name.rpartition(".")[0] == name and not p.buffer)
-        module = _Module(name, kinds.get(name, "module"), own)
+        module = _Module(name, kinds.get(name, "module"), tuple(owned.get(name, ())))
         got = _operator(module, key, config[key], grid)
         if isinstance(got, Operator):
             out.append(got)
@@ -98,10 +102,10 @@ def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
     return [Problem(where, missing, quote(f"~{where}"))] if missing else []
 
 
-def _key(config: Mapping[str, Any], module: str) -> str | None:
+def _key(config: Mapping[str, Any], patterns: Sequence[str], module: str) -> str | None:
     if module in config:
         return module
-    return next((k for k in reversed(list(config)) if fnmatchcase(module, k)), None)
+    return next((k for k in patterns if fnmatchcase(module, k)), None)
 
 
 def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -> Operator | Problem:
