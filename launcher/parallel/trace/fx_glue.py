@@ -204,10 +204,12 @@ def trace_ours(
 ) -> Tracer:
     """The same of a model of this package: all of its forwards are known to do the same."""
     model = copied(model)
-    tracer = tracer.evaluation = _follow(model, leaves, inputs, units)
+    tracer = _follow(model, leaves, inputs, units)
     if modal(model):
         with evaluating([model]):
             _evaluated(tracer, _follow(model, leaves, inputs))
+    else:
+        tracer.evaluation = tracer
     return tracer
 
 
