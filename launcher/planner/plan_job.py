@@ -32,10 +32,12 @@ from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import inlined
 from launcher.planner.shard_operators import shard_operators
-from launcher.planner.trace_model import ModelRead, breaks, follow, keeps_messages, read
+from launcher.planner.trace_model import ModelRead, ReadOnce, breaks, follow, keeps_messages, read
 
 if TYPE_CHECKING:
     from torch import nn
+
+Build = Callable[[], "nn.Module"]
 
 
 def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
@@ -47,7 +49,7 @@ def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(s.shape, compute) if s.dtype.startswith("float") else s for s in specs)
 
 
-def builder(job: Job) -> Callable[[], nn.Module]:
+def builder(job: Job) -> Build:
     """Builds the model on the default device, in the default dtype."""
     from launcher.models.build import build_model
 
@@ -161,13 +163,14 @@ def own_files(job: Job) -> list[str]:
 def _made(job: Job, asked: Asked) -> Plan:
     """The plan, once it is settled what runs again."""
     if recompute_auto.asked(job):
-        return solved(job, lambda other: _cut(other, ask(other)))
+        once = ReadOnce()
+        return solved(job, lambda other: _cut(other, ask(other), once))
     return _cut(job, asked)
 
 
-def _cut(job: Job, asked: Asked) -> Plan:
+def _cut(job: Job, asked: Asked, reading: Callable[[Job, Build], ModelRead] = read) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
-    model = read(job, builder(job))
+    model = reading(job, builder(job))
     job = shared(job, model.skeleton, asked.sizes.grid)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
@@ -180,7 +183,7 @@ def _cut(job: Job, asked: Asked) -> Plan:
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
-        return _planned(job, asked, read(job, builder(job)), coarse, traits=traits, more=more)
+        return _planned(job, asked, reading(job, builder(job)), coarse, traits=traits, more=more)
 
 
 def _undivided(
