@@ -23,7 +23,7 @@ from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.refusals import own_optimizer
 from launcher.plan.settings import compile, dataset_strategy, recompute
-from launcher.plan.sharding.asked import over_device_matrix, uncut
+from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
@@ -103,7 +103,7 @@ def planning() -> Iterator[None]:
 def _unlike(job: Job, own: bool) -> list[Problem]:
     """Slices of the data set that are not those of its tensors; a user's ``own`` class is opened to know."""
     strategy = job.parallel.dataset_strategy
-    if isinstance(strategy, str) or isinstance(job.data, Target) is not own:
+    if not isinstance(strategy, tuple) or isinstance(job.data, Target) is not own:
         return []
     if not (strategy and all(strategy)):
         return []
@@ -286,7 +286,7 @@ def _planned(
         pieces=seen.pieces,
         keeps_messages=keeps_messages(),
     )
-    made = plan(uncut(job), asked, traced, [*notes, *more], traits=traits)
+    made = plan(job, asked, traced, [*notes, *more], traits=traits)
     if over_device_matrix(job):
         with unmarked(model.marks):
             made = shard_operators(job, made, model.module, specs)
