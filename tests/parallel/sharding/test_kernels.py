@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cache
 
@@ -68,6 +69,20 @@ def test_what_has_no_rule_is_computed_on_whole_tensors() -> None:
                 law = Law(graph, node, whole_rule(node, graph), run(name).inputs(node), run(name).trains(node))
                 law.check(OpStrategy((2,)))
     assert without == ["bernoulli", "alpha_dropout", "multinomial", "scaled_dot_product_attention"]
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "rms norm", "cross entropy"])
+def test_halves_are_computed_in_float32_inside(name: str) -> None:
+    """Within what rounding at the end leaves; their epsilon is that of float32."""
+    case = CASES[name]
+    halves = [x.detach().bfloat16() if x.is_floating_point() else x for x in case.inputs]
+    low = recorded(Calls(replace(case, modules=[copy.deepcopy(m).bfloat16() for m in case.modules])), halves)
+    for node in low.graph.nodes:
+        rule = rule_of(node, low.graph)
+        assert rule is not None
+        law = Law(low.graph, node, rule, low.inputs(node), [False] * len(node.ins))
+        for strategy in meetings(law):
+            law.check(strategy, tolerance=2**-6)
 
 
 OUTSIDE = {
