@@ -136,8 +136,10 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
 
 
 def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
-    """One a virtual stage, two at least; all of them when a setting names a layer by its number."""
+    """One a virtual stage, two at least; all of them when a setting or a file names them by number."""
     named = [*job.parallel.operators, *(job.parallel.shared if job.parallel.shared != "auto" else ())]
+    if job.parallel.param_strategy.load is not None:
+        return model.layers
     if job.parallel.pipeline.stage_config != "auto" or any(re.search(r"layers\.\d", str(n)) for n in named):
         return model.layers
     return min(model.layers, max(2, sizes.virtual))

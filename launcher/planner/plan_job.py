@@ -28,8 +28,9 @@ from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
+from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
-from launcher.planner.request_files import fits, inlined
+from launcher.planner.request_files import inlined
 from launcher.planner.shard_operators import shard_operators
 from launcher.planner.trace_model import ModelRead, breaks, follow, keeps_messages, read
 
@@ -167,6 +168,7 @@ def _made(job: Job, asked: Asked) -> Plan:
 def _cut(job: Job, asked: Asked) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
     model = read(job, builder(job))
+    job = shared(job, model.skeleton, asked.sizes.grid)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
     fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))

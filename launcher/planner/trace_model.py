@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher.errors import RequestError, owned, refuse
+from launcher.errors import Problem, RequestError, owned, refuse
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
-from launcher.plan.operators.resolve import Flow, resolve, splits, uncalled
+from launcher.plan.operators import param_layouts
+from launcher.plan.operators.resolve import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.partition.sequence_chunks import Pieces, grain
 from launcher.plan.plan import Asked, Plan
 from launcher.plan.refusals import model_effects
@@ -19,7 +20,9 @@ from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
+from launcher.plan.values.grid import Grid
 from launcher.plan.values.recomputed import Recomputed
+from launcher.planner.param_layouts import laid_out
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,6 +108,16 @@ def _settled(
     return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
 
 
+def _operators(job: Job, skeleton: Skeleton, grid: Grid) -> tuple[tuple[Operator, ...], list[Problem]]:
+    """Those of the request, and what follows from layouts of parameters."""
+    if over_device_matrix(job):
+        return (), []
+    file = laid_out(job, skeleton, grid.size)
+    if file is None:
+        return resolve(job.parallel.operators, skeleton, grid)
+    return param_layouts.resolved(job.parallel.operators, skeleton, grid, file)
+
+
 def follow(
     job: Job,
     asked: Asked,
@@ -125,8 +138,7 @@ def follow(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
 
     # what of the request fits this model
-    mine = {} if over_device_matrix(job) else job.parallel.operators
-    operators, found = resolve(mine, skeleton, asked.sizes.grid)
+    operators, found = _operators(job, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong

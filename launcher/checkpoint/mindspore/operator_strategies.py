@@ -26,7 +26,7 @@ CALLED = {
 }
 """Cell and primitive of a kind of module."""
 
-_NODE = re.compile(r"(?:Default/)?(?P<scope>.*?)/?(?P<op>[^/]+?)(?:-op\d+)?")
+_NUMBER = re.compile(r"-op\d+$")
 
 
 def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromFile]:
@@ -36,9 +36,8 @@ def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromF
     """
     scopes: dict[str, dict[str, str]] = {}
     for node in dict.fromkeys((*file.slices, *file.layouts)):
-        match = _NODE.fullmatch(node)
-        assert match is not None, node
-        scopes.setdefault(_module(match["scope"]), {})[node] = match["op"]
+        scope, _, last = node.rpartition("/")
+        scopes.setdefault(_module(scope), {})[node] = _NUMBER.sub("", last)
 
     out = {}
     for module, ops in scopes.items():
@@ -52,8 +51,9 @@ def strategies(file: NodeStrategies, setting: str, path: str) -> dict[str, FromF
 
 
 def _module(scope: str) -> str:
-    """``network-Net/layers-CellList/0-Block`` -> ``network.layers.0``."""
-    return ".".join(part.rpartition("-")[0] or part for part in scope.split("/") if part)
+    """``Default/network-Net/layers-CellList/0-Block`` -> ``network.layers.0``."""
+    parts = [part for part in scope.split("/") if part]
+    return ".".join(part.rpartition("-")[0] or part for part in parts[parts[:1] == ["Default"] :])
 
 
 def _main(module: str, ops: Mapping[str, str], *, around: bool) -> str | None:

@@ -110,7 +110,9 @@ class _Recorder:
 
     def _node(self, node: fx.Node) -> OpNode:
         made = node.meta["val"]
-        given = any(self.values[self.at[n]].trains for n in node.all_input_nodes if n in self.at)
+        given = node.target is not torch.ops.aten.detach.default and any(
+            self.values[self.at[n]].trains for n in node.all_input_nodes if n in self.at
+        )
         if isinstance(made, torch.Tensor):
             outs: tuple[int, ...] = (self._value(node, made, given),)
         else:

@@ -78,7 +78,7 @@ def resolve(
     out = []
     complained: set[tuple[str, str]] = set()
     for name in skeleton.modules:
-        key = _key(config, name)
+        key = key_of(config, name)
         if key is None:
             continue
         own = tuple(p for p in skeleton.params if p.name.rpartition(".")[0] == name and not p.buffer)
@@ -143,7 +143,8 @@ def _problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
     return Problem(f"{KEY}.{key}", text, cure)
 
 
-def _key(config: Mapping[str, Any], module: str) -> str | None:
+def key_of(config: Mapping[str, Any], module: str) -> str | None:
+    """The name or glob that a module's strategy is under."""
     asked = [k for k, value in config.items() if not isinstance(value, FromFile)]
     if module in asked:
         return module

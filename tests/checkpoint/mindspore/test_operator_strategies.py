@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher.checkpoint.mindspore.formats import operator_json
 from launcher.checkpoint.mindspore.operator_strategies import strategies
@@ -44,7 +47,7 @@ def read(data: Any, model: Skeleton = MODEL) -> dict[str, str]:
 def test_a_real_file_comes_out_byte_for_byte() -> None:
     data = REAL.read_bytes()
     assert operator_json.is_mindspores(json.loads(data))
-    assert operator_json.text(operator_json.parse(json.loads(data))) == data.strip()
+    assert operator_json.text(operator_json.parse(json.loads(data))) == data
 
 
 def test_a_real_file_cuts_the_modules_of_the_model_whatever_is_around_it() -> None:
@@ -123,6 +126,23 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
 def test_what_cannot_be_read_is_named(data: Any, told: str) -> None:
     with pytest.raises(ValueError, match=exactly(told)):
         strategies(operator_json.parse(data), KEY, "o.json")
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-1, 3) | st.sampled_from(["", "a", "0", "x/MatMul-op0"])
+KEYS = st.sampled_from(
+    ["0", "1", "dev_matrix", "alias_name", "tensor_map", "parallel_strategy", "stage", "interleaved_parallel", "a/\n/"]
+)
+ANY = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4))
+PARTS = [
+    "parallel_strategy_item", "parallel_out_strategy_item", "parallel_layout_value_item",
+    "parallel_out_layout_value_item", "launcher.keys",
+]  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from(PARTS), ANY | st.dictionaries(st.sampled_from(["", "a/", "b/c"]), ANY)))
+def test_any_json_is_read_or_refused(data: dict[str, Any]) -> None:
+    with suppress(ValueError):
+        resolve(strategies(operator_json.parse(data), KEY, "o.json"), MODEL, GRID)
 
 
 def node(scope: str, op: str) -> dict[str, Any]:

@@ -33,6 +33,8 @@ def strategies(job: Job, ranks: int, seed: int) -> dict[str, dict[str, Any]]:
         own = params.intersection(node.ins) or node.module.rpartition(".")[2].startswith(("relu", "act", "pool"))
         if rule is None or not node.module or not own or node.module in found or draw.random() > SHARE:
             continue
+        if not graph.shapes(node)[0]:  # a count of batches
+            continue
         found[node.module] = strategy(rule, ranks, draw)
     return found
 
