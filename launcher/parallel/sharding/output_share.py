@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.plan.sharding.direct_exchange import rows_over
+from launcher.plan.sharding.redistribution.direct_exchange import rows_over
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
