@@ -10,7 +10,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.plan.operators.resolve import KEY as OPERATORS
-from launcher.plan.operators.resolve import Operator, key_of, resolve, unwrapped
+from launcher.plan.operators.resolve import Lookup, Operator, resolve, unwrapped
 from launcher.plan.operators.strategy import TP, Axes, FromFile, axes_text
 from launcher.plan.values.facts import Skeleton
 from launcher.plan.values.grid import Grid
@@ -44,10 +44,11 @@ def resolved(
     # what the request leaves open follows the file
     config, found = unwrapped(config, skeleton)
     cut: dict[str, dict[str, Any]] = {}
+    lookup = Lookup.of(config)
     own = {p.name: wanted[p.same_as] for p in skeleton.params if p.same_as in wanted and not p.buffer}
     for name, axes in own.items():
         module, _, parameter = name.rpartition(".")
-        if key_of(config, module) is None:
+        if lookup.key(module) is None:
             cut.setdefault(module, {})[parameter] = [list(dim) or None for dim in axes]
     follows = {m: row for m, row in cut.items() if any(any(axes) for axes in row.values())}
     more = {m: FromFile(row, setting=KEY, path=file.path) for m, row in follows.items()}

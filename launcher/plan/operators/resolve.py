@@ -12,7 +12,7 @@ from launcher.errors import Problem
 from launcher.plan.operators.strategy import DP, TP, Axes, FromFile, Reading, axes_text, readings
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.module_names import no_such_module
+from launcher.plan.values.module_names import globs, no_such_module
 
 KEY = "parallel.operators"
 MODES = {"linear": {0: "column", 1: "row"}, "embedding": {0: "vocabulary", 1: "hidden"}}
@@ -74,15 +74,19 @@ def resolve(
     if found:
         return (), found
 
-    kinds = dict(skeleton.kinds)
+    kinds, lookup = dict(skeleton.kinds), Lookup.of(config)
+    owned: dict[str, list[Param]] = {}
+    for p in skeleton.params:
+        if not p.buffer:
+            owned.setdefault(p.name.rpartition(".")[0], []).append(p)
+
     out = []
     complained: set[tuple[str, str]] = set()
     for name in skeleton.modules:
-        key = key_of(config, name)
+        key = lookup.key(name)
         if key is None:
             continue
-        own = tuple(p for p in skeleton.params if p.name.rpartition(".")[0] == name and not p.buffer)
-        module = _Module(name, kinds.get(name, "module"), own)
+        module = _Module(name, kinds.get(name, "module"), tuple(owned.get(name, ())))
         got = _operator(module, key, config[key], grid)
         if isinstance(got, Operator):
             out.append(got)
@@ -143,13 +147,25 @@ def _problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
     return Problem(f"{KEY}.{key}", text, cure)
 
 
-def key_of(config: Mapping[str, Any], module: str) -> str | None:
-    """The name or glob that a module's strategy is under."""
-    asked = [k for k, value in config.items() if not isinstance(value, FromFile)]
-    if module in asked:
-        return module
-    glob = next((k for k in reversed(asked) if fnmatchcase(module, k)), None)
-    return glob if glob is not None or module not in config else module
+@dataclass(frozen=True)
+class Lookup:
+    """Names, and globs of a request, the last one first; those ``from_files`` come after both."""
+
+    names: frozenset[str]
+    patterns: tuple[str, ...]
+    from_files: frozenset[str]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Lookup:
+        asked = [k for k, value in config.items() if not isinstance(value, FromFile)]
+        return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
+
+    def key(self, module: str) -> str | None:
+        """The name or glob that a module's strategy is under."""
+        if module in self.names:
+            return module
+        glob = next((k for k in self.patterns if fnmatchcase(module, k)), None)
+        return module if glob is None and module in self.from_files else glob
 
 
 def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -> Operator | Problem:

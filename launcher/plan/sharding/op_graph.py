@@ -29,10 +29,14 @@ Arg: TypeAlias = Union[Ref, Name, bool, int, float, str, "tuple[Arg, ...]", None
 
 @dataclass(frozen=True)
 class Value:
-    """One tensor of a graph. ``trains``: a gradient goes back through it."""
+    """One tensor of a graph. ``trains``: a gradient goes back through it. ``strides``: unless it is row-major.
+
+    In the order of memory random numbers are drawn for a tensor.
+    """
 
     spec: TensorSpec
     trains: bool
+    strides: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,13 +80,18 @@ def _refs(arg: Arg) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class OpGraph:
-    """``inputs`` and ``outputs`` are values, as are ``params``: parameters and buffers by first name."""
+    """``inputs`` and ``outputs`` are values, as are ``params``: parameters and buffers by first name.
+
+    ``buffers`` are the names of the latter; ``changes``: those that a forward changes, and what into.
+    """
 
     values: tuple[Value, ...]
     inputs: tuple[int, ...]
     params: tuple[tuple[str, int], ...]
     nodes: tuple[OpNode, ...]
     outputs: tuple[int, ...]
+    buffers: frozenset[str] = frozenset()
+    changes: tuple[tuple[str, int], ...] = ()
 
     def shapes(self, node: OpNode) -> tuple[tuple[int, ...], ...]:
         """Of the tensors that it takes."""

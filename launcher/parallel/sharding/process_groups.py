@@ -1,0 +1,82 @@
+"""The process groups of collectives among the ranks of a stage, and sums over axes of a device matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from launcher.plan.sharding.direct_exchange import Rows, rows_over
+from launcher.plan.sharding.redistribution import Redistribution
+
+REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+def rows_of(plans: Iterable[Redistribution]) -> tuple[Rows, ...]:
+    """The ranks of a stage that their collectives are among, each once."""
+    return tuple(dict.fromkeys(step.rows for plan in plans for step in plan.steps if step.op != "slice"))
+
+
+@dataclass(frozen=True)
+class StageGroups:
+    """``rank``: this rank's place in its stage. ``groups``: of rows the one that it is in, with its ranks."""
+
+    rank: int
+    groups: dict[Rows, tuple[dist.ProcessGroup, tuple[int, ...]]]
+
+    @classmethod
+    def build(
+        cls,
+        stages: Sequence[tuple[int, ...]],
+        needs: Sequence[Iterable[Rows]],
+        whole: dist.ProcessGroup | None = None,
+    ) -> StageGroups:
+        """Every rank calls this with the same arguments: groups are made by all, in one order, none twice.
+
+        ``stages``: the ranks of each in rising order, none in two; ``needs``: the rows that each has groups
+        for. ``whole``: this rank's stage, where its group is there already: on every rank or on none.
+        """
+        rank = dist.get_rank()
+        own = next(stage for stage in stages if rank in stage)
+        place = own.index(rank)
+        groups: dict[Rows, tuple[dist.ProcessGroup, tuple[int, ...]]] = {}
+        for stage, need in zip(stages, needs, strict=True):
+            need = [rows for rows in dict.fromkeys(need) if len(rows[0]) > 1]
+            made = {
+                row: _group(stage, row, whole) for row in dict.fromkeys(row for rows in need for row in rows)
+            }
+            if stage == own:
+                mine = {rows: next(row for row in rows if place in row) for rows in need}
+                groups = {rows: (made[row], row) for rows, row in mine.items()}
+        return cls(place, groups)
+
+    def of(self, rows: Rows) -> tuple[dist.ProcessGroup, tuple[int, ...]]:
+        """The group of the row that this rank is in, and that row, in the order of the group."""
+        return self.groups[rows]
+
+    def all_reduce(
+        self,
+        x: torch.Tensor,
+        matrix: tuple[int, ...],
+        axes: tuple[int, ...],
+        op: Literal["sum", "max"] = "sum",
+    ) -> torch.Tensor:
+        """In place, over axes of a device matrix; ``x`` is contiguous."""
+        if prod(matrix[a] for a in axes) > 1:
+            dist.all_reduce(x, REDUCE[op], group=self.of(rows_over(matrix, axes))[0])
+        return x
+
+
+def _group(
+    stage: tuple[int, ...], row: tuple[int, ...], whole: dist.ProcessGroup | None
+) -> dist.ProcessGroup:  # fmt: skip
+    if len(row) == dist.get_world_size():
+        whole = dist.group.WORLD
+    if len(row) == len(stage) and whole is not None:
+        return whole
+    group: dist.ProcessGroup = dist.new_group([stage[r] for r in row])  # making one costs 10 ms
+    return group

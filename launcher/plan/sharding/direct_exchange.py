@@ -1,0 +1,182 @@
+"""The exchange that takes a tensor from any layout to any other at once: who sends what to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import product
+from math import prod
+
+from launcher.plan.sharding.common_mesh import on_common_mesh, strides
+from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.plan.values.layout import Box
+
+Rows = tuple[tuple[int, ...], ...]
+"""Ranks of a stage that a collective is among: rows of the same length which together are the stage."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the tensor that ``receiver`` takes from ``sender``, which may be itself."""
+
+    sender: int
+    receiver: int
+    box: Box
+
+    @property
+    def elements(self) -> int:
+        return prod(self.box.shape)
+
+
+def received(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> int:
+    """Elements that the rank which lacks most of ``dst`` lacks: no way to ``dst`` can receive fewer."""
+    pair = on_common_mesh(src, dst)
+    if pair is not None:
+        return lacking(shape, pair[0].matrix, pair[0].dims, pair[1].dims)
+    wanted, least = prod(dst.local_shape(shape)), prod(shape)
+    for rank in range(src.ranks):
+        both = src.box(shape, rank) & dst.box(shape, rank)
+        if both is None:
+            return wanted
+        least = min(least, prod(both.shape))
+    return wanted - least
+
+
+def lacking(
+    shape: tuple[int, ...],
+    matrix: tuple[int, ...],
+    src: tuple[tuple[int, ...], ...],
+    dst: tuple[tuple[int, ...], ...],
+) -> int:
+    """The same of two layouts over one matrix, without going through its ranks."""
+    wanted, present = 1, 1
+    for n, a, b in zip(shape, src, dst, strict=True):
+        low, high = n // prod(matrix[x] for x in a), n // prod(matrix[x] for x in b)
+        wanted *= high
+        shared = min(len(a), len(b))
+        if a[:shared] != b[:shared]:
+            present = 0  # the first slice by one axis and the last by another have nothing in common
+        present *= min(low, high)
+    return wanted - present
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """From ``src`` to ``dst``, tensors of ``shape``, among each of ``rows`` alike; no sums are left.
+
+    Its layouts and shape are those among the ranks of one row, whose part of the whole tensor it moves.
+    """
+
+    src: TensorLayout
+    dst: TensorLayout
+    shape: tuple[int, ...]
+    rows: Rows
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """By receiver, then sender; ranks are places in a row. No two have the same sender and receiver.
+
+        A receiver takes what it has from itself, else from the rank that is where it is on the axes over
+        which ``src`` is repeated (so an outer axis of nodes is not crossed), else from the nearest: where
+        that one would send more than any rank receives.
+        """
+        most = received(self.src, self.dst, self.shape)
+        holders: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.src.ranks):
+            holders.setdefault(_parts(self.src, rank), []).append(rank)
+        sent = [0] * self.src.ranks
+        found = []
+        for to in range(self.src.ranks):
+            own = _parts(self.src, to)
+            replica = holders[own].index(to)
+            for part, box in _overlaps(self.src, self.shape, self.dst.box(self.shape, to)):
+                sender = to
+                if part != own:
+                    sender = _sender(to, holders[part], replica, prod(box.shape), sent, most)
+                    sent[sender] += prod(box.shape)
+                found.append(Piece(sender, to, box))
+        return tuple(sorted(found, key=lambda p: (p.receiver, p.sender)))
+
+    def of(self, place: int) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """What the rank at this place of a row sends, by receiver, and what it receives, by sender."""
+        sends = tuple(p for p in self.pieces if p.sender == place)
+        return sends, tuple(p for p in self.pieces if p.receiver == place)
+
+
+def _sender(
+    to: int, holders: list[int], replica: int, elements: int, sent: list[int], most: int
+) -> int:  # fmt: skip
+    preferred = holders[replica]
+    if sent[preferred] + elements <= most:
+        return preferred
+    room = [r for r in holders if sent[r] + elements <= most]
+    if room:
+        return min(room, key=lambda r: (abs(r - to), r))
+    return min(holders, key=lambda r: (sent[r], abs(r - to), r))
+
+
+def _parts(layout: TensorLayout, rank: int) -> tuple[int, ...]:
+    return tuple(layout.part(axes, rank) for axes in layout.dims)
+
+
+def _overlaps(src: TensorLayout, shape: tuple[int, ...], want: Box) -> Iterator[tuple[tuple[int, ...], Box]]:
+    """The parts of ``src`` that have some of a box, and what they have of it."""
+    sizes = src.local_shape(shape)
+    if want.empty:
+        return
+    spans = [
+        range(low // n, (high - 1) // n + 1) for low, high, n in zip(want.lo, want.hi, sizes, strict=True)
+    ]
+    for part in product(*spans):
+        low = tuple(p * n for p, n in zip(part, sizes, strict=True))
+        both = want & Box(low, tuple(a + n for a, n in zip(low, sizes, strict=True)))
+        assert both is not None
+        yield part, both
+
+
+@lru_cache(maxsize=1 << 12)
+def exchange(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...]) -> Exchange:
+    """Among as few ranks as their axes tell: not over one that both sides repeat or that cuts a dim first in
+    both."""
+    pair = on_common_mesh(src, dst)
+    a, b = pair if pair is not None else (src.canonical, dst.canonical)
+    same = {(stride, n): x for x, (stride, n) in enumerate(zip(strides(b.matrix), b.matrix, strict=True))}
+    twin = {
+        x: same[key] for x, key in enumerate(zip(strides(a.matrix), a.matrix, strict=True)) if key in same
+    }  # fmt: skip
+
+    # axes that lead the cuts of a dim on both sides, and those that cut on neither
+    apart = {x for x, y in twin.items() if x in a.repeated and y in b.repeated}
+    for ours, theirs in zip(a.dims, b.dims, strict=True):
+        for x, y in zip(ours, theirs, strict=False):
+            if twin.get(x) != y:
+                break
+            apart.add(x)
+    rows = _rows(a.matrix, tuple(x for x in range(len(a.matrix)) if x not in apart))
+    smaller = tuple(
+        n // prod(a.matrix[x] for x in axes if x in apart) for n, axes in zip(shape, a.dims, strict=True)
+    )
+    return Exchange(_without(a, apart), _without(b, {twin[x] for x in apart}), smaller, rows)
+
+
+def _without(layout: TensorLayout, axes: set[int]) -> TensorLayout:
+    """Among ranks that differ on the other axes only."""
+    left = [a for a in range(len(layout.matrix)) if a not in axes]
+    new = {a: i for i, a in enumerate(left)}
+    dims = tuple(tuple(new[a] for a in cut if a in new) for cut in layout.dims)
+    return TensorLayout(tuple(layout.matrix[a] for a in left), dims)
+
+
+@lru_cache(maxsize=1 << 12)
+def rows_over(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
+    """Ranks that differ on ``axes`` only, in rising order; one row for each place on the other axes."""
+    return _rows(matrix, axes)
+
+
+def _rows(matrix: tuple[int, ...], axes: tuple[int, ...]) -> Rows:
+    step = strides(matrix)
+    inner = [range(0, step[a] * matrix[a], step[a]) for a in sorted(axes)]
+    outer = [range(0, step[a] * matrix[a], step[a]) for a in range(len(matrix)) if a not in axes]
+    row = [sum(at) for at in product(*inner)]
+    return tuple(tuple(sum(at) + r for r in row) for at in product(*outer))

@@ -1,0 +1,159 @@
+"""The cheapest steps from one layout to another: best first over the layouts in between."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, count
+from math import prod
+
+from launcher.plan.sharding.common_mesh import on_common_mesh
+from launcher.plan.sharding.direct_exchange import received
+from launcher.plan.sharding.redistribution_step import Op, Step
+from launcher.plan.sharding.tensor_layout import TensorLayout
+
+LATENCY = 1 << 19
+"""What a collective costs beside its bytes, in bytes: 10 us until a small one is through, at 50 GB/s."""
+
+
+def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[Step, ...]:
+    """By bytes received and ``LATENCY`` for each collective; of equals the one without an exchange.
+
+    One exchange is the least that any rank can receive, in one collective. So it ends every way on which no
+    regular collective does as well, and is all that there is where the two have no common mesh. A search
+    is needed for the sums before it.
+    """
+    pair = on_common_mesh(src, dst)
+    start, goal = pair if pair is not None else (src.canonical, dst.canonical)
+    ticks = count()
+    came: dict[TensorLayout, tuple[TensorLayout, Step] | None] = {start: None}
+    spent = {start: (0, 0)}
+    heap = [(0, 0, 0, next(ticks), start)]
+    while heap:
+        layout = heapq.heappop(heap)[-1]
+        if layout == goal:
+            return _joined(_path(came, goal))
+        for step in _steps(layout, goal, shape):
+            cost, exchanges = spent[layout]
+            if step.op != "slice":
+                cost += step.elements * itemsize + LATENCY
+            so_far = (cost, exchanges + (step.op == "exchange"))
+            if step.after not in spent or so_far < spent[step.after]:
+                came[step.after], spent[step.after] = (layout, step), so_far
+                least = _least(step.after, goal, shape, itemsize)
+                heapq.heappush(heap, (so_far[0] + least, so_far[1], least, next(ticks), step.after))
+    raise AssertionError(f"no way from {src} to {dst}")
+
+
+def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsize: int) -> int:
+    """No way from here costs less."""
+    if not at.partial:
+        lacks = received(at, goal, shape)
+        return lacks * itemsize + LATENCY if lacks else 0
+
+    # a rank lacks all of its part; each sum of n terms is made in n - 1 receipts, and copied in one each
+    terms, wanted = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
+    copies = goal.ranks // prod(goal.slices)
+    among_all = prod(shape) * (terms + copies - 2) // goal.ranks
+    ahead = at.matrix == goal.matrix and all(
+        a == b[: len(a)] for a, b in zip(at.dims, goal.dims, strict=True)
+    )
+    return max(wanted, among_all) * itemsize + (1 if ahead else 2) * LATENCY
+
+
+def _steps(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
+    """All that may be next."""
+    if at.partial:
+        found = _sums(at, goal, shape)
+    elif at.matrix != goal.matrix:
+        found = iter(())
+    else:
+        found = _towards(at, goal, shape)
+    yield from (step for step in found if step.after.divides(shape))
+    if not at.partial:
+        op: Op = "exchange" if received(at, goal, shape) else "slice"
+        yield Step(op, at, goal, shape)
+
+
+def _sums(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
+    """Ways to add up, or to share that among ranks which would all do the same."""
+    for a in at.repeated:
+        for d, _ in _places(at, goal, shape, (a,)):
+            yield Step("slice", at, _cut(at, d, (a,)), shape)
+    for k in range(1, len(at.partial) + 1):
+        for axes in combinations(at.partial, k):
+            left = tuple(a for a in at.partial if a not in axes)
+            less = TensorLayout(at.matrix, at.dims, left)
+            yield Step("all_reduce", at, less, shape, axes=axes)
+            for d, order in _places(at, goal, shape, axes):
+                yield Step("reduce_scatter", at, _cut(less, d, order), shape, dim=d, axes=order)
+
+
+def _places(
+    at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Dims which axes may cut, and in which order: as ``goal`` does, and to be undone later.
+
+    What is undone costs the same on any dim that ``goal`` cuts no further, else on any: one is enough.
+    """
+    n = prod(at.matrix[a] for a in axes)
+    fits = [d for d, local in enumerate(at.local_shape(shape)) if local % n == 0]
+    as_goal, ends = [], []
+    for d in fits if at.matrix == goal.matrix else ():
+        have, want = at.dims[d], goal.dims[d]
+        more = want[len(have) :]
+        if have == want[: len(have)] and more and sorted(more[: len(axes)]) == sorted(axes):
+            as_goal.append((d, more[: len(axes)]))
+        elif have == want[: len(have)] and more and set(more) <= set(axes):
+            as_goal.append((d, more + tuple(a for a in axes if a not in more)))
+        elif have[: len(want)] == want:
+            ends.append(d)
+    return as_goal + [(d, axes) for d in (ends or fits)[:1] if (d, axes) not in as_goal]
+
+
+def _towards(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
+    """Steps over one matrix after which each dim that they change is cut as in ``goal``, or not as far."""
+    for d, (have, want) in enumerate(zip(at.dims, goal.dims, strict=True)):
+        more = want[len(have) : len(have) + 1]
+        if have == want[: len(have)] and more and more[0] in at.repeated:
+            yield Step("slice", at, _cut(at, d, more), shape)
+        for k in range(1, len(have) + 1):
+            head, tail = have[:-k], have[-k:]
+            if head != want[: len(head)]:
+                continue
+            less = _with(at, d, head)
+            yield Step("all_gather", at, less, shape, dim=d, axes=tail)
+            for e, (other, wish) in enumerate(zip(at.dims, goal.dims, strict=True)):
+                to = wish[len(other) : len(other) + k]
+                if e != d and other == wish[: len(other)] and sorted(to) == sorted(tail):
+                    yield Step("all_to_all", at, _cut(less, e, to), shape, d, tail, e, to)
+
+
+def _cut(layout: TensorLayout, dim: int, axes: tuple[int, ...]) -> TensorLayout:
+    return _with(layout, dim, layout.dims[dim] + axes)
+
+
+def _with(layout: TensorLayout, dim: int, axes: tuple[int, ...]) -> TensorLayout:
+    dims = (*layout.dims[:dim], axes, *layout.dims[dim + 1 :])
+    return TensorLayout(layout.matrix, dims, layout.partial)
+
+
+def _path(came: dict[TensorLayout, tuple[TensorLayout, Step] | None], goal: TensorLayout) -> list[Step]:
+    steps = []
+    back = came[goal]
+    while back is not None:
+        steps.append(back[1])
+        back = came[back[0]]
+    return steps[::-1]
+
+
+def _joined(steps: list[Step]) -> tuple[Step, ...]:
+    """Slices one after the other are one."""
+    out: list[Step] = []
+    for step in steps:
+        if out and out[-1].op == step.op == "slice":
+            out[-1] = replace(out[-1], after=step.after)
+        else:
+            out.append(step)
+    return tuple(out)
