@@ -51,6 +51,9 @@ def output_share(model: ParallelModel) -> OutputShare:
         first = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
         return OutputShare(model.axis if plan.operators.output is not None else None, first)
 
+    if all(part.stage.index < len(plan.stages) - 1 for part in model.parts):
+        return OutputShare(None, counts=False)
+
     # over device matrices: repeated over some axes, the classes cut over others
     train = plan.sharding.stages[-1].train
     layout = train.taken[train.returns[0]].layout
