@@ -26,6 +26,7 @@ from launcher.parallel.replicas.buffers import Statistics, statistics
 from launcher.parallel.replicas.fuse import Bucketed, fuse, sums
 from launcher.parallel.replicas.tie import Tied, tie
 from launcher.parallel.sharding.apply import cut_parameters, run_sharded, stage_groups
+from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.sharding.weights import Weights
 from launcher.parallel.stages.split import StagePart, split
 from launcher.parallel.tensor_parallel.apply import distribute
@@ -76,6 +77,11 @@ class ParallelModel:
                 out.append((name, t))
                 first.setdefault(p.name, t)
         return out
+
+    @property
+    def groups(self) -> StageGroups | None:
+        """The process groups of operators over device matrices, if there are any."""
+        return self.weights[0].groups if self.weights else None
 
     @cached_property
     def _names(self) -> frozenset[str]:

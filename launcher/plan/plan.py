@@ -96,8 +96,8 @@ class Plan:
     ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1. ``leaves`` are the
     modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
     are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
-    modules are spread over ``tp``; ``sharding``: how operators are cut over device matrices, if they are, each
-    over all ranks of ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
+    modules are spread over ``tp``; ``sharding``: how operators are cut over device matrices of all ranks of
+    ``tp``, if they are; ``recomputed``: which run again in the backward; ``compilation``: which
     torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``gathers``: of each
     pipeline rank, once a step. ``reduces_early``: what is reduced once a step travels while the last backward
     goes on. ``overlaps``: what is sent beside the computation, and what is waited for, in words. ``output``

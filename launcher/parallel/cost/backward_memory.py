@@ -19,9 +19,9 @@ from launcher.parallel.cost.saved_hooks import SavedHooks
 from launcher.parallel.dispatch import meta_cache
 from launcher.parallel.dispatch.modes import Dispatch, default_dtype
 from launcher.parallel.dispatch.pytree import tree_leaves, tree_map_only
+from launcher.parallel.dispatch.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.python_state import PythonState, changed, held
-from launcher.parallel.weight_gradient import FORMS, Deferral, MatmulCall
 from launcher.plan.values.facts import Backward
 
 

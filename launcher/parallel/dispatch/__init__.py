@@ -1,3 +1,3 @@
-"""What all observers of a running model build on: dispatch modes, and containers of tensors."""
+"""What observers of a running model build on: dispatch modes, containers of tensors, halves of a backward."""
 
-__all__ = ["modes", "pytree"]
+__all__ = ["modes", "pytree", "weight_gradient"]

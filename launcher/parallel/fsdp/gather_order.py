@@ -23,11 +23,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from launcher.errors import RunError
+from launcher.parallel.dispatch.weight_gradient import Rounding
 from launcher.parallel.fsdp.shard import SUMS_APART, end_backward, param_groups
 from launcher.parallel.local import flags, to_host
 from launcher.parallel.mesh import Meshes
 from launcher.parallel.stages.split import StagePart
-from launcher.parallel.weight_gradient import Rounding
 from launcher.plan.cost.fusion import Group
 from launcher.plan.plan import Plan
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.tensor_parallel.collectives import Axis
+from launcher.plan.plan import Plan
 from launcher.plan.sharding.redistribution.direct_exchange import rows_over
 from launcher.plan.sharding.tensor_layout import TensorLayout
-
-if TYPE_CHECKING:
-    from launcher.parallel.parallel_model import ParallelModel
 
 
 @dataclass(frozen=True)
@@ -44,29 +42,19 @@ class OutputShare:
         return whole
 
 
-def output_share(model: ParallelModel) -> OutputShare:
-    """Of the output in training."""
-    plan = model.plan
+def output_share(plan: Plan, axis: Axis, rank: int, groups: StageGroups | None) -> OutputShare:
+    """Of the output in training. ``rank``: of the last stage; ``axis``: that of operators over ``tp``."""
     if plan.sharding is None:
-        first = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
-        return OutputShare(model.axis if plan.operators.output is not None else None, first)
-
-    if all(part.stage.index < len(plan.stages) - 1 for part in model.parts):
-        return OutputShare(None, counts=False)
+        cut = plan.operators.output is not None
+        return OutputShare(axis if cut else None, counts=rank == 0)  # the ranks of tp work out the same loss
 
     # over device matrices: repeated over some axes, the classes cut over others
     train = plan.sharding.stages[-1].train
     layout = train.taken[train.returns[0]].layout
-    rank = model.meshes.coords["tp"]
-    at = layout.coords(rank)
     last = layout.dims[-1] if layout.dims else ()
+    at = layout.coords(rank)
     counts = not any(at[a] for a in (*layout.repeated, *last))
-    return OutputShare(_classes(model, layout, last, rank), counts, layout, rank)
-
-
-def _classes(model: ParallelModel, layout: TensorLayout, last: tuple[int, ...], rank: int) -> Axis | None:
-    if not last or not model.weights:
-        return None
-    groups = model.weights[0].groups
+    if not last or groups is None:
+        return OutputShare(None, counts, layout, rank)
     group, _ = groups.of(rows_over(layout.matrix, tuple(sorted(last))))
-    return Axis(layout.slices[-1], layout.part(last, rank), group)
+    return OutputShare(Axis(layout.slices[-1], layout.part(last, rank), group), counts, layout, rank)

@@ -35,7 +35,16 @@ from launcher.plan.settings.numbers import deterministic, gradients_mean, loss_r
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 
-__all__ = ["checkpoint", "compile", "dataset_strategy", "recompute", "steps", "transformer_opt"]
+__all__ = [
+    "checkpoint",
+    "compile",
+    "dataset_strategy",
+    "device_matrix",
+    "hsdp",
+    "recompute",
+    "steps",
+    "transformer_opt",
+]
 
 
 def sizes(job: Job) -> tuple[Sizes | None, list[Problem]]:

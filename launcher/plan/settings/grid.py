@@ -9,8 +9,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Pipeline
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import RULES
-from launcher.plan.settings import hsdp, operators, pipeline
-from launcher.plan.settings import device_matrix
+from launcher.plan.settings import device_matrix, hsdp, operators, pipeline
 from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import many

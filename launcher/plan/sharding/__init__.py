@@ -5,10 +5,12 @@ All ranks of a pipeline stage are one set here, which each operator cuts in its 
 """
 
 __all__ = [
-    "direct_exchange",
+    "meeting_ranks",
+    "moves",
     "op_graph",
     "op_rule",
-    "redistribution",
-    "redistribution_step",
+    "parameters",
+    "sharded_graph",
+    "stage_sharding",
     "tensor_layout",
 ]

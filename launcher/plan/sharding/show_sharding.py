@@ -1,4 +1,4 @@
-"""What a plan says of operators over device matrices: a row for those that are cut alike, and what they send."""
+"""What a plan says of operators over device matrices: rows of those cut alike, and what they send."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from launcher.plan.sharding.redistribution.planned import Redistribution
 from launcher.plan.sharding.sharded_graph import ShardedGraph
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from launcher.plan.values.facts import WIDTH
 from launcher.plan.values.text import bytes_text, many
 
 NAMES = {

@@ -152,7 +152,7 @@ def _stage(
 
 
 def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
-    """The output as the loss can take it: cut along samples, and along classes where they are the last dim."""
+    """The output as the loss can take it: cut along samples, along classes where these are the last dim."""
     if layout.dims and class_dim == len(layout.dims) - 1:
         return layout
     return TensorLayout(layout.matrix, (*layout.dims[:1], *((),) * (len(layout.dims) - 1)))

@@ -12,6 +12,7 @@ __all__ = [
     "optimizer_traits",
     "precision",
     "recomputed",
+    "setting",
     "text",
     "trust",
 ]

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from launcher.errors import RunError
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
-from launcher.parallel.sharding.output_share import output_share
 from launcher.parallel.parallel_model import ParallelModel
+from launcher.parallel.sharding.output_share import OutputShare, output_share
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened
 from launcher.plan.plan import Plan
@@ -43,10 +43,13 @@ class Pipeline:
         plan = model.plan
 
         # what this rank has to do with the loss
-        self.share = output_share(model)
-        self.first_of_stage = model.meshes.coords["tp"] == 0
+        place = model.meshes.coords["tp"]
+        self.first_of_stage = place == 0
         self.first = any(p.stage.index == 0 for p in model.parts)
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
+        self.share = OutputShare(None, counts=False)
+        if self.last:
+            self.share = output_share(plan, model.axis, place, model.groups)
         self.scale = plan.loss_repeats * plan.loss_terms
         self.scale *= 1 if plan.gradients_mean else plan.sizes.replicas
 
