@@ -33,7 +33,8 @@ def network(net: str, ranks: int, stages: int = 1, **parallel: Any) -> Job:
     made = own(f"sharding.networks.{net}", *SHAPES[net], stages=stages, train__batch_size=batch)
     said = made.model_dump(by_alias=True)
     said["parallel"] |= parallel
-    said["parallel"]["pipeline"]["micro_batch_num"] = stages
+    mixes = net == "Convolutions"  # BatchNorm normalizes over a micro batch
+    said["parallel"]["pipeline"]["micro_batch_num"] = 1 if mixes else stages
     return Job.model_validate(said | {"launch": {"nproc": ranks}})
 
 
