@@ -1,0 +1,307 @@
+"""What a graph costs under one strategy a node: seconds of a step, and bytes on a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, lru_cache
+from math import gcd, prod
+
+from launcher.plan.sharding.flops import forward_flops, is_view, reads
+from launcher.plan.sharding.op_graph import OpGraph, OpNode, Value
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.redistribution import redistribution
+from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.plan.values.facts import WIDTH
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Speeds of a rank, and how it trains. Defaults: an accelerator of 2023 that is half busy, 8 on a switch.
+
+    ``latency``: seconds until a collective moves its first byte. ``state_bytes``: of the optimizer, an element.
+    ``optimizer_level``: of hsdp, over the ranks that would repeat a parameter; 0 is off. ``in_flight``:
+    micro batches whose activations are kept at once.
+    """
+
+    flops_per_second: float = 4e14
+    bytes_per_second: float = 5e10
+    memory_bytes_per_second: float = 2e12
+    latency: float = 1e-5
+    state_bytes: int = 8
+    optimizer_level: int = 0
+    micro_batches: int = 1
+    in_flight: int = 1
+
+    def transfer(self, nbytes: float, collectives: int) -> float:
+        """Seconds."""
+        return nbytes / self.bytes_per_second + collectives * self.latency
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on a rank."""
+
+    parameters: float = 0
+    gradients: float = 0
+    states: float = 0
+    activations: float = 0
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.states + self.activations
+
+    def __add__(self, other: Memory) -> Memory:
+        return Memory(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of a step: ``communication`` of activations, ``gradients`` summed (and parameters gathered).
+
+    ``moved``: bytes that a rank receives for its activations, in so many ``collectives``; of one step.
+    """
+
+    communication: float = 0
+    gradients: float = 0
+    computation: float = 0
+    moved: float = 0
+    collectives: int = 0
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def predicted(self) -> float:
+        """Seconds of a step in which nothing overlaps."""
+        return self.communication + self.gradients + self.computation
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@lru_cache(maxsize=1 << 18)
+def port(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
+    """How an operator takes tensor ``place``: its layout, partial where the gradient is terms of a sum."""
+    if rule is None:
+        return TensorLayout.whole(dims, prod(strategy.matrix)).canonical
+    taken = strategy.takes(rule, place)
+    return TensorLayout(taken.matrix, taken.dims, strategy.gradient_terms(rule, place)).canonical
+
+
+@lru_cache(maxsize=1 << 18)
+def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> TensorLayout:
+    """The layout of what an operator makes."""
+    if rule is None:
+        return TensorLayout.whole(dims, prod(strategy.matrix)).canonical
+    return strategy.makes(rule, place).canonical
+
+
+@lru_cache(maxsize=1 << 18)
+def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Elements that a rank receives, and collectives."""
+    if src == dst:
+        return 0, 0
+    plan = redistribution(src, dst, shape, itemsize)
+    return plan.elements, plan.collectives
+
+
+@lru_cache(maxsize=1 << 18)
+def move_cost(src: TensorLayout, taken: TensorLayout, value: Value, model: CostModel) -> Cost:
+    """Of one redistribution for all who take ``value`` as ``taken`` (a ``port``), there and back."""
+    itemsize, dst = WIDTH[value.spec.dtype], taken.summed().canonical
+    elements, collectives = moved(src, dst, value.shape, itemsize)
+    kept = 0.0
+    if value.trains:
+        back, again = moved(taken, src.summed().canonical, value.shape, itemsize)
+        elements, collectives = elements + back, collectives + again
+        kept = local_bytes(value, dst) if src != dst else 0.0
+    nbytes = elements * itemsize
+    return Cost(
+        communication=model.transfer(nbytes, collectives) * model.micro_batches,
+        moved=nbytes * model.micro_batches,
+        collectives=collectives * model.micro_batches,
+        memory=Memory(activations=kept * model.in_flight),
+    )
+
+
+def local_bytes(value: Value, layout: TensorLayout) -> float:
+    return value.spec.nbytes / prod(layout.slices)
+
+
+@cache
+def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
+    """Of a parameter that is stored as ``taken`` (a ``port``): its memory, and the sum of its gradient.
+
+    The sum of many gradients is one collective, so none has a latency of its own. With hsdp the ranks that
+    would repeat it have shards of dim 0, as many as divide it.
+    """
+    local = local_bytes(value, taken)
+    if not value.trains:
+        return Cost(memory=Memory(parameters=local))
+
+    # who adds up terms, and who would keep the same
+    terms = prod(taken.matrix[a] for a in taken.partial)
+    replicas = taken.ranks // prod(taken.slices)
+    rows = taken.local_shape(value.shape)[0] if value.shape else 1
+    level = model.optimizer_level
+    shards = gcd(rows, replicas) if level else 1
+
+    # a reduce-scatter and an all-gather, which are the halves of an all-reduce; level 3 gathers at each use
+    scattered = (terms - 1) / terms
+    gathers = (2 * model.micro_batches if level == 3 else 1) * (shards - 1) / shards if level else scattered
+    states = value.spec.nbytes / WIDTH[value.spec.dtype] * model.state_bytes / prod(taken.slices)
+    return Cost(
+        gradients=model.transfer(local * (scattered + gathers), 0),
+        memory=Memory(
+            parameters=local / (shards if level >= 3 else 1),
+            gradients=local / (shards if level >= 2 else 1),
+            states=states / shards,
+        ),
+    )
+
+
+@lru_cache(maxsize=1 << 18)
+def stored_move_cost(stored: TensorLayout, taken: TensorLayout, value: Value, model: CostModel) -> Cost:
+    """Of a parameter with several users, one of which takes it as ``taken`` (a ``port``).
+
+    Its gradient is added up over terms once a step; what else differs moves with every micro batch.
+    """
+    if stored == taken.summed().canonical:
+        return Cost(gradients=parameter_cost(taken, value, model).gradients)
+    return move_cost(stored, taken, value, model)
+
+
+def node_cost(
+    graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy, model: CostModel
+) -> Cost:
+    """Of the operator itself: what it computes, collectives inside of it, and the activations that it makes."""
+    backward = sum(graph.values[v].trains for v in node.ins)
+    dims = [len(shape) for shape in graph.shapes(node)]
+    ins = [port(rule, strategy, p, n) for p, n in enumerate(dims)]
+    outs = [made(rule, strategy, p, len(s)) for p, s in enumerate(graph.makes(node))]
+    view = is_view(graph, node)
+
+    # flops of the ranks that do not repeat, or bytes in and out, whichever takes longer
+    ways = 1 if rule is None else prod(strategy.matrix[a] for a in strategy.used)
+    flops = forward_flops(graph, node) / ways * (1 + (min(backward, 2) if backward else 0))
+    nbytes = 0.0
+    if not view:
+        nbytes = sum(n / prod(x.slices) for n, x in zip(reads(graph, node), ins, strict=True))
+        nbytes += sum(local_bytes(graph.values[v], x) for v, x in zip(node.outs, outs, strict=True))
+        nbytes *= 3 if backward else 1
+    seconds = max(flops / model.flops_per_second, nbytes / model.memory_bytes_per_second)
+
+    # what it makes is kept for its backward, but terms of a sum, which are added up first
+    kept = 0.0
+    if backward and not view:
+        kept = sum(
+            local_bytes(graph.values[v], x)
+            for v, x in zip(node.outs, outs, strict=True)
+            if graph.values[v].trains and not x.partial
+        )
+    inside, collectives = _inside(graph, node, rule, strategy)
+    return Cost(
+        communication=model.transfer(inside, collectives) * model.micro_batches,
+        computation=seconds * model.micro_batches,
+        moved=inside * model.micro_batches,
+        collectives=collectives * model.micro_batches,
+        memory=Memory(activations=kept * model.in_flight),
+    )
+
+
+def _inside(
+    graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy
+) -> tuple[float, int]:
+    """Bytes and collectives of a forward and a backward: all-reduces of what its cut inner letters leave."""
+    cut = [] if rule is None else [x for x in rule.inside if strategy.of.get(x)]
+    if rule is None or not cut:
+        return 0, 0
+    ranks = prod(strategy.matrix[a] for x in cut for a in strategy.of[x])
+    spec = graph.values[node.ins[0]].spec
+    ways = prod(strategy.takes(rule, 0).slices)
+    reduced = rule.inside if node.kind == "batch_norm" else cut
+    left = spec.nbytes / ways / prod(rule.size[x] / _ways(strategy, x) for x in reduced)
+    rounds = 2 if graph.values[node.outs[0]].trains else 1
+    return 2 * (ranks - 1) / ranks * left * rounds, rounds
+
+
+def _ways(strategy: OpStrategy, letter: str) -> int:
+    return prod(strategy.matrix[a] for a in strategy.of.get(letter, ()))
+
+
+def uses(graph: OpGraph) -> Mapping[int, Sequence[tuple[int, int]]]:
+    """Of each value the nodes that take it, and at which place of theirs; in the order in which they run."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for at, node in enumerate(graph.nodes):
+        for place, v in enumerate(node.ins):
+            found.setdefault(v, []).append((at, place))
+    return found
+
+
+def graph_cost(
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    strategies: Sequence[OpStrategy],
+    model: CostModel,
+    layouts: Mapping[int, TensorLayout] | None = None,
+) -> Cost:
+    """``layouts``: of inputs, parameters and outputs where somebody wrote one.
+
+    Other inputs come as they are taken, other parameters are stored as the first or the cheapest user takes
+    them, other outputs are left as they are made, with terms added up.
+    """
+    layouts = {v: layout.canonical for v, layout in (layouts or {}).items()}
+    total, taken = Cost(), _ports(graph, rules, strategies)
+    for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
+        total += node_cost(graph, node, rule, strategy, model)
+
+    # values between operators, and those that leave
+    leaving = set(graph.outputs)
+    for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
+        for place, v in enumerate(node.outs):
+            layout = made(rule, strategy, place, len(graph.values[v].shape))
+            ports = set(taken.get(v, ()))
+            if v in leaving:
+                ports.add(layouts.get(v, layout.summed().canonical))
+            total += summed(move_cost(layout, p, graph.values[v], model) for p in in_order(ports))
+    for v in graph.inputs:
+        if v in layouts:
+            ports = set(taken.get(v, ()))
+            total += summed(move_cost(layouts[v], p, graph.values[v], model) for p in in_order(ports))
+    for _, v in graph.params:
+        total += stored_cost(graph.values[v], tuple(taken.get(v, ())), layouts.get(v), model)
+    return total
+
+
+def stored_cost(
+    value: Value, ports: tuple[TensorLayout, ...], written: TensorLayout | None, model: CostModel
+) -> Cost:
+    """Of a parameter that is taken as ``ports``, stored in the cheapest of these layouts."""
+    if not ports:
+        return Cost()
+    choices = [p.summed().canonical for p in ports] if written is None else [written]
+    return min((stored_as(value, ports, c, model) for c in dict.fromkeys(choices)), key=lambda c: c.predicted)
+
+
+def stored_as(value: Value, ports: tuple[TensorLayout, ...], stored: TensorLayout, model: CostModel) -> Cost:
+    """The same, stored as ``stored``."""
+    moves = summed(stored_move_cost(stored, p, value, model) for p in in_order(ports))
+    return moves + Cost(memory=parameter_cost(stored, value, model).memory)
+
+
+def _ports(
+    graph: OpGraph, rules: Sequence[OpRule | None], strategies: Sequence[OpStrategy]
+) -> dict[int, list[TensorLayout]]:
+    found: dict[int, list[TensorLayout]] = {}
+    for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
+        for place, v in enumerate(node.ins):
+            found.setdefault(v, []).append(port(rule, strategy, place, len(graph.values[v].shape)))
+    return found
+
+
+def in_order(layouts: Iterable[TensorLayout]) -> list[TensorLayout]:
+    """Each once, in an order that does not hang on hashes."""
+    return sorted(set(layouts), key=lambda x: (x.matrix, x.dims, x.partial))
+
+
+def summed(costs: Iterable[Cost]) -> Cost:
+    return sum(costs, start=Cost())

@@ -1,0 +1,261 @@
+"""A graph and the candidates of its operators as tables of costs: what the search sees of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from launcher.plan.sharding.cost import (
+    Cost,
+    CostModel,
+    made,
+    move_cost,
+    node_cost,
+    port,
+    stored_cost,
+    uses,
+)
+from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref, Value
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.search.elimination import Array, Eliminator, Scoped
+from launcher.plan.sharding.tensor_layout import TensorLayout
+
+SHARED = 1 << 18
+"""States of all users of a value together, up to which those that take it alike are found among all of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What equal operators with the same candidates have in common. ``number``: of the kind."""
+
+    number: int
+    node: OpNode
+    rule: OpRule | None
+    candidates: tuple[OpStrategy, ...]
+
+    def ports(self, place: int, dims: int) -> tuple[TensorLayout, ...]:
+        return tuple(port(self.rule, s, place, dims) for s in self.candidates)
+
+    def made(self, place: int, dims: int) -> tuple[TensorLayout, ...]:
+        return tuple(made(self.rule, s, place, dims) for s in self.candidates)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Costs over ``scope``: seconds, and bytes on a rank. ``key`` says where they come from."""
+
+    scope: tuple[int, ...]
+    key: object
+    seconds: Array
+    memory: Array
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """One place at which a value is taken: by variable ``axis`` of a table, for each of its states a layout."""
+
+    axis: int
+    layouts: tuple[TensorLayout, ...]
+
+
+class Pricer:
+    """Tables for one graph, each worked out once, whichever candidates are tried."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        rules: Sequence[OpRule | None],
+        model: CostModel,
+        layouts: Mapping[int, TensorLayout],
+    ) -> None:
+        self.graph, self.rules, self.model = graph, rules, model
+        self.layouts = {v: layout.canonical for v, layout in layouts.items()}
+        self.shared = Eliminator()
+        self._kinds: dict[object, Kind] = {}
+        self._known: dict[object, tuple[Array, Array]] = {}
+
+    @cached_property
+    def uses(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        return uses(self.graph)
+
+    @cached_property
+    def signatures(self) -> tuple[int, ...]:
+        """Of each node a number: those with the same are the same operator on the same tensors."""
+        found: dict[object, int] = {}
+        return tuple(found.setdefault(signature(self.graph, node), len(found)) for node in self.graph.nodes)
+
+    def kinds(self, candidates: Sequence[tuple[OpStrategy, ...]]) -> tuple[Kind, ...]:
+        out = []
+        for at, (node, rule, mine) in enumerate(zip(self.graph.nodes, self.rules, candidates, strict=True)):
+            key = self.signatures[at], mine
+            kind = self._kinds.get(key)
+            if kind is None:
+                kind = self._kinds[key] = Kind(len(self._kinds), node, rule, mine)
+            out.append(kind)
+        return tuple(out)
+
+    def priced(self, kinds: Sequence[Kind]) -> list[Priced]:
+        """Tables whose sum is the cost of the graph; a variable a node."""
+        out = [self._of_node(at, kind) for at, kind in enumerate(kinds)]
+        for at, (node, kind) in enumerate(zip(self.graph.nodes, kinds, strict=True)):
+            for place, v in enumerate(node.outs):
+                out += self._of_value(v, kinds, (at, place, kind))
+        for v in self.graph.inputs:
+            if v in self.layouts:
+                out += self._of_value(v, kinds, None)
+        for _, v in self.graph.params:
+            out += self._of_parameter(v, kinds)
+        return out
+
+    def _of_node(self, at: int, kind: Kind) -> Priced:
+        key = "node", kind.number
+        if key not in self._known:
+            costs = [node_cost(self.graph, kind.node, kind.rule, s, self.model) for s in kind.candidates]
+            self._known[key] = _arrays(costs, (len(costs),))
+        return Priced((at,), key, *self._known[key])
+
+    def _of_value(
+        self, v: int, kinds: Sequence[Kind], producer: tuple[int, int, Kind] | None
+    ) -> list[Priced]:
+        """The moves of a value: among all of its users where they are few, else among neighbours."""
+        users = list(self.uses.get(v, ()))
+        leaves = v in self.graph.outputs and producer is not None
+        if not users and not leaves:
+            return []
+        states = prod(len(kinds[at].candidates) for at in {at for at, _ in users})
+        states *= len(producer[2].candidates) if producer else 1
+        if states <= SHARED or len(users) < 3:
+            return self._moves(v, kinds, producer, users, range(len(users)), leaves)
+        out = self._moves(v, kinds, producer, users[:1], range(1), leaves)
+        for i in range(1, len(users)):
+            out += self._moves(v, kinds, producer, users[i - 1 : i + 1], range(1, 2), False)
+        return out
+
+    def _moves(
+        self,
+        v: int,
+        kinds: Sequence[Kind],
+        producer: tuple[int, int, Kind] | None,
+        users: Sequence[tuple[int, int]],
+        counted: range,
+        leaves: bool,
+    ) -> list[Priced]:
+        """Of the ``counted`` ones among ``users``, where none before them takes it alike."""
+        value = self.graph.values[v]
+        scope = sorted({at for at, _ in users} | ({producer[0]} if producer else set()))
+        axis = {at: i for i, at in enumerate(scope)}
+        key = (
+            "value", value, leaves, tuple(counted), self.layouts.get(v),
+            (axis[producer[0]], producer[1], producer[2].number) if producer else None,
+            tuple((axis[at], place, kinds[at].number) for at, place in users),
+        )  # fmt: skip
+        if key not in self._known:
+            dims = len(value.shape)
+            if producer is None:
+                sources, source = [self.layouts[v]], None
+            else:
+                sources, source = list(producer[2].made(producer[1], dims)), axis[producer[0]]
+            taken = [_Taken(axis[at], kinds[at].ports(place, dims)) for at, place in users]
+            mine = [taken[i] for i in counted]
+            before = taken[: counted.start]
+            if leaves and source is not None:
+                left = [self.layouts.get(v, s.summed().canonical) for s in sources]
+                mine.insert(0, _Taken(source, tuple(left)))
+            sizes = [len(kinds[at].candidates) for at in scope]
+            self._known[key] = _shared_moves(value, (sources, source), (before, mine), sizes, self.model)
+        seconds, memory = self._known[key]
+        return [Priced(tuple(scope), key, seconds, memory)] if seconds.any() or memory.any() else []
+
+    def _of_parameter(self, v: int, kinds: Sequence[Kind]) -> list[Priced]:
+        """A parameter is stored as its user has it; of several users, in pairs with the first where they are many."""
+        users = list(self.uses.get(v, ()))
+        if not users:
+            return []
+        states = prod(len(kinds[at].candidates) for at in {at for at, _ in users})
+        if states <= SHARED or len({at for at, _ in users}) < 3:
+            return [self._stored(v, kinds, users)]
+        return [self._stored(v, kinds, [users[0], user]) for user in users[1:]]
+
+    def _stored(self, v: int, kinds: Sequence[Kind], users: Sequence[tuple[int, int]]) -> Priced:
+        value, written = self.graph.values[v], self.layouts.get(v)
+        scope = sorted({at for at, _ in users})
+        axis = {at: i for i, at in enumerate(scope)}
+        key = "parameter", value, written, tuple((axis[at], place, kinds[at].number) for at, place in users)
+        if key not in self._known:
+            sizes = [len(kinds[at].candidates) for at in scope]
+            ports = [(axis[at], kinds[at].ports(place, len(value.shape))) for at, place in users]
+            costs = [
+                stored_cost(value, tuple(layouts[states[i]] for i, layouts in ports), written, self.model)
+                for states in np.ndindex(*sizes)
+            ]
+            self._known[key] = _arrays(costs, tuple(sizes))
+        return Priced(tuple(scope), key, *self._known[key])
+
+    def scoped(self, priced: Sequence[Priced], second: float, byte: float) -> list[Scoped]:
+        """What the eliminator takes: weights of a second and of a byte."""
+        out = []
+        for p in priced:
+            costs = second * p.seconds + byte * p.memory if byte else second * p.seconds
+            out.append(Scoped(p.scope, self.shared.table((p.key, second, byte), costs)))
+        return out
+
+
+def signature(graph: OpGraph, node: OpNode) -> object:
+    """What two nodes have in common that do the same with tensors of the same shapes."""
+    first: dict[int, int] = {}
+
+    def plain(arg: object) -> object:
+        if isinstance(arg, Ref):
+            return "ref", first.setdefault(arg.value, len(first)), graph.values[arg.value]
+        if isinstance(arg, tuple):
+            return tuple(plain(a) for a in arg)
+        return type(arg).__name__, arg
+
+    args = tuple(plain(a) for a in node.args), tuple((k, plain(a)) for k, a in node.kwargs)
+    return node.op, args, tuple(graph.values[v] for v in node.outs)
+
+
+def _arrays(costs: Sequence[Cost], sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    seconds = np.array([c.predicted for c in costs]).reshape(sizes)
+    return seconds, np.array([c.memory.total for c in costs], dtype=float).reshape(sizes)
+
+
+def _shared_moves(
+    value: Value,
+    source: tuple[Sequence[TensorLayout], int | None],
+    taken: tuple[Sequence[_Taken], Sequence[_Taken]],
+    sizes: Sequence[int],
+    model: CostModel,
+) -> tuple[Array, Array]:
+    """Each of the second ``taken`` moves the value, unless one before it has."""
+    layouts, axis = source
+    before, mine = taken
+    number: dict[TensorLayout, int] = {}
+    for t in (*before, *mine):
+        for layout in t.layouts:
+            number.setdefault(layout, len(number))
+    from_: dict[TensorLayout, int] = {}
+    at = [from_.setdefault(s, len(from_)) for s in layouts]
+    pairs = [[move_cost(s, t, value, model) for t in number] for s in from_]
+    seconds = np.array([[c.predicted for c in row] for row in pairs])
+    memory = np.array([[c.memory.total for c in row] for row in pairs], dtype=float)
+
+    def spread(indices: Sequence[int], axis: int | None) -> Array:
+        return np.array(indices).reshape([-1 if i == axis else 1 for i in range(len(sizes))])
+
+    rows = spread(at, axis)
+    seen = [spread([number[x] for x in t.layouts], t.axis) for t in before]
+    total, kept = np.zeros(sizes), np.zeros(sizes)
+    for t in mine:
+        columns = spread([number[x] for x in t.layouts], t.axis)
+        new = np.ones([1] * len(sizes), dtype=bool)
+        for earlier in seen:
+            new = new & (earlier != columns)
+        total += np.where(new, seconds[rows, columns], 0)
+        kept += np.where(new, memory[rows, columns], 0)
+        seen.append(columns)
+    return total, kept
