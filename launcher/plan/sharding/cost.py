@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, lru_cache
-from math import gcd, prod
+from math import gcd, lcm, log, prod
 
 from launcher.plan.sharding.flops import forward_flops, is_view, reads
 from launcher.plan.sharding.op_graph import OpGraph, OpNode, Value
@@ -95,12 +95,33 @@ def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> Te
     return strategy.makes(rule, place).canonical
 
 
-@lru_cache(maxsize=1 << 18)
-def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Elements that a rank receives, and collectives."""
+def moved(
+    src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int
+) -> tuple[float, int]:
+    """Elements that a rank receives, and collectives.
+
+    What is cut alike moves alike, whichever dims it is and however long they are: planned once for all tensors
+    that are about as large.
+    """
     if src == dst:
         return 0, 0
-    plan = redistribution(src, dst, shape, itemsize)
+    cut = [(a, b) for a, b in zip(src.dims, dst.dims, strict=True) if a or b]
+    cut.sort()
+    first = TensorLayout(src.matrix, tuple(a for a, _ in cut), src.partial)
+    second = TensorLayout(dst.matrix, tuple(b for _, b in cut), dst.partial)
+    parts = prod(map(lcm, src.slices, dst.slices))
+    scale = prod(shape) / parts
+    about = 4 ** round(log(scale, 4)) if scale > 0 else 1
+    elements, collectives = _moved(first, second, about, itemsize)
+    return elements * scale / about, collectives
+
+
+@lru_cache(maxsize=1 << 18)
+def _moved(src: TensorLayout, dst: TensorLayout, scale: int, itemsize: int) -> tuple[int, int]:
+    """Of a tensor as small as both can cut, and ``scale`` times as large."""
+    shape = (scale, *map(lcm, src.slices, dst.slices))
+    longer = [TensorLayout(x.matrix, ((), *x.dims), x.partial) for x in (src, dst)]
+    plan = redistribution(longer[0], longer[1], shape, itemsize)
     return plan.elements, plan.collectives
 
 

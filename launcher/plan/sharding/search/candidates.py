@@ -9,13 +9,16 @@ from math import prod
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 
+Cuts = tuple[tuple[str, int], ...]
+"""Letters and into how many slices each is cut, outermost first; those that are whole are not there."""
+
 Dims = Mapping[str, int]
 """Of an operator's letters: which dim of the model each is, counted in the order in which they come up."""
 
 
 def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims, ...]:
     """Of each node. Letters of neighbours that stand for the same dim of a value are the same dim."""
-    groups = _Groups()
+    groups = Groups()
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
         if rule is None:
             continue
@@ -37,7 +40,7 @@ def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims,
     return tuple(out)
 
 
-class _Groups:
+class Groups:
     """Disjoint sets; the root of each is its first member."""
 
     def __init__(self) -> None:
@@ -59,18 +62,18 @@ def ordered(rule: OpRule, dims: Dims) -> tuple[tuple[str, int], ...]:
 
 
 @lru_cache(maxsize=1 << 12)
-def candidates(
+def candidate_cuts(
     letters: tuple[tuple[str, int], ...], ranks: int, bounds: frozenset[int] | None = None
-) -> tuple[OpStrategy, ...]:
-    """Every way to give factors of ``ranks`` to letters, an axis each, outermost first; what is left repeats.
+) -> tuple[Cuts, ...]:
+    """Every way to give factors of ``ranks`` to letters, outermost first; what is left repeats.
 
-    ``bounds``: products of the first axes of a device matrix; axes then begin and end there only.
+    ``bounds``: products of the first axes of a device matrix; slices then begin and end there only.
     """
-    out: list[OpStrategy] = []
+    out: list[Cuts] = []
 
-    def go(at: int, used: int, cuts: tuple[tuple[str, int], ...]) -> None:
+    def go(at: int, used: int, cuts: Cuts) -> None:
         if at == len(letters):
-            out.append(strategy(cuts, ranks))
+            out.append(cuts)
             return
         letter, size = letters[at]
         for n in _divisors(ranks // used):
@@ -81,7 +84,8 @@ def candidates(
     return tuple(out)
 
 
-def strategy(cuts: Sequence[tuple[str, int]], ranks: int) -> OpStrategy:
+@lru_cache(maxsize=1 << 14)
+def strategy(cuts: Cuts, ranks: int) -> OpStrategy:
     """Each letter cut into so many, outermost first; the rest repeats."""
     left = ranks // prod(n for _, n in cuts)
     matrix = (*(n for _, n in cuts), *((left,) if left > 1 or not cuts else ()))

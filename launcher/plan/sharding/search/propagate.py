@@ -1,41 +1,54 @@
-"""Infers the strategies of the operators that nobody wrote."""
+"""``sharding_propagation``: infers the strategies of the operators that nobody wrote."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from launcher.plan.sharding.cost import Cost, CostModel, graph_cost
+from launcher.plan.sharding.cost import CostModel
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.search.candidates import candidates, dims_of_model, followed, ordered, strategy
+from launcher.plan.sharding.search.explore import explore, order, unfolded
+from launcher.plan.sharding.search.found import Found, found
+from launcher.plan.sharding.search.solve import Menus
 from launcher.plan.sharding.search.tables import Pricer
+from launcher.plan.sharding.search.variables import as_written, variables
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
-
-@dataclass(frozen=True)
-class Found:
-    strategies: tuple[OpStrategy, ...]
-    cost: Cost
+SMALL = 16
+"""Operators of a graph, up to which each is a variable of its own from the first."""
 
 
-def all_candidates(graph, rules, ranks, written):
-    dims = dims_of_model(graph, rules)
-    out = []
-    for at, rule in enumerate(rules):
-        if at in written:
-            out.append((written[at],)); continue
-        if rule is None:
-            out.append((strategy((), ranks),)); continue
-        out.append(candidates(ordered(rule, dims[at]), ranks))
-    return out
+def propagate(
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    ranks: int,
+    written: Mapping[int, OpStrategy],
+    model: CostModel | None = None,
+    *,
+    layouts: Mapping[int, TensorLayout] | None = None,
+    memory: float | None = None,
+    extra: Sequence[Sequence[OpStrategy]] = (),
+) -> Found:
+    """The cheapest strategies by ``model``, where ``written`` of some nodes stay as they are.
 
+    ``rules``: of each node; what has none runs on whole tensors. ``layouts``: written ones of inputs, outputs
+    and parameters. ``memory``: bytes of a rank that have to do. ``extra``: strategies of all nodes to look at
+    besides. Exact over ``candidate_cuts`` and what follows from ``written`` for graphs of up to ``SMALL``
+    operators that have up to ``explore.FEW`` candidates each.
+    """
+    pricer = Pricer(graph, rules, model or CostModel(), layouts or {})
+    single = variables(graph, rules, written, together=False)
+    folded = single if len(graph.nodes) <= SMALL else variables(graph, rules, written, together=True)
 
-def propagate(graph, rules, ranks, written, model, layouts={}):
-    pricer = Pricer(graph, rules, model, layouts)
-    cands = all_candidates(graph, rules, ranks, written)
-    kinds = pricer.kinds(cands)
-    priced = pricer.priced(kinds)
-    states = pricer.shared.solve([len(c) for c in cands], pricer.scoped(priced, 1.0, 0.0))
-    chosen = tuple(c[s] for c, s in zip(cands, states))
-    return Found(chosen, graph_cost(graph, rules, chosen, model, layouts)), pricer, priced, states
+    # states that others tell of: followers of what was written, and whole solutions
+    others: list[Menus] = []
+    if written:
+        others.append(as_written(folded, rules, written))
+    for strategies in extra:
+        others.append([(tuple(strategies[at] for at in v.members),) for v in folded.all])
+    best = explore(pricer, folded, ranks, others, memory)
+    if folded is not single:
+        refined = unfolded(pricer, folded, single, best, memory)
+        if order(refined, memory) < order(best, memory):
+            return found(pricer, single, refined, written, memory)
+    return found(pricer, folded, best, written, memory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,7 +21,7 @@ from launcher.plan.sharding.cost import (
 )
 from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref, Value
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.search.elimination import Array, Eliminator, Scoped
+from launcher.plan.sharding.search.elimination import Array, Eliminator, Scoped, Table
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 SHARED = 1 << 18
@@ -49,7 +49,7 @@ class Priced:
     """Costs over ``scope``: seconds, and bytes on a rank. ``key`` says where they come from."""
 
     scope: tuple[int, ...]
-    key: object
+    key: int
     seconds: Array
     memory: Array
 
@@ -75,12 +75,22 @@ class Pricer:
         self.graph, self.rules, self.model = graph, rules, model
         self.layouts = {v: layout.canonical for v, layout in layouts.items()}
         self.shared = Eliminator()
+        self._of: Sequence[int] = ()
         self._kinds: dict[object, Kind] = {}
-        self._known: dict[object, tuple[Array, Array]] = {}
+        self._columns: dict[int, tuple[tuple[OpStrategy, ...], ...]] = {}
+        self._hold: list[object] = []
+        self._numbers: dict[object, int] = {}
+        self._weighted: dict[object, Table] = {}
+        self._known: dict[int, tuple[Array, Array]] = {}
 
     @cached_property
     def uses(self) -> Mapping[int, Sequence[tuple[int, int]]]:
         return uses(self.graph)
+
+    @cached_property
+    def makers(self) -> Mapping[int, int]:
+        """Which node makes a value."""
+        return {v: at for at, node in enumerate(self.graph.nodes) for v in node.outs}
 
     @cached_property
     def signatures(self) -> tuple[int, ...]:
@@ -88,18 +98,32 @@ class Pricer:
         found: dict[object, int] = {}
         return tuple(found.setdefault(signature(self.graph, node), len(found)) for node in self.graph.nodes)
 
+    def _number(self, *key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def columns(self, menu: tuple[tuple[OpStrategy, ...], ...]) -> tuple[tuple[OpStrategy, ...], ...]:
+        """Of states of many members, the strategies of each."""
+        if id(menu) not in self._columns:
+            self._columns[id(menu)] = tuple(zip(*menu, strict=True))
+            self._hold.append(menu)
+        return self._columns[id(menu)]
+
     def kinds(self, candidates: Sequence[tuple[OpStrategy, ...]]) -> tuple[Kind, ...]:
         out = []
         for at, (node, rule, mine) in enumerate(zip(self.graph.nodes, self.rules, candidates, strict=True)):
-            key = self.signatures[at], mine
+            key = self.signatures[at], id(mine)  # which stays as it is: the kind keeps hold of it
             kind = self._kinds.get(key)
             if kind is None:
-                kind = self._kinds[key] = Kind(len(self._kinds), node, rule, mine)
+                same = self._kinds.get((self.signatures[at], mine))
+                kind = same or Kind(len(self._kinds), node, rule, mine)
+                self._kinds[key] = self._kinds[self.signatures[at], mine] = kind
+                self._hold.append(mine)
             out.append(kind)
         return tuple(out)
 
-    def priced(self, kinds: Sequence[Kind]) -> list[Priced]:
-        """Tables whose sum is the cost of the graph; a variable a node."""
+    def priced(self, kinds: Sequence[Kind], of: Sequence[int]) -> list[Priced]:
+        """Tables whose sum is the cost of the graph; ``of[n]`` is the variable of node n."""
+        self._of = of
         out = [self._of_node(at, kind) for at, kind in enumerate(kinds)]
         for at, (node, kind) in enumerate(zip(self.graph.nodes, kinds, strict=True)):
             for place, v in enumerate(node.outs):
@@ -112,11 +136,11 @@ class Pricer:
         return out
 
     def _of_node(self, at: int, kind: Kind) -> Priced:
-        key = "node", kind.number
+        key = self._number("node", kind.number)
         if key not in self._known:
             costs = [node_cost(self.graph, kind.node, kind.rule, s, self.model) for s in kind.candidates]
             self._known[key] = _arrays(costs, (len(costs),))
-        return Priced((at,), key, *self._known[key])
+        return Priced((self._of[at],), key, *self._known[key])
 
     def _of_value(
         self, v: int, kinds: Sequence[Kind], producer: tuple[int, int, Kind] | None
@@ -126,7 +150,7 @@ class Pricer:
         leaves = v in self.graph.outputs and producer is not None
         if not users and not leaves:
             return []
-        states = prod(len(kinds[at].candidates) for at in {at for at, _ in users})
+        states = prod(len(kinds[at].candidates) for at in self._one_each(at for at, _ in users))
         states *= len(producer[2].candidates) if producer else 1
         if states <= SHARED or len(users) < 3:
             return self._moves(v, kinds, producer, users, range(len(users)), leaves)
@@ -146,9 +170,9 @@ class Pricer:
     ) -> list[Priced]:
         """Of the ``counted`` ones among ``users``, where none before them takes it alike."""
         value = self.graph.values[v]
-        scope = sorted({at for at, _ in users} | ({producer[0]} if producer else set()))
-        axis = {at: i for i, at in enumerate(scope)}
-        key = (
+        nodes = [*(at for at, _ in users), *([producer[0]] if producer else ())]
+        scope, axis, sizes = self._scope(nodes, kinds)
+        key = self._number(
             "value", value, leaves, tuple(counted), self.layouts.get(v),
             (axis[producer[0]], producer[1], producer[2].number) if producer else None,
             tuple((axis[at], place, kinds[at].number) for at, place in users),
@@ -165,42 +189,56 @@ class Pricer:
             if leaves and source is not None:
                 left = [self.layouts.get(v, s.summed().canonical) for s in sources]
                 mine.insert(0, _Taken(source, tuple(left)))
-            sizes = [len(kinds[at].candidates) for at in scope]
             self._known[key] = _shared_moves(value, (sources, source), (before, mine), sizes, self.model)
         seconds, memory = self._known[key]
-        return [Priced(tuple(scope), key, seconds, memory)] if seconds.any() or memory.any() else []
+        return [Priced(scope, key, seconds, memory)] if seconds.any() or memory.any() else []
 
     def _of_parameter(self, v: int, kinds: Sequence[Kind]) -> list[Priced]:
         """A parameter is stored as its user has it; of several users, in pairs with the first where they are many."""
         users = list(self.uses.get(v, ()))
         if not users:
             return []
-        states = prod(len(kinds[at].candidates) for at in {at for at, _ in users})
-        if states <= SHARED or len({at for at, _ in users}) < 3:
+        nodes = self._one_each(at for at, _ in users)
+        states = prod(len(kinds[at].candidates) for at in nodes)
+        if states <= SHARED or len(nodes) < 3:
             return [self._stored(v, kinds, users)]
         return [self._stored(v, kinds, [users[0], user]) for user in users[1:]]
 
     def _stored(self, v: int, kinds: Sequence[Kind], users: Sequence[tuple[int, int]]) -> Priced:
         value, written = self.graph.values[v], self.layouts.get(v)
-        scope = sorted({at for at, _ in users})
-        axis = {at: i for i, at in enumerate(scope)}
-        key = "parameter", value, written, tuple((axis[at], place, kinds[at].number) for at, place in users)
+        scope, axis, sizes = self._scope([at for at, _ in users], kinds)
+        places = tuple((axis[at], place, kinds[at].number) for at, place in users)
+        key = self._number("parameter", value, written, places)
         if key not in self._known:
-            sizes = [len(kinds[at].candidates) for at in scope]
             ports = [(axis[at], kinds[at].ports(place, len(value.shape))) for at, place in users]
             costs = [
                 stored_cost(value, tuple(layouts[states[i]] for i, layouts in ports), written, self.model)
                 for states in np.ndindex(*sizes)
             ]
             self._known[key] = _arrays(costs, tuple(sizes))
-        return Priced(tuple(scope), key, *self._known[key])
+        return Priced(scope, key, *self._known[key])
+
+    def _scope(
+        self, nodes: Sequence[int], kinds: Sequence[Kind]
+    ) -> tuple[tuple[int, ...], dict[int, int], list[int]]:
+        """The variables of nodes, at which of them each node is, and how many states they have."""
+        scope = tuple(sorted({self._of[at] for at in nodes}))
+        sizes = {self._of[at]: len(kinds[at].candidates) for at in nodes}
+        return scope, {at: scope.index(self._of[at]) for at in nodes}, [sizes[x] for x in scope]
+
+    def _one_each(self, nodes: Iterable[int]) -> list[int]:
+        """One of the nodes of each variable."""
+        return list({self._of[at]: at for at in nodes}.values())
 
     def scoped(self, priced: Sequence[Priced], second: float, byte: float) -> list[Scoped]:
         """What the eliminator takes: weights of a second and of a byte."""
         out = []
         for p in priced:
-            costs = second * p.seconds + byte * p.memory if byte else second * p.seconds
-            out.append(Scoped(p.scope, self.shared.table((p.key, second, byte), costs)))
+            key = p.key, second, byte
+            if key not in self._weighted:
+                costs = second * p.seconds + byte * p.memory
+                self._weighted[key] = self.shared.table(("priced", *key), costs)
+            out.append(Scoped(p.scope, self._weighted[key]))
         return out
 
 

@@ -1,0 +1,119 @@
+"""The cheapest states of a whole graph: all of them where they are few, else those of coarse device matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from launcher.plan.sharding.search.candidates import followed
+from launcher.plan.sharding.search.solve import Choice, Menus, Search, choice, search
+from launcher.plan.sharding.search.tables import Pricer
+from launcher.plan.sharding.search.variables import State, Variables, neighbours
+
+FEW = 40
+"""States of each variable, up to which all are looked at."""
+ROUNDS = 4
+"""How often what was found is improved by its neighbours, at most."""
+
+
+def explore(
+    pricer: Pricer, variables: Variables, ranks: int, extra: Sequence[Menus], limit: float | None = None
+) -> Choice:
+    """``extra``: states to look at besides. ``limit``: bytes of a rank."""
+    every = [v.states(ranks) for v in variables.all]
+    if max(map(len, every), default=0) <= FEW:
+        return fitting(search(pricer, variables, merged([every, *extra])), limit)
+
+    # one search for each device matrix of two axes, in which all operators are cut
+    found: list[Menus] = list(extra)
+    best: list[Choice] = []
+    for p in (p for p in range(2, ranks) if ranks % p == 0):
+        bounds = frozenset((p, ranks))
+        coarse = search(
+            pricer, variables, merged([[v.states(ranks, bounds) for v in variables.all], *extra])
+        )
+        best.append(fitting(coarse, limit))
+        found.append([(s,) for s in best[-1].states])
+        if limit is not None:
+            found.append([(s,) for s in coarse.cheapest().states])
+
+    # what they found, mixed, and a factor given to another letter, for as long as that helps
+    top = min(best, key=lambda c: order(c, limit))
+    for _ in range(ROUNDS):
+        near = [neighbours(v, v.cuts(s), ranks) for v, s in zip(variables.all, top.states, strict=True)]
+        mixed = search(pricer, variables, merged([*found, [(s,) for s in top.states], near]))
+        new = fitting(mixed, limit)
+        if order(new, limit) >= order(top, limit):
+            break
+        top = new
+    return top
+
+
+def order(found: Choice, limit: float | None) -> tuple[float, float]:
+    """Smaller is better: by how much it does not fit, then what it costs."""
+    over = 0.0 if limit is None else max(0.0, found.cost.memory.total - limit)
+    return over, found.cost.predicted
+
+
+def merged(menus: Iterable[Menus]) -> Menus:
+    """States of all, each once. Equal menus are one object."""
+    known: dict[tuple[int, ...], tuple[State, ...]] = {}
+    out = []
+    for parts in zip(*menus, strict=True):
+        key = tuple(map(id, parts))
+        if len(parts) == 1:
+            known[key] = parts[0]
+        elif key not in known:
+            known[key] = tuple(dict.fromkeys(s for part in parts for s in part))
+        out.append(known[key])
+    return out
+
+
+def fitting(found: Search, limit: float | None) -> Choice:
+    """The cheapest that fits into ``limit`` bytes, as far as a price of a byte tells; else the smallest."""
+    cheapest = found.cheapest()
+    if limit is None or cheapest.cost.memory.total <= limit:
+        return cheapest
+    smallest = found.cheapest(byte=1.0, second=1e-6)
+    if smallest.cost.memory.total > limit:
+        return smallest
+
+    # the price of a byte is halved between one at which it does not fit and one at which it does
+    best, low, high = smallest, 1e-16, 1e-4
+    for _ in range(16):
+        price = (low * high) ** 0.5
+        new = found.cheapest(byte=price)
+        if new.cost.memory.total <= limit:
+            best, high = min(best, new, key=lambda c: c.cost.predicted), price
+        else:
+            low = price
+    return best
+
+
+def unfolded(
+    pricer: Pricer, variables: Variables, single: Variables, found: Choice, limit: float | None
+) -> Choice:
+    """The same with a variable an operator, each of which may follow those that it takes from or gives to."""
+    strategies = found.strategies(variables)
+    whole = tuple((s,) for s in strategies)
+    menus = []
+    for at, variable in enumerate(single.all):
+        states = dict.fromkeys([whole[at]])
+        if variable.fixed is None and variable.letters:
+            for other in single_neighbours(pricer, at):
+                dims, mine = single.dims[other], single.dims[at]
+                rule = pricer.rules[at]
+                assert rule is not None
+                states[(followed(strategies[other], dims, rule, mine),)] = None
+        menus.append(tuple(states))
+    same: dict[tuple[State, ...], tuple[State, ...]] = {}
+    menus = [same.setdefault(m, m) for m in menus]
+    new = fitting(search(pricer, single, menus), limit)
+    old = choice(pricer, single, whole)
+    return min(old, new, key=lambda c: order(c, limit))
+
+
+def single_neighbours(pricer: Pricer, at: int) -> list[int]:
+    """Nodes that make what a node takes, or take what it makes."""
+    node = pricer.graph.nodes[at]
+    takers = [n for v in node.outs for n, _ in pricer.uses.get(v, ())]
+    return sorted({pricer.makers[v] for v in node.ins if v in pricer.makers} | set(takers))

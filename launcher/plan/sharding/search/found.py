@@ -1,0 +1,33 @@
+"""What a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.plan.sharding.cost import Cost
+from launcher.plan.sharding.op_rule import OpStrategy
+from launcher.plan.sharding.search.solve import Choice
+from launcher.plan.sharding.search.tables import Pricer
+from launcher.plan.sharding.search.variables import Variables
+
+
+@dataclass(frozen=True)
+class Found:
+    """A strategy a node. ``reasons``: a line for each inferred operator. ``lacking``: bytes of a rank."""
+
+    strategies: tuple[OpStrategy, ...]
+    cost: Cost
+    reasons: tuple[str, ...]
+    lacking: float = 0.0
+
+
+def found(
+    pricer: Pricer,
+    variables: Variables,
+    best: Choice,
+    written: Mapping[int, OpStrategy],
+    memory: float | None,
+) -> Found:
+    lacking = 0.0 if memory is None else max(0.0, best.cost.memory.total - memory)
+    return Found(best.strategies(variables), best.cost, (), lacking)
