@@ -15,7 +15,8 @@ KINDS = {
     "allgather_into_tensor_coalesced_": "all_gather",
     "reduce_scatter_": "reduce_scatter", "_reduce_scatter_base_": "reduce_scatter",
     "reduce_scatter_tensor_coalesced_": "reduce_scatter", "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce", "broadcast_": "broadcast", "send": "send", "recv_": "receive",
+    "allreduce_coalesced_": "all_reduce", "alltoall_base_": "all_to_all",
+    "broadcast_": "broadcast", "send": "send", "recv_": "receive",
 }  # fmt: skip
 """c10d's operators, as the plan calls them."""
 

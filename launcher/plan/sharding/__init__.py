@@ -4,4 +4,11 @@ All ranks of a pipeline stage are one set here, which each operator cuts in its 
 ``tp`` axis that a whole model shares are in ``plan/operators``.
 """
 
-__all__ = ["op_graph", "op_rule", "tensor_layout"]
+__all__ = [
+    "direct_exchange",
+    "op_graph",
+    "op_rule",
+    "redistribution",
+    "redistribution_step",
+    "tensor_layout",
+]

@@ -120,9 +120,7 @@ def _parts(layout: TensorLayout, rank: int) -> tuple[int, ...]:
     return tuple(layout.part(axes, rank) for axes in layout.dims)
 
 
-def _overlaps(
-    src: TensorLayout, shape: tuple[int, ...], want: Box
-) -> Iterator[tuple[tuple[int, ...], Box]]:
+def _overlaps(src: TensorLayout, shape: tuple[int, ...], want: Box) -> Iterator[tuple[tuple[int, ...], Box]]:
     """The parts of ``src`` that have some of a box, and what they have of it."""
     sizes = src.local_shape(shape)
     if want.empty:

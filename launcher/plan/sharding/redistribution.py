@@ -42,7 +42,7 @@ class Redistribution:
 def redistribution(
     src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int = 4
 ) -> Redistribution:
-    """The cheapest by bytes received and ``LATENCY`` for each collective; ties go to slices and regular ones."""
+    """The cheapest by bytes received and ``LATENCY`` for each collective; of equals the more regular."""
     assert src.divides(shape), f"{src} does not cut {shape} evenly"
     assert dst.divides(shape), f"{dst} does not cut {shape} evenly"
     if src == dst or src.canonical == dst.canonical:

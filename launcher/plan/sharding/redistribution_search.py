@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations, count, permutations
+from itertools import combinations, count
 from math import prod
 
 from launcher.plan.sharding.common_mesh import on_common_mesh
@@ -15,9 +15,6 @@ from launcher.plan.sharding.tensor_layout import TensorLayout
 
 LATENCY = 1 << 19
 """What a collective costs beside its bytes, in bytes: 10 us until a small one is through, at 50 GB/s."""
-
-ALL_ORDERS = 3
-"""Up to so many axes of a reduce-scatter are tried in every order, which are six; of more, in two."""
 
 
 def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[Step, ...]:
@@ -32,9 +29,9 @@ def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], items
     ticks = count()
     came: dict[TensorLayout, tuple[TensorLayout, Step] | None] = {start: None}
     spent = {start: (0, 0)}
-    heap = [((_least(start, goal, shape, itemsize), 0), next(ticks), start)]
+    heap = [(0, 0, 0, next(ticks), start)]
     while heap:
-        _, _, layout = heapq.heappop(heap)
+        layout = heapq.heappop(heap)[-1]
         if layout == goal:
             return _joined(_path(came, goal))
         for step in _steps(layout, goal, shape):
@@ -44,8 +41,8 @@ def cheapest(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], items
             so_far = (cost, exchanges + (step.op == "exchange"))
             if step.after not in spent or so_far < spent[step.after]:
                 came[step.after], spent[step.after] = (layout, step), so_far
-                least = so_far[0] + _least(step.after, goal, shape, itemsize)
-                heapq.heappush(heap, ((least, so_far[1]), next(ticks), step.after))
+                least = _least(step.after, goal, shape, itemsize)
+                heapq.heappush(heap, (so_far[0] + least, so_far[1], least, next(ticks), step.after))
     raise AssertionError(f"no way from {src} to {dst}")
 
 
@@ -59,63 +56,78 @@ def _least(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], itemsiz
     terms, wanted = prod(at.matrix[a] for a in at.partial), prod(goal.local_shape(shape))
     copies = goal.ranks // prod(goal.slices)
     among_all = prod(shape) * (terms + copies - 2) // goal.ranks
-    return max(wanted, among_all) * itemsize + LATENCY
+    ahead = at.matrix == goal.matrix and all(
+        a == b[: len(a)] for a, b in zip(at.dims, goal.dims, strict=True)
+    )
+    return max(wanted, among_all) * itemsize + (1 if ahead else 2) * LATENCY
 
 
 def _steps(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
     """All that may be next."""
     if at.partial:
-        found = _sums(at, goal)
+        found = _sums(at, goal, shape)
     elif at.matrix != goal.matrix:
         found = iter(())
     else:
-        found = _towards(at, goal)
-    for step in found:
-        if step.after.divides(shape):
-            yield replace(step, shape=shape)
+        found = _towards(at, goal, shape)
+    yield from (step for step in found if step.after.divides(shape))
     if not at.partial:
         op: Op = "exchange" if received(at, goal, shape) else "slice"
         yield Step(op, at, goal, shape)
 
 
-def _sums(at: TensorLayout, goal: TensorLayout) -> Iterator[Step]:
-    """Ways to add up, or to share it among the ranks that would all do the same."""
+def _sums(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
+    """Ways to add up, or to share that among ranks which would all do the same."""
     for a in at.repeated:
-        for d in range(len(at.dims)):
-            yield Step("slice", at, _cut(at, d, (a,)), ())
+        for d, _ in _places(at, goal, shape, (a,)):
+            yield Step("slice", at, _cut(at, d, (a,)), shape)
     for k in range(1, len(at.partial) + 1):
         for axes in combinations(at.partial, k):
             left = tuple(a for a in at.partial if a not in axes)
             less = TensorLayout(at.matrix, at.dims, left)
-            yield Step("all_reduce", at, less, (), axes=axes)
-            for d in range(len(at.dims)):
-                wanted = goal.dims[d] if at.matrix == goal.matrix else ()
-                for order in _orders(axes, wanted):
-                    yield Step("reduce_scatter", at, _cut(less, d, order), (), dim=d, axes=order)
+            yield Step("all_reduce", at, less, shape, axes=axes)
+            for d, order in _places(at, goal, shape, axes):
+                yield Step("reduce_scatter", at, _cut(less, d, order), shape, dim=d, axes=order)
 
 
-def _orders(axes: tuple[int, ...], wanted: tuple[int, ...]) -> Iterable[tuple[int, ...]]:
-    if len(axes) <= ALL_ORDERS:
-        return permutations(axes)
-    return {tuple(sorted(axes, key=lambda a: wanted.index(a) if a in wanted else len(wanted) + a)), axes}
+def _places(
+    at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Dims which axes may cut, and in which order: as ``goal`` does, and to be undone later.
+
+    What is undone costs the same on any dim that ``goal`` cuts no further, else on any: one is enough.
+    """
+    n = prod(at.matrix[a] for a in axes)
+    fits = [d for d, local in enumerate(at.local_shape(shape)) if local % n == 0]
+    as_goal, ends = [], []
+    for d in fits if at.matrix == goal.matrix else ():
+        have, want = at.dims[d], goal.dims[d]
+        more = want[len(have) :]
+        if have == want[: len(have)] and more and sorted(more[: len(axes)]) == sorted(axes):
+            as_goal.append((d, more[: len(axes)]))
+        elif have == want[: len(have)] and more and set(more) <= set(axes):
+            as_goal.append((d, more + tuple(a for a in axes if a not in more)))
+        elif have[: len(want)] == want:
+            ends.append(d)
+    return as_goal + [(d, axes) for d in (ends or fits)[:1] if (d, axes) not in as_goal]
 
 
-def _towards(at: TensorLayout, goal: TensorLayout) -> Iterator[Step]:
+def _towards(at: TensorLayout, goal: TensorLayout, shape: tuple[int, ...]) -> Iterator[Step]:
     """Steps over one matrix after which each dim that they change is cut as in ``goal``, or not as far."""
     for d, (have, want) in enumerate(zip(at.dims, goal.dims, strict=True)):
         more = want[len(have) : len(have) + 1]
         if have == want[: len(have)] and more and more[0] in at.repeated:
-            yield Step("slice", at, _cut(at, d, more), ())
+            yield Step("slice", at, _cut(at, d, more), shape)
         for k in range(1, len(have) + 1):
             head, tail = have[:-k], have[-k:]
             if head != want[: len(head)]:
                 continue
             less = _with(at, d, head)
-            yield Step("all_gather", at, less, (), dim=d, axes=tail)
+            yield Step("all_gather", at, less, shape, dim=d, axes=tail)
             for e, (other, wish) in enumerate(zip(at.dims, goal.dims, strict=True)):
                 to = wish[len(other) : len(other) + k]
                 if e != d and other == wish[: len(other)] and sorted(to) == sorted(tail):
-                    yield Step("all_to_all", at, _cut(less, e, to), (), dim=d, axes=tail, to_dim=e, to_axes=to)
+                    yield Step("all_to_all", at, _cut(less, e, to), shape, d, tail, e, to)
 
 
 def _cut(layout: TensorLayout, dim: int, axes: tuple[int, ...]) -> TensorLayout:

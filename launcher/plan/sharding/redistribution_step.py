@@ -27,7 +27,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Step:
-    """From ``before`` to ``after``, tensors of ``shape``: over the same matrix, but for "exchange" and "slice".
+    """From ``before`` to ``after``, tensors of ``shape``: on one matrix, but for "exchange" and "slice".
 
     ``axes``, outermost first, are those over which the ranks of a collective differ. "all_gather" joins what
     they cut of ``dim``, last of all; "all_to_all" too and has ``to_axes``, the same in another order, cut

@@ -1,0 +1,64 @@
+"""The cheapest chain of collectives over one axis of a common mesh at a time, found by trying all of them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+from launcher.plan.sharding.common_mesh import on_common_mesh
+from launcher.plan.sharding.tensor_layout import TensorLayout
+
+State = tuple[tuple[tuple[int, ...], ...], frozenset[int]]
+
+
+def cheapest_chain(
+    src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int, latency: int
+) -> int | None:
+    """Its cost; none where there is no common mesh."""
+    pair = on_common_mesh(src, dst)
+    if pair is None:
+        return None
+    sizes = pair[0].matrix
+    start, goal = ((layout.dims, frozenset(layout.partial)) for layout in pair)
+    tick, done = itertools.count(), set()
+    heap = [(0, next(tick), start)]
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state == goal:
+            return cost
+        if state in done:
+            continue
+        done.add(state)
+        local = math.prod(shape) // math.prod(sizes[a] for axes in state[0] for a in axes)
+        for share, after in moves(state, sizes):
+            ways = [math.prod(sizes[a] for a in axes) for axes in after[0]]
+            if all(n % k == 0 for n, k in zip(shape, ways, strict=True)):
+                more = math.ceil(share * local) * itemsize + (latency if share else 0)
+                heapq.heappush(heap, (cost + more, next(tick), after))
+    return None  # all ways lead over layouts that do not divide
+
+
+def moves(state: State, sizes: tuple[int, ...]) -> Iterator[tuple[Fraction | int, State]]:
+    """(received, as a share of what a rank has; the state after it): slices receive nothing."""
+    dims, partial = state
+    used = {a for axes in dims for a in axes} | partial
+
+    def cut(changed: dict[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(changed.get(d, axes) for d, axes in enumerate(dims))
+
+    for d, axes in enumerate(dims):
+        for a in set(range(len(sizes))) - used:
+            yield 0, (cut({d: (*axes, a)}), partial)
+        for a in partial:
+            yield Fraction(sizes[a] - 1, sizes[a]), (cut({d: (*axes, a)}), partial - {a})
+        if axes:
+            n = sizes[axes[-1]]
+            yield n - 1, (cut({d: axes[:-1]}), partial)
+            for e in range(len(dims)):
+                if e != d:
+                    yield Fraction(n - 1, n), (cut({d: axes[:-1], e: (*dims[e], axes[-1])}), partial)
+    for a in partial:
+        yield Fraction(2 * (sizes[a] - 1), sizes[a]), (dims, partial - {a})
