@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ from launcher.parallel.mesh import Meshes
 from launcher.parallel.replicas.buffers import Statistics, statistics
 from launcher.parallel.replicas.fuse import Bucketed, fuse, sums
 from launcher.parallel.replicas.tie import Tied, tie
+from launcher.parallel.sharding.apply import cut_parameters, run_sharded, stage_groups
+from launcher.parallel.sharding.weights import Weights
 from launcher.parallel.stages.split import StagePart, split
 from launcher.parallel.tensor_parallel.apply import distribute
 from launcher.parallel.tensor_parallel.collectives import Axis
@@ -51,6 +53,7 @@ class ParallelModel:
     statistics: Statistics
     halves: list[HalfWeights]
     compiled: CompileTimes | None = None
+    weights: list[Weights] = field(default_factory=list)
 
     def named(self) -> list[tuple[Placed, torch.Tensor]]:
         """This rank's tensors, the first copy of each, in the plan's order."""
@@ -86,16 +89,23 @@ class ParallelModel:
     def running(self) -> Iterator[None]:
         """Around every forward and backward: weights are gathered, in the dtype of the computation."""
         self.prefetch.start()
+        for weights in self.weights:
+            weights.gather()
         with ExitStack() as stack:
             for low in self.halves:
                 stack.enter_context(low.running())
             yield
         self.prefetch.end()
+        if not torch.is_grad_enabled():
+            for weights in self.weights:
+                weights.drop()
 
     def reduce(self) -> None:
         """After the last backward of a step: finish the sums that no schedule action did."""
         for order in self.reductions:
             order.end()
+        for weights in self.weights:
+            weights.reduce()
         agree(self.orders, self.meshes)
         for bucket in self.buckets:
             bucket.reduce()
@@ -114,6 +124,8 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
     parts = split(drawn.model, plan, meshes.coords["pp"], drawn.tracer, device=device)
     check_agreement(parts, drawn.whole)
 
+    cut_parameters(parts, plan)
+
     # their parameters become this rank's shards, and get their numbers; graphs are without what FSDP2 does
     distribute(parts, plan, meshes)
     compiled = compile_modules(parts, plan.compilation, drawn.axis)
@@ -121,6 +133,8 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         shard(part, plan, meshes)
     orders = [GatherOrder(part, plan) for part in parts]
     fill(parts, plan, meshes.rank, device, whole=drawn.whole)
+
+    weights = run_sharded(parts, plan, stage_groups(plan, meshes), device)
 
     # what keeps copies equal: gradients summed over replicas and tp, and over the stages that share a tensor
     buckets = []
@@ -142,4 +156,5 @@ def parallelize(drawn: Blueprint, plan: Plan, meshes: Meshes, device: torch.devi
         statistics=statistics(parts, plan, meshes),
         halves=[half_weights(part, plan) for part in parts],
         compiled=compiled,
+        weights=weights,
     )

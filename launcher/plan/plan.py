@@ -40,6 +40,7 @@ from launcher.plan.settings import (
 )
 from launcher.plan.settings.numbers import loss_repeated_mean
 from launcher.plan.settings.pipeline import ScheduleChoice
+from launcher.plan.sharding.stage_sharding import Sharding
 from launcher.plan.step_order import Phase
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.batch_reading import BatchReading, BatchRole, roles
@@ -95,7 +96,8 @@ class Plan:
     ``stages`` are virtual; ``boundaries[s]`` is what travels from stage s to s + 1. ``leaves`` are the
     modules that the glue is traced between; ``None`` when one stage runs the model as it is. ``pieces``
     are the lengths in which sequences pass while training; empty when they pass whole. ``operators``: how
-    modules are spread over ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
+    modules are spread over ``tp``; ``sharding``: how operators are cut over device matrices, if they are, each
+    over all ranks of ``tp``; ``recomputed``: which run again in the backward; ``compilation``: which
     torch compiles; ``sums`` are the gradients to add up over ``tp`` once a step. ``gathers``: of each
     pipeline rank, once a step. ``reduces_early``: what is reduced once a step travels while the last backward
     goes on. ``overlaps``: what is sent beside the computation, and what is waited for, in words. ``output``
@@ -126,6 +128,7 @@ class Plan:
     reduces_early: bool
     overlaps: tuple[str, ...]
     operators: Flow
+    sharding: Sharding | None
     recomputed: tuple[Recomputed, ...]
     compilation: Compilation | None
     sums: tuple[Bucket, ...]
@@ -239,6 +242,7 @@ def plan(
         reduces_early=transformer_opt.reduces_early(job),
         overlaps=transformer_opt.overlaps(job, at.sizes, fused),
         operators=_operators(job, model, fused),
+        sharding=None,
         recomputed=model.recomputed,
         compilation=compilation,
         sums=fused.terms,

@@ -23,12 +23,14 @@ from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.refusals import own_optimizer
 from launcher.plan.settings import compile, dataset_strategy, recompute
+from launcher.plan.sharding.asked import over_device_matrix, uncut
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
 from launcher.planner.recompute_auto import solved
 from launcher.planner.request_files import fits, inlined
+from launcher.planner.shard_operators import shard_operators
 from launcher.planner.trace_model import ModelRead, breaks, follow, keeps_messages, read
 
 if TYPE_CHECKING:
@@ -284,7 +286,10 @@ def _planned(
         pieces=seen.pieces,
         keeps_messages=keeps_messages(),
     )
-    made = plan(job, asked, traced, [*notes, *more], traits=traits)
+    made = plan(uncut(job), asked, traced, [*notes, *more], traits=traits)
+    if over_device_matrix(job):
+        with unmarked(model.marks):
+            made = shard_operators(job, made, model.module, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))
     return made

@@ -16,6 +16,7 @@ from launcher.plan.plan import Asked, Plan
 from launcher.plan.refusals import model_effects
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
+from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.recomputed import Recomputed
@@ -124,7 +125,8 @@ def follow(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
 
     # what of the request fits this model
-    operators, found = resolve(job.parallel.operators, skeleton, asked.sizes.grid)
+    mine = {} if over_device_matrix(job) else job.parallel.operators
+    operators, found = resolve(mine, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong

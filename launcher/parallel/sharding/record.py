@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor]) -> OpGraph:
     """The forward of ``module`` (on the meta device) on ``inputs``. Raises ``RequestError``."""
     try:
         program = torch.export.export(copied(module), tuple(inputs), strict=False)
+        if any(_changes(n) for n in program.graph.nodes):
+            program = program.run_decompositions({})  # the same without changes in place, nothing decomposed
     except Exception as error:  # whatever the code of a model or torch's tracing raises
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         text = f"torch.export cannot follow the model, so its operators have no strategies: {line}"
@@ -36,6 +39,7 @@ class _Recorder:
         self.at: dict[fx.Node, int] = {}
         self.parts: dict[fx.Node, tuple[int, ...]] = {}
         self.first = _first_names(module)
+        self.buffers = {self.first[n] for n, _ in module.named_buffers(remove_duplicate=False)}
 
     def graph(self) -> OpGraph:
         signature = self.program.graph_signature
@@ -44,6 +48,7 @@ class _Recorder:
         params: dict[str, int] = {}
         nodes: list[OpNode] = []
         outputs: tuple[int, ...] = ()
+        changes: dict[str, int] = {}
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 if node.name in names:
@@ -55,22 +60,46 @@ class _Recorder:
                         (Problem(KEY, f"the model makes a tensor of Python numbers, {node.name}"),)
                     )
             elif node.op == "output":
-                kept = {s.arg.name for s in signature.output_specs if s.kind.name == "USER_OUTPUT"}
-                outputs = tuple(self.at[n] for n in node.args[0] if n.name in kept)
-            elif node.target is not _getitem:
+                outputs, changes = self._leaving(node)
+            elif node.meta.get("val", node) is None:
+                continue  # a check of dtype and device that tracing has put in: it makes nothing
+            elif node.target is not getitem:
                 nodes.append(self._node(node))
             else:
                 source, place = node.args
                 self.at[node] = self.parts[source][place]
-        return OpGraph(tuple(self.values), tuple(inputs), tuple(params.items()), tuple(nodes), outputs)
+        return OpGraph(
+            values=tuple(self.values),
+            inputs=tuple(inputs),
+            params=tuple(params.items()),
+            nodes=tuple(nodes),
+            outputs=outputs,
+            buffers=frozenset(self.buffers & params.keys()),
+            changes=tuple(changes.items()),
+        )
+
+    def _leaving(self, node: fx.Node) -> tuple[tuple[int, ...], dict[str, int]]:
+        """The outputs, and what buffers become."""
+        outputs, changes = [], {}
+        made_here: Any = node.args[0]
+        for said, made in zip(self.program.graph_signature.output_specs, made_here, strict=True):
+            if said.kind.name == "USER_OUTPUT":
+                outputs.append(self.at[made])
+            elif said.kind.name == "BUFFER_MUTATION":
+                changes[self.first[said.target]] = self.at[made]
+            else:
+                text = f"the forward changes {said.target}, which is no buffer of the model"
+                raise RequestError((Problem(KEY, text),))
+        return tuple(outputs), changes
 
     def _node(self, node: fx.Node) -> OpNode:
         made = node.meta["val"]
         given = any(self.values[self.at[n]].trains for n in node.all_input_nodes if n in self.at)
         if isinstance(made, torch.Tensor):
-            outs = (self._value(node, made, given),)
+            outs: tuple[int, ...] = (self._value(node, made, given),)
         else:
             outs = self.parts[node] = tuple(self._add(t, given) for t in made)
+        assert isinstance(node.target, torch._ops.OpOverload), node.target
         return OpNode(
             op=node.target.name().removeprefix("aten::"),
             module=_module(node),
@@ -97,13 +126,9 @@ class _Recorder:
         return Name(str(arg))
 
 
-def _getitem_of() -> Any:
-    from operator import getitem
-
-    return getitem
-
-
-_getitem = _getitem_of()
+def _changes(node: fx.Node) -> bool:
+    """Whether it changes a tensor in place."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:

@@ -10,6 +10,8 @@ from launcher.job.schema.parallel import Pipeline
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import hsdp, operators, pipeline
+from launcher.plan.sharding import asked as sharding
+from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import many
 
@@ -75,6 +77,8 @@ def _steps(job: Job, notes: list[Note]) -> int:
 
 def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
     """The ranks on each axis; ``None`` when they do not make whole pipelines."""
+    if over_device_matrix(job):
+        return _one_set(job, notes, found)
     asked = job.parallel.grid
     pp = job.parallel.pipeline.stages
     tp = operators.degree(job, notes, found)
@@ -105,6 +109,23 @@ def _grid(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
         text = f"{n}: {n} x {shard} sharded is not the {many(dp, 'data-parallel rank')} there are"
         found.append(Problem(key, text, f"{key}={dp // shard}"))
     return Grid.of(pp=pp, dp_replicate=dp // shard, dp_shard=shard, tp=tp)
+
+
+def _one_set(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
+    """All ranks of a stage on one axis, for each operator cuts them in its own way."""
+    pp, asked = job.parallel.pipeline.stages, job.parallel.grid.pp
+    if asked not in (None, pp):
+        found.append(
+            Problem(f"{KEY}.pp", f"{asked}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
+        )
+    ranks = sharding.ranks(job, found)
+    found += sharding.refused(job, ranks)
+    if ranks is None:
+        return None
+    if job.launch.nproc is None:
+        a_node = pp * ranks // job.launch.nnodes
+        notes.append(Note("launch.nproc", f"null -> {a_node}: as many ranks as the strategies need"))
+    return Grid.of(pp=pp, dp_replicate=1, dp_shard=1, tp=ranks)
 
 
 def _indivisible(job: Job, world: int, tp: int, unit: int) -> Problem:

@@ -76,13 +76,18 @@ def _refs(arg: Arg) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class OpGraph:
-    """``inputs`` and ``outputs`` are values, as are ``params``: parameters and buffers by first name."""
+    """``inputs`` and ``outputs`` are values, as are ``params``: parameters and buffers by first name.
+
+    ``buffers`` are the names of the latter; ``changes``: those that a forward changes, and what into.
+    """
 
     values: tuple[Value, ...]
     inputs: tuple[int, ...]
     params: tuple[tuple[str, int], ...]
     nodes: tuple[OpNode, ...]
     outputs: tuple[int, ...]
+    buffers: frozenset[str] = frozenset()
+    changes: tuple[tuple[str, int], ...] = ()
 
     def shapes(self, node: OpNode) -> tuple[tuple[int, ...], ...]:
         """Of the tensors that it takes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
@@ -56,6 +57,10 @@ class OpStrategy:
         return dict(self.axes)
 
     @property
+    def ranks(self) -> int:
+        return prod(self.matrix)
+
+    @property
     def used(self) -> tuple[int, ...]:
         """The axes that cut anything."""
         return tuple(sorted(a for _, axes in self.axes for a in axes))
@@ -84,11 +89,8 @@ class OpStrategy:
 
     def fits(self, rule: OpRule) -> bool:
         """Whether the slices of each letter divide it."""
-        return all(n % _ways(self, letter) == 0 for letter, n in rule.sizes)
+        return all(n % self.slices(letter) == 0 for letter, n in rule.sizes)
 
-
-def _ways(strategy: OpStrategy, letter: str) -> int:
-    ways = 1
-    for a in strategy.of.get(letter, ()):
-        ways *= strategy.matrix[a]
-    return ways
+    def slices(self, letter: str) -> int:
+        """Into how many a letter is cut."""
+        return prod(self.matrix[a] for a in self.of.get(letter, ()))

@@ -100,6 +100,22 @@ class TensorLayout:
         partial = tuple(sorted(new[a] for a in self.partial if a in new))
         return TensorLayout(tuple(prod(self.matrix[a] for a in g) for g in groups), dims, partial)
 
+    @cached_property
+    def over_primes(self) -> TensorLayout:
+        """The same over axes none of which can be divided.
+
+        >>> TensorLayout((2, 6), ((1,), ())).over_primes
+        TensorLayout(matrix=(2, 2, 3), dims=((1, 2), ()), partial=())
+        """
+        parts: list[tuple[int, ...]] = []
+        sizes: list[int] = []
+        for n in self.matrix:
+            own = primes(n)
+            parts.append(tuple(range(len(sizes), len(sizes) + len(own))))
+            sizes += own
+        dims = tuple(tuple(b for a in axes for b in parts[a]) for axes in self.dims)
+        return TensorLayout(tuple(sizes), dims, tuple(b for a in self.partial for b in parts[a]))
+
     def _beside(self, a: int, b: int) -> bool:
         """Whether two axes, one right after the other, do as one."""
         for axes in self.dims:
@@ -107,3 +123,17 @@ class TensorLayout:
                 return axes[axes.index(a) + 1 :][:1] == (b,)
         cut = {x for axes in self.dims for x in axes}
         return b not in cut and (a in self.partial) == (b in self.partial)
+
+
+def primes(n: int) -> list[int]:
+    """
+    >>> primes(12)
+    [2, 2, 3]
+    """
+    out, p = [], 2
+    while n > 1:
+        while n % p == 0:
+            out.append(p)
+            n //= p
+        p += 1
+    return out

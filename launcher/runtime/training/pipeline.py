@@ -10,6 +10,7 @@ import torch.distributed as dist
 from launcher.errors import RunError
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
+from launcher.parallel.output_share import output_share
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened
@@ -42,8 +43,8 @@ class Pipeline:
         plan = model.plan
 
         # what this rank has to do with the loss
-        self.parts = (model.axis,) if plan.operators.output is not None else ()
-        self.counts = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
+        self.share = output_share(model)
+        self.first_of_stage = model.meshes.coords["tp"] == 0
         self.first = any(p.stage.index == 0 for p in model.parts)
         self.last = any(p.stage.index == len(plan.stages) - 1 for p in model.parts)
         self.scale = plan.loss_repeats * plan.loss_terms
@@ -60,10 +61,10 @@ class Pipeline:
         self.before_reduce: Callable[[], None] | None = None
 
         # one runtime for each schedule; sequences are cut in training only
-        training = _stages(model, inputs, device, plan.pieces)
+        training = _stages(model, inputs, device, plan.pieces, made=_output(plan))
         count = plan.sizes.micros * max(len(plan.pieces), 1)
         self._train = pipelining.runtime(training, plan.schedule, count, self._training_loss)
-        whole, micros = _stages(model, inputs, device), plan.sizes.micros
+        whole, micros = _stages(model, inputs, device, made=plan.output), plan.sizes.micros
         self._evaluate = pipelining.runtime(whole, plan.evaluation, micros, self._evaluation_loss)
 
     def step(
@@ -82,7 +83,8 @@ class Pipeline:
         if self.before_reduce is not None:
             self.before_reduce()
         self.model.reduce()
-        return self._sum() / self.count.whole() if self.last else self._sum()
+        total = self._sum(counts=self.share.counts)
+        return total / self.count.whole() if self.last else total
 
     @torch.no_grad()
     def evaluate(
@@ -93,9 +95,9 @@ class Pipeline:
         The rest is padding. No gradients. Both are 0 on ranks where ``step``'s loss is.
         """
         self._forward(inputs, targets, valid, keep=self.model.plan.output_broadcast)
-        total = self._sum()
+        total = self._sum(counts=self.first_of_stage)
         counted = torch.zeros((), device=self.device)
-        if self.last and self.counts and targets is not None:
+        if self.last and self.first_of_stage and targets is not None:
             counted = _counted(targets[:valid])
         return torch.stack([total, counted.to(total)])
 
@@ -174,7 +176,8 @@ class Pipeline:
                 raise RunError(f"{text}, that of the first one; all samples must have one shape")
 
     def _training_loss(self, output: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        loss = self.loss(output, self.targets[int(number)], *self.parts, reduction="sum")
+        targets = self.share.targets(self.targets[int(number)])
+        loss = self.loss(output, targets, *self.share.parts, reduction="sum")
         self.raw.append(loss.detach())
         return loss * (self.scale * self.scaled / self.count.whole().clamp(min=1)).to(loss.dtype)
 
@@ -187,12 +190,13 @@ class Pipeline:
         if not n:
             return torch.zeros((), device=self.device)
         # float64: over 50000 classes torch's float32 log_softmax is 1e-5 too low on a CPU
-        loss = self.loss(output[:n].double(), self.targets[int(number)][:n], *self.parts, reduction="sum")
+        parts = () if self.model.plan.sharding is not None else self.share.parts  # evaluated whole
+        loss = self.loss(output[:n].double(), self.targets[int(number)][:n], *parts, reduction="sum")
         self.raw.append(loss)
         return loss
 
-    def _sum(self) -> torch.Tensor:
-        if not self.raw or not self.counts:
+    def _sum(self, counts: bool) -> torch.Tensor:
+        if not self.raw or not counts:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack([r.double() for r in self.raw]).sum()
 
@@ -249,8 +253,14 @@ def _cut(t: torch.Tensor, size: int, pieces: tuple[int, ...]) -> list[torch.Tens
 
 
 def _stages(
-    model: ParallelModel, inputs: Sequence[TensorSpec], device: torch.device, pieces: tuple[int, ...] = ()
+    model: ParallelModel,
+    inputs: Sequence[TensorSpec],
+    device: torch.device,
+    pieces: tuple[int, ...] = (),
+    *,
+    made: Sequence[TensorSpec],
 ) -> list[pipelining.RuntimeStage]:
+    """``made``: what a rank of the last stage makes of the model's output."""
     plan = model.plan
     level = plan.hsdp.optimizer_level if plan.hsdp else "level1"
     out = []
@@ -261,7 +271,7 @@ def _stages(
         before, takes = inputs, [False] * len(inputs)
         if index > 0:
             before, takes = _flat(plan, index - 1)
-        after, gives = plan.output, [True] * len(plan.output)
+        after, gives = made, [True] * len(made)
         if index < len(plan.stages) - 1:
             after, gives = _flat(plan, index)
 
@@ -283,6 +293,11 @@ def _stages(
         )
         out.append(stage)
     return out
+
+
+def _output(plan: Plan) -> tuple[TensorSpec, ...]:
+    """What a rank of the last stage makes in training."""
+    return plan.output if plan.sharding is None else plan.sharding.stages[-1].gives
 
 
 def _each(specs: Sequence[TensorSpec], pieces: tuple[int, ...]) -> list[tuple[TensorSpec, ...]]:

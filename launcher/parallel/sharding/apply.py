@@ -1,0 +1,111 @@
+"""Makes a stage run its operators over device matrices: cuts its parameters, and replaces its forward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.parallel.local import cut as part_of
+from launcher.parallel.mesh import Meshes
+from launcher.parallel.sharding.process_groups import StageGroups
+from launcher.parallel.sharding.stage_program import StageProgram
+from launcher.parallel.sharding.weights import Weights
+from launcher.parallel.stages.split import StagePart
+from launcher.plan.plan import Plan
+from launcher.plan.sharding.meeting_ranks import meeting_ranks
+from launcher.plan.values.layout import Layout
+
+
+def cut_parameters(parts: list[StagePart], plan: Plan) -> None:
+    """Each parameter (on meta) becomes one of the shape of this rank's part; ties stay ties."""
+    if plan.sharding is None:
+        return
+    shapes = {n: p.layout.box(_holder(p.layout)) for p in plan.params for n in p.names}
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for part in parts:
+        for path, module in part.module.named_modules():
+            for attr, p in list(module._parameters.items()):
+                box = shapes.get(f"{path}.{attr}".lstrip("."))
+                if p is None or box is None:
+                    continue
+                if p not in made:
+                    made[p] = nn.Parameter(p.detach().new_empty(box.shape), p.requires_grad)
+                    made[made[p]] = made[p]
+                module._parameters[attr] = made[p]
+
+
+def stage_groups(plan: Plan, meshes: Meshes) -> StageGroups | None:
+    """The process groups of this rank's stages, which all ranks make together."""
+    if plan.sharding is None:
+        return None
+    grid = plan.sizes.grid
+    stages = [grid.ranks(pp=pp) for pp in range(grid["pp"])]
+    needs = [meeting_ranks(plan.sharding, plan.sizes.held(pp)) for pp in range(grid["pp"])]
+    return StageGroups.build(stages, needs, whole=meshes.tp)
+
+
+def _holder(layout: Layout) -> int:
+    """A rank that has a part of it; all parts are alike."""
+    return layout.grid.ranks(pp=dict(layout.at)["pp"][0])[0]
+
+
+def run_sharded(
+    parts: list[StagePart], plan: Plan, groups: StageGroups | None, device: torch.device
+) -> list[Weights]:
+    """Stages run operator by operator from now on."""
+    if plan.sharding is None or groups is None:
+        return []
+    out = []
+    for part in parts:
+        stage = plan.sharding.stages[part.stage.index]
+        names = {p.name: name for p, name, _ in part.named(plan.params)}
+        weights = Weights(part.module, stage.params, plan.sharding.level, groups, names=names)
+        forward = StageForward(
+            part.module,
+            StageProgram(stage.train, groups, device),
+            StageProgram(stage.evaluate, groups, device),
+            weights,
+            whole=part.stage.index == 0,
+            last=part.stage.index == len(plan.stages) - 1,
+        )
+        part.module.forward = forward
+        out.append(weights)
+    return out
+
+
+class StageForward:
+    """The forward of a stage. ``whole``: inputs arrive whole; ``last``: it returns what the model does."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        train: StageProgram,
+        evaluate: StageProgram,
+        weights: Weights,
+        *,
+        whole: bool,
+        last: bool,
+    ) -> None:
+        self.module = module
+        self.programs = {True: train, False: evaluate}
+        self.weights = weights
+        self.whole = whole
+        self.last = last
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        program = self.programs[self.module.training]
+        graph = program.sharded
+        given = list(inputs)
+        if self.whole:
+            given = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
+        outs, changes = program.run(given, self.weights)
+        with torch.no_grad():
+            for name, t in changes.items():
+                self.weights.kept(name).copy_(t)
+        return outs[0] if self.last and len(outs) == 1 else tuple(outs)
+
+    def _mine(self, graph: Any, value: int, x: Tensor) -> Tensor:
+        layout = graph.layouts[value]
+        return part_of(x, layout.box(tuple(x.shape), self.weights.groups.rank)).contiguous()

@@ -1,0 +1,142 @@
+"""Norms whose statistics are those of several ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.parallel.sharding.kernels.collectives import Collectives, Meeting
+from launcher.parallel.sharding.kernels.local_call import LocalCall
+from launcher.parallel.sharding.kernels.softmax import HALVES
+from launcher.parallel.sharding.kernels.torch_op import Run
+from launcher.plan.sharding.op_graph import Arg, Ref
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Over ``dims``, of ``count`` elements on all ranks; ``centered``: the mean is taken off."""
+
+    meeting: Meeting
+    dims: tuple[int, ...]
+    count: int
+    eps: float
+    centered: bool
+
+
+class _Normalized(torch.autograd.Function):
+    """``(x - mean) / sqrt(variance + eps)``; gives mean and variance too, which have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, over: Statistics) -> tuple[Tensor, Tensor, Tensor]:
+        mean = x.new_zeros(())
+        if over.centered:
+            mean = over.meeting.sum(x.sum(over.dims, keepdim=True)) / over.count
+        off = x - mean
+        variance = over.meeting.sum(off.square().sum(over.dims, keepdim=True)) / over.count
+        scale = (variance + over.eps).rsqrt()
+        out = off * scale
+
+        ctx.save_for_backward(out, scale)
+        ctx.over = over
+        ctx.mark_non_differentiable(mean, variance)
+        return out, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None]:
+        out, scale = ctx.saved_tensors
+        over: Statistics = ctx.over
+        along = (grad * out).sum(over.dims, keepdim=True)
+        if not over.centered:
+            return scale * (grad - out * (over.meeting.sum(along) / over.count)), None
+        both = over.meeting.sum(torch.stack([along, grad.sum(over.dims, keepdim=True)])) / over.count
+        return scale * (grad - both[1] - out * both[0]), None
+
+
+def normalized(x: Tensor, over: Statistics) -> tuple[Tensor, Tensor, Tensor]:
+    """Computed in float32 at least, as torch's; rounding is left to the caller."""
+    wide = x.float() if x.dtype in HALVES else x
+    made: tuple[Tensor, Tensor, Tensor] = _Normalized.apply(wide, over)  # type: ignore[no-untyped-call]
+    return made
+
+
+def layer_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
+    """Also rms_norm."""
+    axes = call.axes(call.rule.inside)
+    if not axes:
+        return run
+    count = len(call.rule.ins[1]) if len(call.ins) > 1 else len(call.node.args[1])  # type: ignore[arg-type]
+    centered = call.node.kind == "layer_norm"
+    over = Statistics(
+        meeting=Meeting(here, call.strategy.matrix, axes),
+        dims=tuple(range(-count, 0)),
+        count=prod(call.ins[0][-count:]),
+        eps=_eps(call, 4 if centered else 3),
+        centered=centered,
+    )
+    weighted = isinstance(_argument(call, 2), Ref)
+
+    def over_ranks(x: Tensor, *affine: Tensor) -> Tensor:
+        out, _, _ = normalized(x, over)
+        if weighted:
+            out = out * affine[0]
+        if len(affine) > weighted:
+            out = out + affine[-1]
+        return out.to(x.dtype)
+
+    return over_ranks
+
+
+def _argument(call: LocalCall, place: int) -> Arg:
+    return call.node.args[place] if len(call.node.args) > place else None
+
+
+def _eps(call: LocalCall, place: int) -> float:
+    given = _argument(call, place)
+    if isinstance(given, int | float):
+        return given
+    return 1e-5 if call.node.kind == "layer_norm" else torch.finfo(getattr(torch, call.dtype)).eps
+
+
+def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
+    """In training, over a cut batch: running statistics move as those of the whole batch."""
+    axes = call.axes(call.rule.inside)
+    if not axes:
+        return run
+    shape = call.ins[0]
+    momentum = call.node.args[6]
+    assert isinstance(momentum, float)
+    over = Statistics(
+        meeting=Meeting(here, call.strategy.matrix, axes),
+        dims=tuple(d for d in range(len(shape)) if d != 1),
+        count=prod(shape) // shape[1],
+        eps=_eps(call, 7),
+        centered=True,
+    )
+    has = [isinstance(_argument(call, place), Ref) for place in (1, 2, 3, 4)]
+    channels = (1, -1, *[1] * (len(shape) - 2))
+
+    several = len(call.outs) > 1
+
+    def over_ranks(x: Tensor, *others: Tensor) -> Any:
+        rest = iter(others)
+        weight, bias, means, variances = (next(rest) if there else None for there in has)
+        out, mean, variance = normalized(x, over)
+        with torch.no_grad():
+            if means is not None:
+                means = means.lerp(mean.flatten().to(means.dtype), momentum)
+            if variances is not None:
+                unbiased = variance.flatten() * (over.count / (over.count - 1))
+                variances = variances.lerp(unbiased.to(variances.dtype), momentum)
+        if weight is not None:
+            out = out * weight.view(channels)
+        if bias is not None:
+            out = out + bias.view(channels)
+        out = out.to(x.dtype)
+        scale = (variance + over.eps).rsqrt()
+        return (out, mean.flatten(), scale.flatten(), means, variances) if several else out
+
+    return over_ranks

@@ -1,0 +1,129 @@
+"""Whether a request cuts its operators over device matrices, and what it cannot have beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import lcm, prod
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.schema.job import Job
+from launcher.plan.operators import strategy
+from launcher.plan.schedule.schedules import RULES
+from launcher.plan.values.text import many
+
+OPERATORS = "parallel.operators"
+
+
+def over_device_matrix(job: Job) -> bool:
+    """Whether all ranks of a stage are one set, which every operator cuts in its own way.
+
+    So they are where strategies are searched for, and where those that are written do not fit one axis tp
+    beside one of data-parallel ranks.
+    """
+    par = job.parallel
+    if par.mode != "semi_auto" or _other_dims(par.dataset_strategy):
+        return True
+    values = [v for v in par.operators.values() if isinstance(v, Mapping)]
+    if any("matrix" in v or "axes" in v for v in values):
+        return True
+    if par.grid.tp is not None:
+        return False
+    tp, clash = strategy.degree(par.operators)
+    return bool(clash) or _other_batches(job, values, tp or 1)
+
+
+def uncut(job: Job) -> Job:
+    """``job`` with every tensor whole on all ranks of a stage, where device matrices are asked for."""
+    if not over_device_matrix(job):
+        return job
+    whole: dict[str, Any] = {
+        "mode": "semi_auto",
+        "operators": {},
+        "hsdp": None,
+        "dataset_strategy": "full_batch",
+    }
+    return job.model_copy(update={"parallel": job.parallel.model_copy(update=whole)})
+
+
+def _other_dims(asked: Any) -> bool:
+    """Whether a dataset strategy cuts more than the samples, or names axes."""
+    if isinstance(asked, str):
+        return False
+    return isinstance(asked, Mapping) or any(n > 1 for dims in asked for n in dims[1:])
+
+
+def _other_batches(job: Job, values: list[Mapping[str, Any]], tp: int) -> bool:
+    """Whether samples are cut in other numbers than data-parallel ranks have parts."""
+    if job.launch.nproc is None:
+        return False
+    dp = job.launch.nproc * job.launch.nnodes // (job.parallel.pipeline.stages * tp)
+    known = {1, dp, tp, dp * tp}
+    first = (v.get("in", [[]]) for v in values)
+    return any(
+        isinstance(tensors[0][0], int) and tensors[0][0] not in known
+        for tensors in first
+        if isinstance(tensors, list | tuple)
+        and tensors
+        and isinstance(tensors[0], list | tuple)
+        and tensors[0]
+    )
+
+
+def least(job: Job) -> int:
+    """Ranks of a stage that the strategies need at least."""
+    sizes = [1]
+    for value in job.parallel.operators.values():
+        if not isinstance(value, Mapping):
+            continue
+        matrix = value.get("matrix")
+        tensors = value.get("in", ())
+        if isinstance(matrix, list | tuple) and all(type(n) is int and n > 0 for n in matrix):
+            sizes.append(prod(matrix))
+        for dims in tensors if isinstance(tensors, list | tuple) else ():
+            if isinstance(dims, list | tuple) and all(type(n) is int and n > 0 for n in dims):
+                sizes.append(prod(dims))
+    return lcm(*sizes)
+
+
+def ranks(job: Job, found: list[Problem]) -> int | None:
+    """Ranks of a stage; ``None`` where they do not make whole stages."""
+    pp, launch = job.parallel.pipeline.stages, job.launch
+    if launch.nproc is None:
+        return lcm(pp * least(job), launch.nnodes) // pp
+    world = launch.nproc * launch.nnodes
+    if world % pp:
+        nodes = "" if launch.nnodes == 1 else f"{many(world, 'rank')} on {launch.nnodes} nodes "
+        text = f"{launch.nproc}: {nodes}cannot be cut evenly into {many(pp, 'pipeline stage')}"
+        found.append(Problem("launch.nproc", text, f"launch.nproc={-(-world // pp) * pp // launch.nnodes}"))
+        return None
+    return world // pp
+
+
+def refused(job: Job, size: int | None) -> Iterator[Problem]:
+    """What cannot be beside device matrices over the ``size`` ranks of a stage."""
+    par = job.parallel
+    for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
+        if n not in (None, 1):
+            text = f"{n}: each operator shares all ranks of a stage out in its own way"
+            yield Problem(f"parallel.grid.{axis}", text, quote(f"~parallel.grid.{axis}"))
+    if par.grid.tp not in (None, size) and size is not None:
+        text = f"{par.grid.tp}: operators are cut over all {size} ranks of a stage"
+        yield Problem("parallel.grid.tp", text, quote("~parallel.grid.tp"))
+    if par.recompute is not None:
+        text = "operators over device matrices do not run again in the backward yet"
+        yield Problem("parallel.recompute", text, quote("~parallel.recompute"))
+    if job.train.compile is not None:
+        text = "operators over device matrices are not compiled yet"
+        yield Problem("train.compile", text, quote("~train.compile"))
+    if job.train.precision not in ("fp32", "fp64"):
+        text = f"{job.train.precision}: operators over device matrices compute in fp32 or fp64"
+        yield Problem("train.precision", text, "train.precision=fp32")
+    if par.pipeline.seq_chunks > 1:
+        text = f"{par.pipeline.seq_chunks}: sequences pass whole where operators are over device matrices"
+        yield Problem("parallel.pipeline.seq_chunks", text, "parallel.pipeline.seq_chunks=1")
+    rule = RULES.get(par.pipeline.scheduler)
+    if rule is not None and rule.split and par.pipeline.stages > 1:
+        text = f"{par.pipeline.scheduler}: a backward over device matrices is not cut in two"
+        yield Problem("parallel.pipeline.scheduler", text, "parallel.pipeline.scheduler=1f1b")

@@ -1,0 +1,55 @@
+"""Which ranks of a stage send each other something: the process groups that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from launcher.plan.sharding.direct_exchange import Rows, rows_over
+from launcher.plan.sharding.moves import gathered, moves, reduced
+from launcher.plan.sharding.redistribution import Redistribution
+from launcher.plan.sharding.sharded_graph import ShardedGraph
+from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
+
+
+def meeting_ranks(sharding: Sharding, held: Iterable[int]) -> tuple[Rows, ...]:
+    """Of the virtual stages that one pipeline rank holds, each set of rows once."""
+    found = (rows for s in held for rows in _stage(sharding.stages[s], last=s == len(sharding.stages) - 1))
+    return tuple(dict.fromkeys(rows for rows in found if len(rows[0]) > 1))
+
+
+def _stage(stage: StageSharding, last: bool) -> Iterator[Rows]:
+    for graph in (stage.train, stage.evaluate):
+        for move in moves(graph):
+            yield from _rows(move.forward)
+            if move.backward is not None:
+                yield from _rows(move.backward)
+        yield from _inside(graph)
+    for p in stage.params:
+        yield from _rows(gathered(p))
+        yield from _rows(reduced(p))
+    if last:
+        yield from _loss(stage.train)
+
+
+def _rows(plan: Redistribution) -> Iterator[Rows]:
+    return (step.rows for step in plan.steps if step.op != "slice")
+
+
+def _inside(graph: ShardedGraph) -> Iterator[Rows]:
+    """Of collectives inside of operators, over the axes of a letter or of several."""
+    for rule, strategy in zip(graph.rules, graph.strategies, strict=True):
+        if rule is None or not rule.kernel:
+            continue
+        letters = (*rule.inside, *rule.sums)
+        for some in (*((letter,) for letter in letters), rule.inside, rule.sums):
+            axes = tuple(sorted(a for letter in some for a in strategy.of.get(letter, ())))
+            if axes:
+                yield rows_over(strategy.matrix, axes)
+
+
+def _loss(graph: ShardedGraph) -> Iterator[Rows]:
+    """Of the loss, over what cuts its classes."""
+    for at in graph.returns:
+        layout = graph.taken[at].layout
+        if layout.dims and layout.dims[-1]:
+            yield rows_over(layout.matrix, tuple(sorted(layout.dims[-1])))

@@ -1,0 +1,69 @@
+"""What is sent between operators: the redistributions of a sharded graph, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.plan.sharding.parameters import ShardedParam
+from launcher.plan.sharding.redistribution import Redistribution, back, redistribution
+from launcher.plan.sharding.sharded_graph import ShardedGraph, Taken
+from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.plan.values.facts import WIDTH
+
+
+@dataclass(frozen=True)
+class Move:
+    """A redistribution, and that of the gradient; ``None`` where no gradient comes back."""
+
+    forward: Redistribution
+    backward: Redistribution | None
+
+
+def taken(graph: ShardedGraph, way: Taken) -> Move | None:
+    """How a value gets from where it rests to how it is taken; ``None`` where it is taken as it is.
+
+    So is a parameter whose gradient is summed once a step.
+    """
+    if graph.still(way) or (way.value in graph.params and graph.summed_later(way.value)):
+        return None
+    return _move(graph, way.value, graph.layouts[way.value], way.layout, terms=way.terms)
+
+
+def settled(graph: ShardedGraph, value: int) -> Move | None:
+    """How a value gets from what an operator makes to where it rests."""
+    if graph.made[value].canonical == graph.layouts[value].canonical:
+        return None
+    return _move(graph, value, graph.made[value], graph.layouts[value], terms=())
+
+
+def _move(
+    graph: ShardedGraph, value: int, src: TensorLayout, dst: TensorLayout, terms: tuple[int, ...]
+) -> Move:
+    of = graph.graph.values[value]
+    size = WIDTH[of.spec.dtype]
+    backward = back(src, dst, terms, of.shape, size) if of.trains else None
+    return Move(redistribution(src, dst, of.shape, size), backward)
+
+
+def moves(graph: ShardedGraph) -> Iterator[Move]:
+    """All of one forward and its backward, in no order."""
+    for way in graph.taken:
+        move = taken(graph, way)
+        if move is not None:
+            yield move
+    for node in graph.graph.nodes:
+        for value in node.outs:
+            move = settled(graph, value)
+            if move is not None and graph.users[value]:
+                yield move
+
+
+def gathered(p: ShardedParam) -> Redistribution:
+    """How a shared parameter is made whole for those who take it."""
+    return redistribution(p.rest, p.used, p.spec.shape, WIDTH[p.spec.dtype])
+
+
+def reduced(p: ShardedParam) -> Redistribution:
+    """How the gradient of a parameter gets to where that rests, its terms added up."""
+    return back(p.rest, p.used, p.terms, p.spec.shape, WIDTH[p.spec.dtype])

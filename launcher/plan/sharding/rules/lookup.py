@@ -1,0 +1,76 @@
+"""Reading rows and elements by index."""
+
+from __future__ import annotations
+
+from launcher.plan.sharding.op_graph import Ref
+from launcher.plan.sharding.op_rule import Letters
+from launcher.plan.sharding.rules.operator_call import (
+    LetteredCall,
+    OperatorCall,
+    Said,
+    broadcast,
+    lettered,
+    without,
+)
+
+
+def embedding(call: OperatorCall) -> Said:
+    """Of a cut vocabulary each rank looks up its own rows, and has zeros for the others: terms of a sum."""
+    if call.arg(3, "scale_grad_by_freq", False) is True or call.arg(4, "sparse", False) is True:
+        return None
+    rows = lettered(len(call.ins[1]))
+    return LetteredCall([("v", "h"), rows], [(*rows, "h")], sums=("v",), kernel="embedding")
+
+
+def index_select(call: OperatorCall) -> Said:
+    letters, dim = lettered(len(call.ins[0])), call.dim(1, "dim")
+    if not letters:
+        return None
+    picked: Letters = ("i",) * len(call.ins[1])
+    out = (*letters[:dim], "i", *letters[dim + 1 :])
+    return LetteredCall([without(letters, dim), picked], [out])
+
+
+def gather(call: OperatorCall) -> Said:
+    """Along a whole dim; others may be cut where the index has all of them."""
+    source, index = call.ins
+    if len(source) != len(index):
+        return None
+    letters = lettered(len(source))
+    dim = call.dim(2, "dim", 0) if call.node.kind == "take_along_dim" else call.dim(1, "dim", 0)
+    unlike = [d for d, n in enumerate(source) if d != dim and n != index[d]]
+    kept = without(letters, *unlike)
+    out = kept
+    if call.outs[0] != index:  # take_along_dim broadcasts
+        return None
+    return LetteredCall([without(kept, dim), out], [out])
+
+
+def index(call: OperatorCall) -> Said:
+    """``x[:, i, j]``: indices are broadcast to each other; dims that have none go on."""
+    indices = call.arg(1, "indices")
+    if not isinstance(indices, tuple):
+        return None
+    values = [call.graph.values[i.value] for i in indices if isinstance(i, Ref)]
+    if any(v.spec.dtype in ("bool", "uint8") for v in values):
+        return None
+
+    # Neighbours are replaced where they stand, others go to the front.
+    source = call.ins[0]
+    at = [d for d, i in enumerate(indices) if isinstance(i, Ref)]
+    letters = without(lettered(len(source)), *at)
+    kept = [d for d in range(len(source)) if d not in at]
+    first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+    width = len(call.outs[0]) - len(kept)
+    picked = lettered(width, "i")
+    picked_shape = call.outs[0][first : first + width]
+    out = (*(letters[d] for d in kept[:first]), *picked, *(letters[d] for d in kept[first:]))
+    ins = [letters, *(broadcast(v.shape, picked_shape, picked) for v in values)]
+    return LetteredCall(ins, [out])
+
+
+def one_hot(call: OperatorCall) -> Said:
+    if call.integer(1, "num_classes", -1) < 0:
+        return None
+    letters = lettered(len(call.ins[0]))
+    return LetteredCall([letters], [(*letters, "")])

@@ -1,0 +1,233 @@
+"""Operators that move elements and compute nothing: views, and joining and taking apart along whole dims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from launcher.plan.sharding.op_graph import Ref
+from launcher.plan.sharding.op_rule import Letters
+from launcher.plan.sharding.rules.operator_call import (
+    LetteredCall,
+    OperatorCall,
+    Said,
+    Shape,
+    broadcast,
+    lettered,
+    without,
+)
+
+
+def reshape(call: OperatorCall) -> Said:
+    """The outermost of dims that are merged or split goes on as the outermost of what they become."""
+    if call.node.op == "view.dtype" or 0 in call.outs[0]:
+        return None
+    source, out = call.ins[0], call.outs[0]
+    before, after = [""] * len(source), [""] * len(out)
+    for i, (a, b) in enumerate(merged(source, out)):
+        before[a] = after[b] = f"d{i}"
+    like = [tuple(after)] * (len(call.ins) - 1)
+    return LetteredCall([tuple(before), *like], [tuple(after)])
+
+
+def merged(source: Shape, out: Shape) -> Iterator[tuple[int, int]]:
+    """Pairs of dims, the outermost of each least group of dims with the same number of elements."""
+    a = [d for d, n in enumerate(source) if n != 1]
+    b = [d for d, n in enumerate(out) if n != 1]
+    while a and b:
+        i = j = 1
+        while (left := prod(source[d] for d in a[:i])) != (right := prod(out[d] for d in b[:j])):
+            if left < right:
+                i += 1
+            else:
+                j += 1
+        yield a[0], b[0]
+        del a[:i], b[:j]
+
+
+def permuted(order: tuple[int, ...]) -> Said:
+    letters = lettered(len(order))
+    return LetteredCall([letters], [tuple(letters[d] for d in order)])
+
+
+def permute(call: OperatorCall) -> Said:
+    count = len(call.ins[0])
+    return permuted(tuple(d % count for d in call.integers(1, "dims")))
+
+
+def transpose(call: OperatorCall) -> Said:
+    order = list(range(len(call.ins[0])))
+    if order:
+        a, b = call.dim(1, "dim0"), call.dim(2, "dim1")
+        order[a], order[b] = order[b], order[a]
+    return permuted(tuple(order))
+
+
+def matrix_transpose(call: OperatorCall) -> Said:
+    """t, mT, mH, adjoint: the last two dims."""
+    order = list(range(len(call.ins[0])))
+    return permuted((*order[:-2], *reversed(order[-2:])))
+
+
+def reverse(call: OperatorCall) -> Said:
+    return permuted(tuple(reversed(range(len(call.ins[0])))))
+
+
+def movedim(call: OperatorCall) -> Said:
+    count = len(call.ins[0])
+    source = [d % count for d in call.integers(1, "source")]
+    target = [d % count for d in call.integers(2, "destination")]
+    rest = iter(d for d in range(count) if d not in source)
+    return permuted(tuple(source[target.index(d)] if d in target else next(rest) for d in range(count)))
+
+
+def expand(call: OperatorCall) -> Said:
+    """A dim that is repeated without being there in memory may be cut, of the output only."""
+    out = call.outs[0]
+    letters = lettered(len(out))
+    like = [letters] * (len(call.ins) - 1)
+    return LetteredCall([broadcast(call.ins[0], out, letters), *like], [letters])
+
+
+def broadcast_tensors(call: OperatorCall) -> Said:
+    out = call.outs[0]
+    letters = lettered(len(out))
+    return LetteredCall([broadcast(shape, out, letters) for shape in call.ins], [letters] * len(call.outs))
+
+
+def repeat(call: OperatorCall) -> Said:
+    """Also tile: dims that are not repeated."""
+    out, source = call.outs[0], call.ins[0]
+    letters = lettered(len(out))
+    lead = len(out) - len(source)
+    kept = without(letters, *range(lead), *(lead + d for d, n in enumerate(source) if n != out[lead + d]))
+    return LetteredCall([kept[lead:]], [kept])
+
+
+def repeat_interleave(call: OperatorCall) -> Said:
+    """Of a number of repeats: each element's follow each other, so a cut survives."""
+    if isinstance(call.arg(1, "repeats"), Ref) or call.arg(2, "dim") is None:
+        return None
+    letters = lettered(len(call.ins[0]))
+    return LetteredCall([letters], [letters])
+
+
+def without_dim(call: OperatorCall) -> Said:
+    """All dims but one go through: the others of roll, flip, cumsum, sort, slice and so on."""
+    return whole_along(call, call.dim(1, "dim", 0))
+
+
+def whole_along(call: OperatorCall, *dims: int) -> LetteredCall:
+    """``dims`` of all its tensors are whole, whatever becomes of their sizes."""
+    letters = without(lettered(len(call.ins[0])), *dims)
+    return LetteredCall([letters] * len(call.ins), [letters] * len(call.outs))
+
+
+def along_last(call: OperatorCall) -> Said:
+    """A ``dim`` that is the last where it is not named: topk, sort."""
+    place = 2 if call.node.kind == "topk" else 1
+    if call.node.op in ("sort.stable", "argsort.stable"):
+        place = 2
+    return whole_along(call, call.dim(place, "dim", -1))
+
+
+def roll(call: OperatorCall) -> Said:
+    """Without dims the tensor is rolled as one line."""
+    return whole_along(call, *call.dims(2, "dims"))
+
+
+def flip(call: OperatorCall) -> Said:
+    return whole_along(call, *call.dims(1, "dims"))
+
+
+def piece(call: OperatorCall) -> Said:
+    """slice, narrow: a dim of which all is taken may be cut."""
+    dim = call.dim(1, "dim", 0)
+    if call.ins[0] == call.outs[0] and call.integer(4, "step", 1) == 1:
+        letters = lettered(len(call.ins[0]))
+        return LetteredCall([letters], [letters])
+    return whole_along(call, dim)
+
+
+def select(call: OperatorCall) -> Said:
+    """Also unbind: a dim goes."""
+    dim = call.dim(1, "dim", 0)
+    letters = without(lettered(len(call.ins[0])), dim)
+    return LetteredCall([letters], [_dropped(letters, dim)] * len(call.outs))
+
+
+def _dropped(letters: Letters, dim: int) -> Letters:
+    return letters[:dim] + letters[dim + 1 :]
+
+
+def split(call: OperatorCall) -> Said:
+    """Also chunk and tensor_split."""
+    return whole_along(call, call.dim(2, "dim", 0))
+
+
+def cat(call: OperatorCall) -> Said:
+    dims = len(call.outs[0])
+    letters = without(lettered(dims), call.dim(1, "dim", 0, dims))
+    empty = [shape == (0,) and dims != 1 for shape in call.ins]  # torch joins these to anything
+    return LetteredCall([("",) if e else letters for e in empty], [letters])
+
+
+def stack(call: OperatorCall) -> Said:
+    dims = len(call.outs[0])
+    dim = call.dim(1, "dim", 0, dims)
+    letters = without(lettered(dims), dim)
+    return LetteredCall([_dropped(letters, dim)] * len(call.ins), [letters])
+
+
+def scatter_piece(call: OperatorCall) -> Said:
+    """slice_scatter, select_scatter: into a whole dim."""
+    dim = call.dim(2, "dim", 0)
+    letters = without(lettered(len(call.ins[0])), dim)
+    piece = letters if call.node.kind == "slice_scatter" else _dropped(letters, dim)
+    return LetteredCall([letters, piece], [letters])
+
+
+def joined_columns(call: OperatorCall) -> Said:
+    """hstack: along dim 1, of vectors along dim 0."""
+    dims = len(call.outs[0])
+    if len({len(shape) for shape in call.ins}) > 1 or len(call.ins[0]) != dims:
+        return None
+    letters = without(lettered(dims), min(1, dims - 1))
+    return LetteredCall([letters] * len(call.ins), [letters])
+
+
+def pad(call: OperatorCall) -> Said:
+    """Dims that get no padding."""
+    source, pads = call.ins[0], call.integers(1, "pad")
+    padded = [len(source) - 1 - i // 2 for i, n in enumerate(pads) if n]
+    if call.node.kind not in ("pad", "constant_pad_nd") or call.arg(2, "mode", "constant") != "constant":
+        padded = [len(source) - 1 - i for i in range(len(pads) // 2)]
+    return whole_along(call, *padded)
+
+
+def diagonal(call: OperatorCall) -> Said:
+    count = len(call.ins[0])
+    gone = call.dim(2, "dim1", 0), call.dim(3, "dim2", 1)
+    letters = without(lettered(count), *gone)
+    return LetteredCall([letters], [(*(x for d, x in enumerate(letters) if d not in gone), "")])
+
+
+def meshgrid(call: OperatorCall) -> Said:
+    """Each tensor is a dim of all outputs."""
+    letters = list(lettered(len(call.ins)))
+    if any(len(shape) != 1 for shape in call.ins):
+        return None
+    ins: list[Letters] = [(x,) for x in letters]
+    if call.node.kwarg("indexing", "ij") == "xy" and len(letters) > 1:
+        letters[:2] = letters[1::-1]
+    return LetteredCall(ins, [tuple(letters)] * len(call.outs))
+
+
+def channel_blocks(call: OperatorCall) -> Said:
+    """pixel_shuffle, unfold, fold: batch and the outermost of channels; places in the image are whole."""
+    lead = len(call.ins[0]) - (3 if call.node.kind.startswith("pixel") else 2)
+    if call.node.kind in ("im2col", "pixel_unshuffle"):
+        lead = len(call.ins[0]) - 3
+    batch = lettered(lead)
+    out = len(call.outs[0]) - lead - 1
+    return LetteredCall([(*batch, "c", *[""] * (len(call.ins[0]) - lead - 1))], [(*batch, "c", *[""] * out)])

@@ -1,0 +1,206 @@
+"""Every stage of a model over its ranks: strategies and layouts of all operators, from what was written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.errors import Problem, refuse
+from launcher.job.schema.job import Job
+from launcher.plan.sharding.assign import assign
+from launcher.plan.sharding.input_layouts import input_layouts
+from launcher.plan.sharding.op_graph import OpGraph, OpNode
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.parameters import ShardedParam, at_rest
+from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
+from launcher.plan.sharding.tensor_layout import TensorLayout
+from launcher.plan.sharding.written import KEY, Written, read
+from launcher.plan.values.facts import TensorSpec
+
+RuleOf = Callable[[OpNode, OpGraph], OpRule | None]
+
+
+@dataclass(frozen=True)
+class StageGraphs:
+    """The operators of one virtual stage, in training and in evaluation mode."""
+
+    train: OpGraph
+    evaluate: OpGraph
+
+
+@dataclass(frozen=True)
+class StageSharding:
+    """One virtual stage over its ranks. ``written``: what was said of its operators."""
+
+    train: ShardedGraph
+    evaluate: ShardedGraph
+    params: tuple[ShardedParam, ...]
+    written: tuple[Written, ...]
+
+    @property
+    def takes(self) -> tuple[TensorSpec, ...]:
+        """What a rank is given by the stage before: its parts of the inputs."""
+        graph = self.train.graph
+        return tuple(_local(self.train, v) for v in graph.inputs)
+
+    @property
+    def gives(self) -> tuple[TensorSpec, ...]:
+        """What a rank makes: its parts of the outputs."""
+        graph = self.train.graph
+        ways = [self.train.taken[at] for at in self.train.returns]
+        specs = [graph.values[v].spec for v in graph.outputs]
+        return tuple(_part(s, w.layout) for s, w in zip(specs, ways, strict=True))
+
+
+def _local(graph: ShardedGraph, value: int) -> TensorSpec:
+    return _part(graph.graph.values[value].spec, graph.layouts[value])
+
+
+def _part(spec: TensorSpec, layout: TensorLayout) -> TensorSpec:
+    return replace(spec, shape=layout.local_shape(spec.shape))
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """``ranks`` of each stage, of which the operators of each virtual stage have their own matrices.
+
+    ``level``: hsdp's, if replicas share parameters out.
+    """
+
+    ranks: int
+    level: str | None
+    stages: tuple[StageSharding, ...]
+
+    @property
+    def params(self) -> dict[str, ShardedParam]:
+        """Of all stages, by first name."""
+        return {p.name: p for s in reversed(self.stages) for p in s.params}
+
+
+def resolve(
+    job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, ranks: int, class_dim: int | None
+) -> Sharding:
+    """Raises ``RequestError`` with all that is wrong with what was written.
+
+    ``class_dim``: of the model's output, for the loss; ``None`` where no dim of it has the classes.
+    """
+    found: list[Problem] = []
+    stages: list[StageSharding] = []
+    known: dict[str, TensorLayout] = {}
+    arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
+    for index, both in enumerate(graphs):
+        made, wrong = _stage(
+            job,
+            both,
+            rule_of,
+            arrive=arrive,
+            known=known,
+            last=index == len(graphs) - 1,
+            ranks=ranks,
+            class_dim=class_dim,
+        )
+        found += wrong
+        stages.append(made)
+        known |= {p.name: p.used for p in made.params if p.name not in known}
+        arrive = tuple(made.train.taken[at].layout for at in made.train.returns)
+    said = {w.key for s in stages for w in s.written} | {p.key.removeprefix(f"{KEY}.") for p in found}
+    found += [
+        Problem(f"{KEY}.{key}", "no operator of a stage is that of this module, or of one it matches")
+        for key in job.parallel.operators
+        if key not in said
+    ]
+    refuse(list(dict.fromkeys(found)))
+    level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
+    return Sharding(ranks, level, tuple(stages))
+
+
+def _stage(
+    job: Job,
+    graphs: StageGraphs,
+    rule_of: RuleOf,
+    *,
+    arrive: Sequence[TensorLayout],
+    known: Mapping[str, TensorLayout],
+    last: bool,
+    ranks: int,
+    class_dim: int | None,
+) -> tuple[StageSharding, list[Problem]]:
+    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too."""
+    graph = graphs.train
+    rules = tuple(rule_of(n, graph) for n in graph.nodes)
+    written, found = read(job.parallel.operators, graph, rules, ranks)
+
+    # training
+    given = dict(zip(graph.inputs, arrive, strict=True))
+    rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
+    strategies = assign(
+        graph, rules, ranks, written={w.node: w.strategy for w in written}, given=given, rests=rests
+    )
+    held = {v: known[name] for name, v in graph.params if name in known}
+    given = {**given, **held}
+    outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
+    train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
+    if last:
+        outputs = [_for_loss(train.layouts[v], class_dim) for v in graph.outputs]
+        train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
+
+    # evaluation: the same strategies for the same operators, parameters as training lays them out
+    params = tuple(_param(job, train, name, v) for name, v in graph.params if train.users[v])
+    other = _evaluation(graphs.evaluate, train, rule_of, arrive=arrive, last=last, ranks=ranks)
+    return StageSharding(train, other, params, written), found
+
+
+def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
+    """The output as the loss can take it: cut along samples, and along classes where they are the last dim."""
+    if layout.dims and class_dim == len(layout.dims) - 1:
+        return layout
+    return TensorLayout(layout.matrix, (*layout.dims[:1], *((),) * (len(layout.dims) - 1)))
+
+
+def _param(job: Job, train: ShardedGraph, name: str, value: int) -> ShardedParam:
+    spec = train.graph.values[value].spec
+    used = train.layouts[value]
+    shards = job.parallel.hsdp if train.graph.values[value].trains else None
+    return ShardedParam(name, spec, used, at_rest(used, spec, shards), train.summed_later(value))
+
+
+def _evaluation(
+    graph: OpGraph,
+    train: ShardedGraph,
+    rule_of: RuleOf,
+    *,
+    arrive: Sequence[TensorLayout],
+    last: bool,
+    ranks: int,
+) -> ShardedGraph:
+    """The last stage's outputs leave whole: so they are evaluated."""
+    params = {name: train.layouts[v] for name, v in train.graph.params}
+    given = dict(zip(graph.inputs, arrive, strict=True))
+    held = {v: params[name] for name, v in graph.params if name in params}
+    rules = tuple(rule_of(n, graph) for n in graph.nodes)
+    strategies = assign(graph, rules, ranks, written=_same(graph, rules, train), given=given, rests={})
+    outputs = [train.taken[at].layout for at in train.returns]
+    if last:
+        outputs = [TensorLayout.whole(len(graph.values[v].shape), ranks) for v in graph.outputs]
+    return sharded(graph, rules, strategies, given={**given, **held}, outputs=outputs)
+
+
+def _same(graph: OpGraph, rules: Sequence[OpRule | None], train: ShardedGraph) -> dict[int, OpStrategy]:
+    """The strategies of operators that training runs, too: the same call of the same module."""
+    theirs = dict(zip(_calls(train.graph), zip(train.rules, train.strategies, strict=True), strict=True))
+    out = {}
+    for at, (call, rule) in enumerate(zip(_calls(graph), rules, strict=True)):
+        if call in theirs and rule is not None and theirs[call][0] == rule:
+            out[at] = theirs[call][1]
+    return out
+
+
+def _calls(graph: OpGraph) -> list[tuple[str, str, int]]:
+    """Each operator as the how manieth of its kind in its module."""
+    seen: Counter[tuple[str, str]] = Counter()
+    out = []
+    for n in graph.nodes:
+        seen[n.module, n.kind] += 1
+        out.append((n.module, n.kind, seen[n.module, n.kind]))
+    return out

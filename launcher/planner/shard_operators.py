@@ -1,0 +1,79 @@
+"""Cuts the operators of a planned model over the device matrices of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from launcher.job.schema.job import Job
+from launcher.plan.plan import Plan
+from launcher.plan.sharding.onto_plan import onto
+from launcher.plan.sharding.op_graph import OpGraph
+from launcher.plan.sharding.rules.table import rule_of
+from launcher.plan.sharding.stage_sharding import StageGraphs, resolve
+from launcher.plan.values.facts import DTYPE, TensorSpec, class_dims
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> Plan:
+    """``made`` with the strategies of ``job``; ``model`` (on meta) is whole. Raises ``RequestError``."""
+    from launcher.parallel.trace.model_facts import default_dtype, dtype_of
+
+    with default_dtype(dtype_of(DTYPE[job.train.precision])):
+        graphs = [_named(g, made) for g in _graphs(made, model, specs)]
+    ranks = made.sizes.grid["tp"]
+    return onto(job, made, resolve(job, graphs, rule_of, ranks, class_dim=_class_dim(job, made)))
+
+
+def _class_dim(job: Job, made: Plan) -> int | None:
+    """Where the model's output has its classes."""
+    from launcher.data.spec import target_spec
+
+    target = target_spec(job.data, made.sizes.micro_batch, job.security.allow)
+    dims = class_dims(made.output[0].shape, target.shape) if len(made.output) == 1 else ()
+    return next(iter(dims), None)
+
+
+def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
+    """Every tensor under its first name in the whole model."""
+    first = {n: p.name for p in made.params for n in p.names}
+
+    def renamed(graph: OpGraph) -> OpGraph:
+        return replace(
+            graph,
+            params=tuple((first.get(n, n), v) for n, v in graph.params),
+            buffers=frozenset(first.get(n, n) for n in graph.buffers),
+            changes=tuple((first.get(n, n), v) for n, v in graph.changes),
+        )
+
+    return StageGraphs(renamed(graphs.train), renamed(graphs.evaluate))
+
+
+def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> list[StageGraphs]:
+    """What each virtual stage runs."""
+    from launcher.parallel.dispatch.modes import evaluating
+    from launcher.parallel.model_state.deep_copy import copied
+    from launcher.parallel.sharding.record import record
+    from launcher.parallel.stages.split import split, traced
+    from launcher.parallel.trace.model_facts import meta
+
+    model = copied(model)
+    tracer = traced(model, made, tuple(specs))
+    out: list[StageGraphs] = []
+    for stage in made.stages:
+        parts = split(copied(model), made, made.sizes.places[stage.index], tracer)
+        (module,) = (p.module for p in parts if p.stage.index == stage.index)
+        given = list(meta(specs))
+        if stage.index:
+            crossings = made.boundaries[stage.index - 1]
+            given = [t for c in crossings for t in meta(c.specs)]
+            trains = [c.trains for c in crossings for _ in c.specs]
+            given = [t.requires_grad_(g) for t, g in zip(given, trains, strict=True)]
+        train = record(module, given)
+        with evaluating([module]):
+            other = record(module, given)
+        out.append(StageGraphs(train, train if other == train else other))
+    return out
