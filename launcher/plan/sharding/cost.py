@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import gcd, lcm, log, prod
 
@@ -52,7 +52,12 @@ class Memory:
         return self.parameters + self.gradients + self.states + self.activations
 
     def __add__(self, other: Memory) -> Memory:
-        return Memory(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Memory(
+            self.parameters + other.parameters,
+            self.gradients + other.gradients,
+            self.states + other.states,
+            self.activations + other.activations,
+        )
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,14 @@ class Cost:
         return self.communication + self.gradients + self.computation
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Cost(
+            self.communication + other.communication,
+            self.gradients + other.gradients,
+            self.computation + other.computation,
+            self.moved + other.moved,
+            self.collectives + other.collectives,
+            self.memory + other.memory,
+        )
 
 
 @lru_cache(maxsize=1 << 18)

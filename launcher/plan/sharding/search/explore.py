@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from launcher.plan.sharding.search.candidates import followed
-from launcher.plan.sharding.search.solve import Choice, Menus, Search, choice, search
+from launcher.plan.sharding.search.solve import Choice, Menus, Search, search
 from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import State, Variables, neighbours
 
@@ -50,8 +50,8 @@ def explore(
 
 def order(found: Choice, limit: float | None) -> tuple[float, float]:
     """Smaller is better: by how much it does not fit, then what it costs."""
-    over = 0.0 if limit is None else max(0.0, found.cost.memory.total - limit)
-    return over, found.cost.predicted
+    over = 0.0 if limit is None else max(0.0, found.memory - limit)
+    return over, found.seconds
 
 
 def merged(menus: Iterable[Menus]) -> Menus:
@@ -71,10 +71,10 @@ def merged(menus: Iterable[Menus]) -> Menus:
 def fitting(found: Search, limit: float | None) -> Choice:
     """The cheapest that fits into ``limit`` bytes, as far as a price of a byte tells; else the smallest."""
     cheapest = found.cheapest()
-    if limit is None or cheapest.cost.memory.total <= limit:
+    if limit is None or cheapest.memory <= limit:
         return cheapest
     smallest = found.cheapest(byte=1.0, second=1e-6)
-    if smallest.cost.memory.total > limit:
+    if smallest.memory > limit:
         return smallest
 
     # the price of a byte is halved between one at which it does not fit and one at which it does
@@ -82,8 +82,8 @@ def fitting(found: Search, limit: float | None) -> Choice:
     for _ in range(16):
         price = (low * high) ** 0.5
         new = found.cheapest(byte=price)
-        if new.cost.memory.total <= limit:
-            best, high = min(best, new, key=lambda c: c.cost.predicted), price
+        if new.memory <= limit:
+            best, high = min(best, new, key=lambda c: c.seconds), price
         else:
             low = price
     return best
@@ -94,25 +94,20 @@ def unfolded(
 ) -> Choice:
     """The same with a variable an operator, each of which may follow those that it takes from or gives to."""
     strategies = found.strategies(variables)
-    whole = tuple((s,) for s in strategies)
+    same: dict[tuple[State, ...], tuple[State, ...]] = {}
     menus = []
     for at, variable in enumerate(single.all):
-        states = dict.fromkeys([whole[at]])
-        if variable.fixed is None and variable.letters:
-            for other in single_neighbours(pricer, at):
-                dims, mine = single.dims[other], single.dims[at]
-                rule = pricer.rules[at]
-                assert rule is not None
-                states[(followed(strategies[other], dims, rule, mine),)] = None
-        menus.append(tuple(states))
-    same: dict[tuple[State, ...], tuple[State, ...]] = {}
-    menus = [same.setdefault(m, m) for m in menus]
-    new = fitting(search(pricer, single, menus), limit)
-    old = choice(pricer, single, whole)
-    return min(old, new, key=lambda c: order(c, limit))
+        states = dict.fromkeys([(strategies[at],)])
+        rule = pricer.rules[at]
+        if variable.letters and rule is not None:
+            for other in neighbours_of(pricer, at):
+                states[(followed(strategies[other], single.dims[other], rule, single.dims[at]),)] = None
+        menu = tuple(states)
+        menus.append(same.setdefault(menu, menu))
+    return fitting(search(pricer, single, menus), limit)
 
 
-def single_neighbours(pricer: Pricer, at: int) -> list[int]:
+def neighbours_of(pricer: Pricer, at: int) -> list[int]:
     """Nodes that make what a node takes, or take what it makes."""
     node = pricer.graph.nodes[at]
     takers = [n for v in node.outs for n, _ in pricer.uses.get(v, ())]

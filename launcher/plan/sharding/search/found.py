@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.plan.sharding.cost import Cost
+from launcher.plan.sharding.cost import Cost, graph_cost
 from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.search.solve import Choice
 from launcher.plan.sharding.search.tables import Pricer
@@ -29,5 +29,7 @@ def found(
     written: Mapping[int, OpStrategy],
     memory: float | None,
 ) -> Found:
-    lacking = 0.0 if memory is None else max(0.0, best.cost.memory.total - memory)
-    return Found(best.strategies(variables), best.cost, (), lacking)
+    strategies = best.strategies(variables)
+    cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.layouts)
+    lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
+    return Found(strategies, cost, (), lacking)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from launcher.plan.sharding.cost import CostModel
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.search.candidates import dims_of_model
 from launcher.plan.sharding.search.explore import explore, order, unfolded
 from launcher.plan.sharding.search.found import Found, found
 from launcher.plan.sharding.search.solve import Menus
@@ -37,8 +38,9 @@ def propagate(
     operators that have up to ``explore.FEW`` candidates each.
     """
     pricer = Pricer(graph, rules, model or CostModel(), layouts or {})
-    single = variables(graph, rules, written, together=False)
-    folded = single if len(graph.nodes) <= SMALL else variables(graph, rules, written, together=True)
+    dims = dims_of_model(graph, rules)
+    single = variables(graph, rules, dims, written, together=False)
+    folded = single if len(graph.nodes) <= SMALL else variables(graph, rules, dims, written, together=True)
 
     # states that others tell of: followers of what was written, and whole solutions
     others: list[Menus] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.plan.sharding.cost import Cost, graph_cost
 from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.search.tables import Priced, Pricer
 from launcher.plan.sharding.search.variables import State, Variables
@@ -16,10 +15,11 @@ Menus = Sequence[tuple[State, ...]]
 
 @dataclass(frozen=True)
 class Choice:
-    """A state of each variable, and what the graph costs."""
+    """A state of each variable; seconds of a step and bytes on a rank, as the tables have it."""
 
     states: tuple[State, ...]
-    cost: Cost
+    seconds: float
+    memory: float
 
     def strategies(self, variables: Variables) -> tuple[OpStrategy, ...]:
         found: list[OpStrategy] = [OpStrategy((1,))] * len(variables.of)
@@ -34,16 +34,23 @@ class Search:
     """``priced``: the tables of ``menus``."""
 
     pricer: Pricer
-    variables: Variables
     menus: Menus
     priced: Sequence[Priced]
 
     def cheapest(self, byte: float = 0.0, second: float = 1.0) -> Choice:
         """By seconds, and bytes on a rank that count ``byte`` seconds each."""
         scoped = self.pricer.scoped(self.priced, second, byte)
-        picked = self.pricer.shared.solve([len(m) for m in self.menus], scoped)
+        return self.at(self.pricer.shared.solve([len(m) for m in self.menus], scoped))
+
+    def at(self, picked: Sequence[int]) -> Choice:
+        """The choice of these places in the menus."""
         states = tuple(menu[i] for menu, i in zip(self.menus, picked, strict=True))
-        return choice(self.pricer, self.variables, states)
+        seconds = memory = 0.0
+        for p in self.priced:
+            place = tuple(picked[x] for x in p.scope)
+            seconds += float(p.seconds[place])
+            memory += float(p.memory[place])
+        return Choice(states, seconds, memory)
 
 
 def search(pricer: Pricer, variables: Variables, menus: Menus) -> Search:
@@ -52,12 +59,4 @@ def search(pricer: Pricer, variables: Variables, menus: Menus) -> Search:
         columns = pricer.columns(menu)
         for place, at in enumerate(variable.members):
             aligned[at] = columns[place]
-    return Search(pricer, variables, menus, pricer.priced(pricer.kinds(aligned), variables.of))
-
-
-def choice(pricer: Pricer, variables: Variables, states: tuple[State, ...]) -> Choice:
-    """What it truly costs."""
-    found = Choice(states, Cost())
-    strategies = found.strategies(variables)
-    cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.layouts)
-    return Choice(states, cost)
+    return Search(pricer, menus, pricer.priced(pricer.kinds(aligned), variables.of))

@@ -15,7 +15,6 @@ from launcher.plan.sharding.search.candidates import (
     Dims,
     Groups,
     candidate_cuts,
-    dims_of_model,
     followed,
     strategy,
 )
@@ -84,11 +83,12 @@ class Variables:
 def variables(
     graph: OpGraph,
     rules: Sequence[OpRule | None],
+    dims: tuple[Dims, ...],
     written: Mapping[int, OpStrategy],
+    *,
     together: bool,
 ) -> Variables:
     """A variable for each operator, or with ``together`` one for light neighbours in the same module."""
-    dims = dims_of_model(graph, rules)
     constant = _constants(graph)
     whole = {at for at, rule in enumerate(rules) if rule is None or at in constant}
     alone = whole | written.keys()
@@ -138,10 +138,11 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
     if len(members) == 1:
         size = rules[members[0]].size  # type: ignore[union-attr]
         kept |= {name: size[x] for x, name in named[0].items() if name not in kept and size[x] > 1}
-    letters = tuple(sorted(kept.items()))
-    return Variable(
-        tuple(members), letters, tuple(tuple((x, d) for x, d in names.items() if d in kept) for names in named)
-    )
+    # numbers of its own, so that equal variables of equal layers have the same states
+    number = {name: f"{i:02d}" for i, name in enumerate(sorted(kept))}
+    letters = tuple((number[name], kept[name]) for name in sorted(kept))
+    own = tuple(tuple((x, number[d]) for x, d in names.items() if d in kept) for names in named)
+    return Variable(tuple(members), letters, own)
 
 
 def _join_light(
