@@ -107,9 +107,7 @@ def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> Te
     return strategy.makes(rule, place).canonical
 
 
-def moved(
-    src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int
-) -> tuple[float, int]:
+def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[float, int]:
     """Elements that a rank receives, and collectives.
 
     What is cut alike moves alike, whichever dims it is and however long they are: planned once for all tensors
@@ -192,17 +190,6 @@ def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
     )
 
 
-@lru_cache(maxsize=1 << 18)
-def stored_move_cost(stored: TensorLayout, taken: TensorLayout, value: Value, model: CostModel) -> Cost:
-    """Of a parameter with several users, one of which takes it as ``taken`` (a ``port``).
-
-    Its gradient is added up over terms once a step; what else differs moves with every micro batch.
-    """
-    if stored == taken.summed().canonical:
-        return Cost(gradients=parameter_cost(taken, value, model).gradients)
-    return move_cost(stored, taken, value, model)
-
-
 def node_cost(
     graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy, model: CostModel
 ) -> Cost:
@@ -241,9 +228,7 @@ def node_cost(
     )
 
 
-def _inside(
-    graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy
-) -> tuple[float, int]:
+def _inside(graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy) -> tuple[float, int]:
     """Bytes and collectives of a forward and a backward: all-reduces of what its cut inner letters leave."""
     cut = [] if rule is None else [x for x in rule.inside if strategy.of.get(x)]
     if rule is None or not cut:
@@ -270,55 +255,84 @@ def uses(graph: OpGraph) -> Mapping[int, Sequence[tuple[int, int]]]:
     return found
 
 
+@dataclass(frozen=True)
+class Layouts:
+    """Layouts that are not to be chosen: in which values rest, and in which outputs ``leave``."""
+
+    rest: Mapping[int, TensorLayout] = field(default_factory=dict)
+    leave: Mapping[int, TensorLayout] = field(default_factory=dict)
+
+
+def fixed_layouts(graph: OpGraph, ranks: int, asked: Layouts) -> Layouts:
+    """What was asked for, and buffers, which are whole on every rank, also after a forward changed them."""
+    rest = {v: layout.canonical for v, layout in asked.rest.items()}
+    leave = {v: layout.canonical for v, layout in asked.leave.items()}
+    named = dict(graph.params)
+    for name in sorted(graph.buffers):
+        rest[named[name]] = TensorLayout.whole(len(graph.values[named[name]].shape), ranks).canonical
+    for _, v in graph.changes:
+        leave[v] = TensorLayout.whole(len(graph.values[v].shape), ranks).canonical
+    return Layouts(rest, leave)
+
+
 def graph_cost(
     graph: OpGraph,
     rules: Sequence[OpRule | None],
     strategies: Sequence[OpStrategy],
     model: CostModel,
-    layouts: Mapping[int, TensorLayout] | None = None,
+    asked: Layouts | None = None,
 ) -> Cost:
-    """``layouts``: of inputs, parameters and outputs where somebody wrote one.
-
-    Other inputs come as they are taken, other parameters are stored as the first or the cheapest user takes
-    them, other outputs are left as they are made, with terms added up.
-    """
-    layouts = {v: layout.canonical for v, layout in (layouts or {}).items()}
+    """Of all of it. Inputs that have no layout come as they are taken; parameters rest as they are first taken."""
+    ranks = prod(strategies[0].matrix) if strategies else 1
+    fixed = fixed_layouts(graph, ranks, asked or Layouts())
     total, taken = Cost(), _ports(graph, rules, strategies)
     for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
         total += node_cost(graph, node, rule, strategy, model)
-
-    # values between operators, and those that leave
-    leaving = set(graph.outputs)
-    for node, rule, strategy in zip(graph.nodes, rules, strategies, strict=True):
         for place, v in enumerate(node.outs):
             layout = made(rule, strategy, place, len(graph.values[v].shape))
-            ports = set(taken.get(v, ()))
-            if v in leaving:
-                ports.add(layouts.get(v, layout.summed().canonical))
-            total += summed(move_cost(layout, p, graph.values[v], model) for p in in_order(ports))
-    for v in graph.inputs:
-        if v in layouts:
-            ports = set(taken.get(v, ()))
-            total += summed(move_cost(layouts[v], p, graph.values[v], model) for p in in_order(ports))
-    for _, v in graph.params:
-        total += stored_cost(graph.values[v], tuple(taken.get(v, ())), layouts.get(v), model)
+            ways = [*taken.get(v, ()), *([fixed.leave[v]] if v in fixed.leave else ())]
+            total += value_cost(graph.values[v], layout, ways, fixed.rest.get(v), model)
+
+    # what comes from outside
+    named = {v for name, v in graph.params if name not in graph.buffers}
+    for v in (*graph.inputs, *(v for _, v in graph.params)):
+        ports = tuple(taken.get(v, ()))
+        if v in named:
+            total += stored_cost(graph.values[v], ports, fixed.rest.get(v), model)
+        elif v in fixed.rest:
+            total += value_cost(graph.values[v], fixed.rest[v], ports, None, model)
     return total
+
+
+def value_cost(
+    value: Value,
+    layout: TensorLayout,
+    ways: Sequence[TensorLayout],
+    written: TensorLayout | None,
+    model: CostModel,
+) -> Cost:
+    """Of all moves of a value that is made in ``layout`` and taken in these ``ways``, in their order.
+
+    Terms of a sum are added up at once, into the layout in which it is taken first, unless one is written.
+    """
+    rest = written or layout
+    if rest.partial:
+        rest = (ways[0] if ways else rest).summed().canonical
+    moves = [move_cost(rest, way, value, model) for way in dict.fromkeys(ways)]
+    return summed(moves, move_cost(layout, rest, value, model))
 
 
 def stored_cost(
     value: Value, ports: tuple[TensorLayout, ...], written: TensorLayout | None, model: CostModel
 ) -> Cost:
-    """Of a parameter that is taken as ``ports``, stored in the cheapest of these layouts."""
+    """Of a parameter that is taken as ``ports``: where that is one way, its gradient is added up once a step."""
     if not ports:
         return Cost()
-    choices = [p.summed().canonical for p in ports] if written is None else [written]
-    return min((stored_as(value, ports, c, model) for c in dict.fromkeys(choices)), key=lambda c: c.predicted)
-
-
-def stored_as(value: Value, ports: tuple[TensorLayout, ...], stored: TensorLayout, model: CostModel) -> Cost:
-    """The same, stored as ``stored``."""
-    moves = summed(stored_move_cost(stored, p, value, model) for p in in_order(ports))
-    return moves + Cost(memory=parameter_cost(stored, value, model).memory)
+    stored = written or ports[0].summed().canonical
+    if set(ports) == {ports[0]} and ports[0].summed().canonical == stored:
+        return parameter_cost(ports[0], value, model)
+    moves = [move_cost(stored, way, value, model) for way in dict.fromkeys(ports)]
+    return summed(moves, parameter_cost(stored, value, model))
 
 
 def _ports(
@@ -331,10 +345,5 @@ def _ports(
     return found
 
 
-def in_order(layouts: Iterable[TensorLayout]) -> list[TensorLayout]:
-    """Each once, in an order that does not hang on hashes."""
-    return sorted(set(layouts), key=lambda x: (x.matrix, x.dims, x.partial))
-
-
-def summed(costs: Iterable[Cost]) -> Cost:
-    return sum(costs, start=Cost())
+def summed(costs: Iterable[Cost], first: Cost) -> Cost:
+    return sum(costs, start=first)

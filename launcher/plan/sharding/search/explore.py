@@ -28,9 +28,7 @@ def explore(
     best: list[Choice] = []
     for p in (p for p in range(2, ranks) if ranks % p == 0):
         bounds = frozenset((p, ranks))
-        coarse = search(
-            pricer, variables, merged([[v.states(ranks, bounds) for v in variables.all], *extra])
-        )
+        coarse = search(pricer, variables, merged([[v.states(ranks, bounds) for v in variables.all], *extra]))
         best.append(fitting(coarse, limit))
         found.append([(s,) for s in best[-1].states])
         if limit is not None:

@@ -30,6 +30,6 @@ def found(
     memory: float | None,
 ) -> Found:
     strategies = best.strategies(variables)
-    cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.layouts)
+    cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.fixed)
     lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
     return Found(strategies, cost, (), lacking)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.plan.sharding.cost import CostModel
+from launcher.plan.sharding.cost import CostModel, Layouts, fixed_layouts
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.search.candidates import dims_of_model
@@ -13,7 +13,6 @@ from launcher.plan.sharding.search.found import Found, found
 from launcher.plan.sharding.search.solve import Menus
 from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import as_written, variables
-from launcher.plan.sharding.tensor_layout import TensorLayout
 
 SMALL = 16
 """Operators of a graph, up to which each is a variable of its own from the first."""
@@ -26,18 +25,19 @@ def propagate(
     written: Mapping[int, OpStrategy],
     model: CostModel | None = None,
     *,
-    layouts: Mapping[int, TensorLayout] | None = None,
+    asked: Layouts | None = None,
     memory: float | None = None,
     extra: Sequence[Sequence[OpStrategy]] = (),
 ) -> Found:
     """The cheapest strategies by ``model``, where ``written`` of some nodes stay as they are.
 
-    ``rules``: of each node; what has none runs on whole tensors. ``layouts``: written ones of inputs, outputs
-    and parameters. ``memory``: bytes of a rank that have to do. ``extra``: strategies of all nodes to look at
+    ``rules``: of each node; what has none runs on whole tensors. ``asked``: layouts of inputs, of which others
+    come as they are taken, and of other values. ``memory``: bytes of a rank that have to do. ``extra``: strategies of all nodes to look at
     besides. Exact over ``candidate_cuts`` and what follows from ``written`` for graphs of up to ``SMALL``
     operators that have up to ``explore.FEW`` candidates each.
     """
-    pricer = Pricer(graph, rules, model or CostModel(), layouts or {})
+    fixed = fixed_layouts(graph, ranks, asked or Layouts())
+    pricer = Pricer(graph, rules, model or CostModel(), fixed)
     dims = dims_of_model(graph, rules)
     single = variables(graph, rules, dims, written, together=False)
     folded = single if len(graph.nodes) <= SMALL else variables(graph, rules, dims, written, together=True)

@@ -12,16 +12,17 @@ import numpy as np
 from launcher.plan.sharding.cost import (
     Cost,
     CostModel,
+    Layouts,
     made,
-    move_cost,
     node_cost,
     port,
     stored_cost,
     uses,
 )
-from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref, Value
+from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.search.elimination import Array, Eliminator, Scoped, Table
+from launcher.plan.sharding.search.move_table import MoveTable
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 SHARED = 1 << 18
@@ -54,12 +55,8 @@ class Priced:
     memory: Array
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """One place at which a value is taken: by variable ``axis`` of a table, for each of its states a layout."""
-
-    axis: int
-    layouts: tuple[TensorLayout, ...]
+Maker = tuple[int, int, Kind]
+"""Of a value: the node that makes it, as which of its outputs, and its kind."""
 
 
 class Pricer:
@@ -70,10 +67,9 @@ class Pricer:
         graph: OpGraph,
         rules: Sequence[OpRule | None],
         model: CostModel,
-        layouts: Mapping[int, TensorLayout],
+        fixed: Layouts,
     ) -> None:
-        self.graph, self.rules, self.model = graph, rules, model
-        self.layouts = {v: layout.canonical for v, layout in layouts.items()}
+        self.graph, self.rules, self.model, self.fixed = graph, rules, model, fixed
         self.shared = Eliminator()
         self._of: Sequence[int] = ()
         self._kinds: dict[object, Kind] = {}
@@ -129,10 +125,12 @@ class Pricer:
             for place, v in enumerate(node.outs):
                 out += self._of_value(v, kinds, (at, place, kind))
         for v in self.graph.inputs:
-            if v in self.layouts:
+            if v in self.fixed.rest:
                 out += self._of_value(v, kinds, None)
-        for _, v in self.graph.params:
-            out += self._of_parameter(v, kinds)
+        for name, v in self.graph.params:
+            out += (
+                self._of_value(v, kinds, None) if name in self.graph.buffers else self._of_parameter(v, kinds)
+            )
         return out
 
     def _of_node(self, at: int, kind: Kind) -> Priced:
@@ -142,54 +140,49 @@ class Pricer:
             self._known[key] = _arrays(costs, (len(costs),))
         return Priced((self._of[at],), key, *self._known[key])
 
-    def _of_value(
-        self, v: int, kinds: Sequence[Kind], producer: tuple[int, int, Kind] | None
-    ) -> list[Priced]:
+    def _of_value(self, v: int, kinds: Sequence[Kind], producer: Maker | None) -> list[Priced]:
         """The moves of a value: among all of its users where they are few, else among neighbours."""
         users = list(self.uses.get(v, ()))
-        leaves = v in self.graph.outputs and producer is not None
-        if not users and not leaves:
-            return []
         states = prod(len(kinds[at].candidates) for at in self._one_each(at for at, _ in users))
         states *= len(producer[2].candidates) if producer else 1
         if states <= SHARED or len(users) < 3:
-            return self._moves(v, kinds, producer, users, range(len(users)), leaves)
-        out = self._moves(v, kinds, producer, users[:1], range(1), leaves)
+            return self._moves(v, kinds, producer, users)
+        out = self._moves(v, kinds, producer, users[:1])
         for i in range(1, len(users)):
-            out += self._moves(v, kinds, producer, users[i - 1 : i + 1], range(1, 2), False)
+            out += self._moves(v, kinds, producer, users[i - 1 : i + 1], last_only=True)
         return out
 
     def _moves(
         self,
         v: int,
         kinds: Sequence[Kind],
-        producer: tuple[int, int, Kind] | None,
+        producer: Maker | None,
         users: Sequence[tuple[int, int]],
-        counted: range,
-        leaves: bool,
+        last_only: bool = False,
     ) -> list[Priced]:
-        """Of the ``counted`` ones among ``users``, where none before them takes it alike."""
-        value = self.graph.values[v]
+        """To all of ``users``, or to the last only, where those before do not take it alike."""
+        value, dims = self.graph.values[v], len(self.graph.values[v].shape)
+        leave = None if last_only else self.fixed.leave.get(v)
+        if not users and leave is None and (producer is None or v in self.fixed.rest):
+            return []
         nodes = [*(at for at, _ in users), *([producer[0]] if producer else ())]
         scope, axis, sizes = self._scope(nodes, kinds)
         key = self._number(
-            "value", value, leaves, tuple(counted), self.layouts.get(v),
+            "value", value, leave, last_only, self.fixed.rest.get(v),
             (axis[producer[0]], producer[1], producer[2].number) if producer else None,
             tuple((axis[at], place, kinds[at].number) for at, place in users),
         )  # fmt: skip
         if key not in self._known:
-            dims = len(value.shape)
+            moves = MoveTable(value, self.model, sizes)
+            written = self.fixed.rest.get(v)
             if producer is None:
-                sources, source = [self.layouts[v]], None
+                assert written is not None
+                source = moves.states([written], None)
             else:
-                sources, source = list(producer[2].made(producer[1], dims)), axis[producer[0]]
-            taken = [_Taken(axis[at], kinds[at].ports(place, dims)) for at, place in users]
-            mine = [taken[i] for i in counted]
-            before = taken[: counted.start]
-            if leaves and source is not None:
-                left = [self.layouts.get(v, s.summed().canonical) for s in sources]
-                mine.insert(0, _Taken(source, tuple(left)))
-            self._known[key] = _shared_moves(value, (sources, source), (before, mine), sizes, self.model)
+                source = moves.states(producer[2].made(producer[1], dims), axis[producer[0]])
+            ways = [moves.states(kinds[at].ports(place, dims), axis[at]) for at, place in users]
+            ways += [moves.states([leave], None)] if leave is not None else []
+            self._known[key] = moves.priced(source, ways, written, last_only=last_only)
         seconds, memory = self._known[key]
         return [Priced(scope, key, seconds, memory)] if seconds.any() or memory.any() else []
 
@@ -205,7 +198,7 @@ class Pricer:
         return [self._stored(v, kinds, [users[0], user]) for user in users[1:]]
 
     def _stored(self, v: int, kinds: Sequence[Kind], users: Sequence[tuple[int, int]]) -> Priced:
-        value, written = self.graph.values[v], self.layouts.get(v)
+        value, written = self.graph.values[v], self.fixed.rest.get(v)
         scope, axis, sizes = self._scope([at for at, _ in users], kinds)
         places = tuple((axis[at], place, kinds[at].number) for at, place in users)
         key = self._number("parameter", value, written, places)
@@ -260,40 +253,3 @@ def signature(graph: OpGraph, node: OpNode) -> object:
 def _arrays(costs: Sequence[Cost], sizes: tuple[int, ...]) -> tuple[Array, Array]:
     seconds = np.array([c.predicted for c in costs]).reshape(sizes)
     return seconds, np.array([c.memory.total for c in costs], dtype=float).reshape(sizes)
-
-
-def _shared_moves(
-    value: Value,
-    source: tuple[Sequence[TensorLayout], int | None],
-    taken: tuple[Sequence[_Taken], Sequence[_Taken]],
-    sizes: Sequence[int],
-    model: CostModel,
-) -> tuple[Array, Array]:
-    """Each of the second ``taken`` moves the value, unless one before it has."""
-    layouts, axis = source
-    before, mine = taken
-    number: dict[TensorLayout, int] = {}
-    for t in (*before, *mine):
-        for layout in t.layouts:
-            number.setdefault(layout, len(number))
-    from_: dict[TensorLayout, int] = {}
-    at = [from_.setdefault(s, len(from_)) for s in layouts]
-    pairs = [[move_cost(s, t, value, model) for t in number] for s in from_]
-    seconds = np.array([[c.predicted for c in row] for row in pairs])
-    memory = np.array([[c.memory.total for c in row] for row in pairs], dtype=float)
-
-    def spread(indices: Sequence[int], axis: int | None) -> Array:
-        return np.array(indices).reshape([-1 if i == axis else 1 for i in range(len(sizes))])
-
-    rows = spread(at, axis)
-    seen = [spread([number[x] for x in t.layouts], t.axis) for t in before]
-    total, kept = np.zeros(sizes), np.zeros(sizes)
-    for t in mine:
-        columns = spread([number[x] for x in t.layouts], t.axis)
-        new = np.ones([1] * len(sizes), dtype=bool)
-        for earlier in seen:
-            new = new & (earlier != columns)
-        total += np.where(new, seconds[rows, columns], 0)
-        kept += np.where(new, memory[rows, columns], 0)
-        seen.append(columns)
-    return total, kept

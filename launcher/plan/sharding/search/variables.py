@@ -131,7 +131,9 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
             mine[dims[at][letter]] = letter
             sizes[dims[at][letter]] = gcd(sizes.get(dims[at][letter], 0), n)
             seen[dims[at][letter]] = seen.get(dims[at][letter], 0) + 1
-        named.append({letter: f"{dim:06d}" for dim, letter in mine.items()} | (twice if len(members) == 1 else {}))
+        named.append(
+            {letter: f"{dim:06d}" for dim, letter in mine.items()} | (twice if len(members) == 1 else {})
+        )
 
     # a dim that some of them have not is cut in none
     kept = {f"{dim:06d}": n for dim, n in sizes.items() if seen[dim] == len(members) and n > 1}
@@ -145,9 +147,7 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
     return Variable(tuple(members), letters, own)
 
 
-def _join_light(
-    graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int], groups: Groups
-) -> None:
+def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int], groups: Groups) -> None:
     """Neighbours that neither multiply matrices, nor add up, nor have parameters, in the code of one module."""
     params = {v for _, v in graph.params}
     maker: dict[int, int] = {}
