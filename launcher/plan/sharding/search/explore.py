@@ -17,33 +17,45 @@ ROUNDS = 4
 
 def explore(
     pricer: Pricer, variables: Variables, ranks: int, extra: Sequence[Menus], limit: float | None = None
-) -> Choice:
-    """``extra``: states to look at besides. ``limit``: bytes of a rank."""
+) -> list[Choice]:
+    """The best, and others of which parts may do. ``extra``: states to look at besides; ``limit``: bytes of a rank."""
     every = [v.states(ranks) for v in variables.all]
-    if max(map(len, every), default=0) <= FEW:
-        return fitting(search(pricer, variables, merged([every, *extra])), limit)
+    if few(every):
+        all_of_them = search(pricer, variables, merged(pricer, [every, *extra]))
+        best = fitting(all_of_them, limit)
+        return [best] if limit is None else [best, all_of_them.cheapest(), smallest(all_of_them)]
 
     # one search for each device matrix of two axes, in which all operators are cut
     found: list[Menus] = list(extra)
-    best: list[Choice] = []
+    choices: list[Choice] = []
     for p in (p for p in range(2, ranks) if ranks % p == 0):
         bounds = frozenset((p, ranks))
-        coarse = search(pricer, variables, merged([[v.states(ranks, bounds) for v in variables.all], *extra]))
-        best.append(fitting(coarse, limit))
-        found.append([(s,) for s in best[-1].states])
-        if limit is not None:
-            found.append([(s,) for s in coarse.cheapest().states])
+        coarse = [v.states(ranks, bounds) for v in variables.all]
+        one = search(pricer, variables, merged(pricer, [coarse, *extra]))
+        choices.append(fitting(one, limit))
+        choices += [] if limit is None else [one.cheapest(), smallest(one)]
+    found += [one_each(pricer, c) for c in choices]
 
     # what they found, mixed, and a factor given to another letter, for as long as that helps
-    top = min(best, key=lambda c: order(c, limit))
+    top = min(choices, key=lambda c: order(c, limit))
     for _ in range(ROUNDS):
         near = [neighbours(v, v.cuts(s), ranks) for v, s in zip(variables.all, top.states, strict=True)]
-        mixed = search(pricer, variables, merged([*found, [(s,) for s in top.states], near]))
-        new = fitting(mixed, limit)
+        mixed = merged(pricer, [one_each(pricer, top), *found, pricer.equal(near)])
+        new = fitting(search(pricer, variables, mixed), limit)
         if order(new, limit) >= order(top, limit):
             break
         top = new
-    return top
+    return [top, *choices]
+
+
+def few(menus: Menus) -> bool:
+    """Whether all states are looked at."""
+    return max(map(len, menus), default=0) <= FEW
+
+
+def one_each(pricer: Pricer, found: Choice) -> Menus:
+    """Of each variable the state that was found."""
+    return pricer.equal([(s,) for s in found.states])
 
 
 def order(found: Choice, limit: float | None) -> tuple[float, float]:
@@ -52,8 +64,8 @@ def order(found: Choice, limit: float | None) -> tuple[float, float]:
     return over, found.seconds
 
 
-def merged(menus: Iterable[Menus]) -> Menus:
-    """States of all, each once. Equal menus are one object."""
+def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
+    """States of all, each once."""
     known: dict[tuple[int, ...], tuple[State, ...]] = {}
     out = []
     for parts in zip(*menus, strict=True):
@@ -63,7 +75,7 @@ def merged(menus: Iterable[Menus]) -> Menus:
         elif key not in known:
             known[key] = tuple(dict.fromkeys(s for part in parts for s in part))
         out.append(known[key])
-    return out
+    return pricer.equal(out)
 
 
 def fitting(found: Search, limit: float | None) -> Choice:
@@ -71,12 +83,12 @@ def fitting(found: Search, limit: float | None) -> Choice:
     cheapest = found.cheapest()
     if limit is None or cheapest.memory <= limit:
         return cheapest
-    smallest = found.cheapest(byte=1.0, second=1e-6)
-    if smallest.memory > limit:
-        return smallest
+    least = smallest(found)
+    if least.memory > limit:
+        return least
 
     # the price of a byte is halved between one at which it does not fit and one at which it does
-    best, low, high = smallest, 1e-16, 1e-4
+    best, low, high = least, 1e-16, 1e-4
     for _ in range(16):
         price = (low * high) ** 0.5
         new = found.cheapest(byte=price)
@@ -87,12 +99,16 @@ def fitting(found: Search, limit: float | None) -> Choice:
     return best
 
 
+def smallest(found: Search) -> Choice:
+    """That with the fewest bytes on a rank; of equal ones the cheapest."""
+    return found.cheapest(byte=1.0, second=1e-6)
+
+
 def unfolded(
     pricer: Pricer, variables: Variables, single: Variables, found: Choice, limit: float | None
 ) -> Choice:
     """The same with a variable an operator, each of which may follow those that it takes from or gives to."""
     strategies = found.strategies(variables)
-    same: dict[tuple[State, ...], tuple[State, ...]] = {}
     menus = []
     for at, variable in enumerate(single.all):
         states = dict.fromkeys([(strategies[at],)])
@@ -100,9 +116,8 @@ def unfolded(
         if variable.letters and rule is not None:
             for other in neighbours_of(pricer, at):
                 states[(followed(strategies[other], single.dims[other], rule, single.dims[at]),)] = None
-        menu = tuple(states)
-        menus.append(same.setdefault(menu, menu))
-    return fitting(search(pricer, single, menus), limit)
+        menus.append(tuple(states))
+    return fitting(search(pricer, single, pricer.equal(menus)), limit)
 
 
 def neighbours_of(pricer: Pricer, at: int) -> list[int]:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from launcher.plan.sharding.cost import Cost, graph_cost
 from launcher.plan.sharding.op_rule import OpStrategy
-from launcher.plan.sharding.search.solve import Choice
 from launcher.plan.sharding.search.tables import Pricer
-from launcher.plan.sharding.search.variables import Variables
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,10 @@ class Found:
 
 def found(
     pricer: Pricer,
-    variables: Variables,
-    best: Choice,
+    strategies: tuple[OpStrategy, ...],
     written: Mapping[int, OpStrategy],
     memory: float | None,
 ) -> Found:
-    strategies = best.strategies(variables)
     cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.fixed)
     lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
     return Found(strategies, cost, (), lacking)

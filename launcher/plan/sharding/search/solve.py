@@ -48,8 +48,8 @@ class Search:
         seconds = memory = 0.0
         for p in self.priced:
             place = tuple(picked[x] for x in p.scope)
-            seconds += float(p.seconds[place])
-            memory += float(p.memory[place])
+            seconds += p.weight * float(p.seconds[place])
+            memory += p.weight * float(p.memory[place])
         return Choice(states, seconds, memory)
 
 

@@ -23,6 +23,7 @@ from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.search.elimination import Array, Eliminator, Scoped, Table
 from launcher.plan.sharding.search.move_table import MoveTable
+from launcher.plan.sharding.search.variables import State
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 SHARED = 1 << 18
@@ -47,12 +48,16 @@ class Kind:
 
 @dataclass(frozen=True)
 class Priced:
-    """Costs over ``scope``: seconds, and bytes on a rank. ``key`` says where they come from."""
+    """Costs over ``scope``: seconds, and bytes on a rank. ``key`` says where they come from.
+
+    They count ``weight`` times.
+    """
 
     scope: tuple[int, ...]
     key: int
     seconds: Array
     memory: Array
+    weight: int
 
 
 Maker = tuple[int, int, Kind]
@@ -68,12 +73,16 @@ class Pricer:
         rules: Sequence[OpRule | None],
         model: CostModel,
         fixed: Layouts,
+        weights: Sequence[int] | None = None,
     ) -> None:
+        """``weights``: for how many operators each of the graph counts."""
         self.graph, self.rules, self.model, self.fixed = graph, rules, model, fixed
+        self.weights = weights or [1] * len(graph.nodes)
         self.shared = Eliminator()
         self._of: Sequence[int] = ()
         self._kinds: dict[object, Kind] = {}
         self._columns: dict[int, tuple[tuple[OpStrategy, ...], ...]] = {}
+        self._menus: dict[tuple[State, ...], tuple[State, ...]] = {}
         self._hold: list[object] = []
         self._numbers: dict[object, int] = {}
         self._weighted: dict[object, Table] = {}
@@ -97,7 +106,11 @@ class Pricer:
     def _number(self, *key: object) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def columns(self, menu: tuple[tuple[OpStrategy, ...], ...]) -> tuple[tuple[OpStrategy, ...], ...]:
+    def equal(self, menus: Sequence[tuple[State, ...]]) -> list[tuple[State, ...]]:
+        """The same, where equal ones are one object: by that they are known."""
+        return [self._menus.setdefault(m, m) for m in menus]
+
+    def columns(self, menu: tuple[State, ...]) -> tuple[tuple[OpStrategy, ...], ...]:
         """Of states of many members, the strategies of each."""
         if id(menu) not in self._columns:
             self._columns[id(menu)] = tuple(zip(*menu, strict=True))
@@ -138,7 +151,7 @@ class Pricer:
         if key not in self._known:
             costs = [node_cost(self.graph, kind.node, kind.rule, s, self.model) for s in kind.candidates]
             self._known[key] = _arrays(costs, (len(costs),))
-        return Priced((self._of[at],), key, *self._known[key])
+        return Priced((self._of[at],), key, *self._known[key], self.weights[at])
 
     def _of_value(self, v: int, kinds: Sequence[Kind], producer: Maker | None) -> list[Priced]:
         """The moves of a value: among all of its users where they are few, else among neighbours."""
@@ -184,7 +197,8 @@ class Pricer:
             ways += [moves.states([leave], None)] if leave is not None else []
             self._known[key] = moves.priced(source, ways, written, last_only=last_only)
         seconds, memory = self._known[key]
-        return [Priced(scope, key, seconds, memory)] if seconds.any() or memory.any() else []
+        weight = self.weights[producer[0]] if producer else 1
+        return [Priced(scope, key, seconds, memory, weight)] if seconds.any() or memory.any() else []
 
     def _of_parameter(self, v: int, kinds: Sequence[Kind]) -> list[Priced]:
         """A parameter is stored as its user has it; of several users, in pairs with the first where they are many."""
@@ -209,7 +223,7 @@ class Pricer:
                 for states in np.ndindex(*sizes)
             ]
             self._known[key] = _arrays(costs, tuple(sizes))
-        return Priced(scope, key, *self._known[key])
+        return Priced(scope, key, *self._known[key], self.weights[users[0][0]])
 
     def _scope(
         self, nodes: Sequence[int], kinds: Sequence[Kind]
@@ -227,9 +241,9 @@ class Pricer:
         """What the eliminator takes: weights of a second and of a byte."""
         out = []
         for p in priced:
-            key = p.key, second, byte
+            key = p.key, p.weight, second, byte
             if key not in self._weighted:
-                costs = second * p.seconds + byte * p.memory
+                costs = p.weight * (second * p.seconds + byte * p.memory)
                 self._weighted[key] = self.shared.table(("priced", *key), costs)
             out.append(Scoped(p.scope, self._weighted[key]))
         return out

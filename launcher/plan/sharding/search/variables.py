@@ -194,8 +194,17 @@ def as_written(
 
 
 def neighbours(variable: Variable, cuts: Cuts, ranks: int) -> tuple[State, ...]:
-    """States in which one prime factor of the ranks is given to another letter, or to repetition, or taken from it."""
-    size = dict(variable.letters)
+    """States in which a prime factor of the ranks is with another letter, or no longer repeats, or does now."""
+    if variable.fixed is not None:
+        return ()
+    return _neighbours(variable.letters, variable.dims, cuts, ranks)
+
+
+@lru_cache(maxsize=1 << 14)
+def _neighbours(
+    letters_of: tuple[tuple[str, int], ...], dims: MemberDims, cuts: Cuts, ranks: int
+) -> tuple[State, ...]:
+    size = dict(letters_of)
     ways = dict(cuts)
     out: dict[State, None] = {}
     letters = ["", *size]
@@ -212,7 +221,7 @@ def neighbours(variable: Variable, cuts: Cuts, ranks: int) -> tuple[State, ...]:
                     moved[target] = moved.get(target, 1) * p
                 if all(size[x] % n == 0 for x, n in moved.items()):
                     new = tuple((x, moved[x]) for x in size if moved.get(x, 1) > 1)
-                    out[variable.state(new, ranks)] = None
+                    out[_state(dims, new, ranks)] = None
     return tuple(out)
 
 
