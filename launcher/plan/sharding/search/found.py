@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from launcher.plan.sharding.cost import Cost, graph_cost
 from launcher.plan.sharding.op_rule import OpStrategy
+from launcher.plan.sharding.search.reasons import Reasons
 from launcher.plan.sharding.search.tables import Pricer
 
 
@@ -28,4 +29,5 @@ def found(
 ) -> Found:
     cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.fixed)
     lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
-    return Found(strategies, cost, (), lacking)
+    reasons = tuple(Reasons(pricer, strategies).lines(written))
+    return Found(strategies, cost, reasons, lacking)
