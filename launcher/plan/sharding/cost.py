@@ -19,9 +19,9 @@ from launcher.plan.values.facts import WIDTH
 class CostModel:
     """Speeds of a rank, and how it trains. Defaults: an accelerator of 2023 that is half busy, 8 on a switch.
 
-    ``latency``: seconds until a collective moves its first byte. ``state_bytes``: of the optimizer, an element.
-    ``optimizer_level``: of hsdp, over the ranks that would repeat a parameter; 0 is off. ``in_flight``:
-    micro batches whose activations are kept at once.
+    ``latency``: seconds until a collective moves its first byte. ``state_bytes``: of the optimizer, for
+    an element. ``optimizer_level``: of hsdp, over the ranks that would repeat a parameter; 0 is off.
+    ``in_flight``: micro batches whose activations are kept at once.
     """
 
     flops_per_second: float = 4e14
@@ -110,8 +110,8 @@ def made(rule: OpRule | None, strategy: OpStrategy, place: int, dims: int) -> Te
 def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize: int) -> tuple[float, int]:
     """Elements that a rank receives, and collectives.
 
-    What is cut alike moves alike, whichever dims it is and however long they are: planned once for all tensors
-    that are about as large.
+    What is cut alike moves alike, whichever dims it is and however long they are: planned once for all
+    tensors that are about as large.
     """
     if src == dst:
         return 0, 0
@@ -193,7 +193,7 @@ def parameter_cost(taken: TensorLayout, value: Value, model: CostModel) -> Cost:
 def node_cost(
     graph: OpGraph, node: OpNode, rule: OpRule | None, strategy: OpStrategy, model: CostModel
 ) -> Cost:
-    """Of the operator itself: what it computes, collectives inside of it, and the activations that it makes."""
+    """Of the operator itself: what it computes, collectives inside of it, activations that it makes."""
     backward = sum(graph.values[v].trains for v in node.ins)
     dims = [len(shape) for shape in graph.shapes(node)]
     ins = [port(rule, strategy, p, n) for p, n in enumerate(dims)]
@@ -282,7 +282,7 @@ def graph_cost(
     model: CostModel,
     asked: Layouts | None = None,
 ) -> Cost:
-    """Of all of it. Inputs that have no layout come as they are taken; parameters rest as they are first taken."""
+    """Inputs that have no layout come as they are taken; parameters rest as they are first taken."""
     ranks = prod(strategies[0].matrix) if strategies else 1
     fixed = fixed_layouts(graph, ranks, asked or Layouts())
     total, taken = Cost(), _ports(graph, rules, strategies)
@@ -325,7 +325,7 @@ def value_cost(
 def stored_cost(
     value: Value, ports: tuple[TensorLayout, ...], written: TensorLayout | None, model: CostModel
 ) -> Cost:
-    """Of a parameter that is taken as ``ports``: where that is one way, its gradient is added up once a step."""
+    """Of a parameter, taken as ``ports``: where that is one way, its gradient is added up once a step."""
     if not ports:
         return Cost()
     stored = written or ports[0].summed().canonical

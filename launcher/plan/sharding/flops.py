@@ -1,4 +1,4 @@
-"""What one operator of a graph computes: floating-point operations of its forward, and bytes that it reads and writes."""
+"""What an operator of a graph computes: floating-point operations of its forward, and bytes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ PRODUCTS = {
 """Kinds whose flops are counted; of others it is the bytes that take time."""
 
 VIEWS = {
-    "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "numpy_T", "flatten", "unflatten", "expand",
-    "expand_as", "unsqueeze", "squeeze", "slice", "select", "narrow", "split", "split_with_sizes", "chunk",
+    "view", "reshape", "_unsafe_view", "transpose", "permute", "t", "numpy_T", "flatten", "unflatten",
+    "expand", "expand_as", "unsqueeze", "squeeze", "slice", "select", "narrow", "split", "split_with_sizes",
+    "chunk",
     "unbind", "alias", "detach", "movedim", "swapaxes", "swapdims", "view_as", "reshape_as", "diagonal",
 }  # fmt: skip
 """Kinds that move no bytes: what they make lies where their input does."""

@@ -1,4 +1,4 @@
-"""The cheapest states of many variables, where each of many tables adds a cost for the states of a few of them."""
+"""The cheapest states of many variables, where each table adds a cost for the states of a few."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Eliminator:
         return Table(self._keys.setdefault(key, len(self._keys)), costs)
 
     def solve(self, sizes: Sequence[int], tables: Iterable[Scoped]) -> list[int]:
-        """The state of each variable; of equally cheap ones the first. Exact while tables stay below ``LIMIT``."""
+        """The state of each variable. Exact while tables stay below ``LIMIT``; of equals the first."""
         run = _Run(self, sizes, tables)
         done = [run.eliminate(x) for x in run.order()]
         states = [0] * len(sizes)

@@ -1,4 +1,4 @@
-"""The cheapest states of a whole graph: all of them where they are few, else those of coarse device matrices."""
+"""The cheapest states of a graph: of all where they are few, else of coarse device matrices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ ROUNDS = 4
 def explore(
     pricer: Pricer, variables: Variables, ranks: int, extra: Sequence[Menus], limit: float | None = None
 ) -> list[Choice]:
-    """The best, and others of which parts may do. ``extra``: states to look at besides; ``limit``: bytes of a rank."""
+    """The best, and others of which parts may do.
+
+    ``extra``: states to look at besides; ``limit``: bytes of a rank.
+    """
     every = [v.states(ranks) for v in variables.all]
     if few(every):
         all_of_them = search(pricer, variables, merged(pricer, [every, *extra]))

@@ -17,10 +17,10 @@ from launcher.plan.sharding.search.variables import State, Variable, Variables
 def halved(
     graph: OpGraph, rules: Sequence[OpRule | None], variables: Variables, ranks: int, model: CostModel
 ) -> tuple[State, ...]:
-    """A state of each variable, by giving away one prime factor of the ranks at a time, the largest first.
+    """A state of each variable: a prime factor of the ranks is given away at a time, largest first.
 
-    Each goes to a letter of every operator, or to repetition: whatever costs the whole graph least, given what
-    was cut before.
+    Each goes to a letter of every operator, or to repetition: whatever costs the whole graph least, with
+    what was cut before.
     """
     cuts: list[Cuts] = [()] * len(variables.all)
     halves = factors(ranks)

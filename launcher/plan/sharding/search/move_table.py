@@ -28,9 +28,9 @@ class MoveTable:
     def priced(
         self, source: Array, ways: Sequence[Array], written: TensorLayout | None, *, last_only: bool
     ) -> tuple[Array, Array]:
-        """Seconds, and bytes kept on a rank, as ``value_cost`` has them, of a value that is made as ``source``.
+        """Seconds and bytes kept on a rank, as ``value_cost`` has them, of a value made as ``source``.
 
-        ``last_only``: just to the last of ``ways``; where it is made in terms of a sum it is taken to rest whole.
+        ``last_only``: just to the last of ``ways``; terms of a sum are taken to rest where they are made.
         """
         first = ways[0] if ways and not last_only else source
         rest = self.states([written], None) if written else self._settled(source, first)

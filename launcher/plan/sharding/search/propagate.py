@@ -1,4 +1,4 @@
-"""``sharding_propagation``: infers the strategies of the operators that nobody wrote."""
+"""``sharding_propagation`` and ``recursive_programming``: strategies of the operators that nobody wrote."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def propagate(
 ) -> Found:
     """The cheapest strategies by ``model``, where ``written`` of some nodes stay as they are.
 
-    ``rules``: of each node; what has none runs on whole tensors. ``asked``: layouts of inputs, of which others
-    come as they are taken, and of other values. ``memory``: bytes of a rank that have to do. ``extra``:
-    strategies of all nodes to look at besides. Exact over ``candidate_cuts`` and what follows from ``written`` for graphs of up to ``SMALL``
-    operators that have up to ``explore.FEW`` candidates each.
+    ``rules``: of each node; what has none runs on whole tensors. ``asked``: layouts of inputs, of which
+    others come as they are taken, and of other values. ``memory``: bytes of a rank that have to do.
+    ``extra``: strategies of all nodes to look at besides. Exact over ``candidate_cuts``, and what follows
+    from ``written``, for graphs of up to ``SMALL`` operators with up to ``explore.FEW`` candidates each.
     """
     fixed = fixed_layouts(graph, ranks, asked or Layouts())
     whole = Pricer(graph, rules, model or CostModel(), fixed)
@@ -44,7 +44,9 @@ def propagate(
 
     # what is worth looking at, found where equal layers are few
     back = {short_at: at for at, short_at in reversed(list(enumerate(short.of)))}
-    layers = Pricer(short.graph, [rules[back[n]] for n in range(len(back))], whole.model, fixed, short.weights)
+    layers = Pricer(
+        short.graph, [rules[back[n]] for n in range(len(back))], whole.model, fixed, short.weights
+    )
     few_written = {n: written[at] for n, at in back.items() if at in written}
     others = [[strategies[back[n]] for n in range(len(back))] for strategies in extra]
     solutions = _solutions(layers, ranks, few_written, others, memory)
@@ -56,6 +58,22 @@ def propagate(
     menus = [tuple(dict.fromkeys((s[n],) for s in solutions)) for n in short.of]
     best = fitting(search(whole, single, whole.equal(menus)), memory)
     return found(whole, best.strategies(single), written, memory)
+
+
+def recursive(
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    ranks: int,
+    model: CostModel | None = None,
+    *,
+    asked: Layouts | None = None,
+    memory: float | None = None,
+) -> Found:
+    """``recursive_programming``: nothing is written, the degrees are found as well.
+
+    What ``propagate`` finds with nothing written, for which the ranks are halved again and again first.
+    """
+    return propagate(graph, rules, ranks, {}, model, asked=asked, memory=memory)
 
 
 def _marks(pricer: Pricer, written: Mapping[int, OpStrategy]) -> list[int]:

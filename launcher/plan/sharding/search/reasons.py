@@ -13,6 +13,7 @@ from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.redistribution import redistribution
 from launcher.plan.sharding.search.candidates import Dims, dims_of_model, ordered, strategy
 from launcher.plan.sharding.search.tables import Pricer
+from launcher.plan.sharding.search.variables import constants
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.facts import WIDTH
 from launcher.plan.values.text import bytes_text
@@ -21,6 +22,9 @@ COLLECTIVES = {
     "all_gather": "an all-gather", "all_to_all": "an all-to-all", "reduce_scatter": "a reduce-scatter",
     "all_reduce": "an all-reduce", "exchange": "an exchange", "slice": "a slice",
 }  # fmt: skip
+
+CLASSIFYING = {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"}
+"""Kinds whose letter c is that of classes."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,25 @@ class Reasons:
     def lines(self, written: Mapping[int, OpStrategy]) -> Iterator[str]:
         """In the order in which the first of each runs."""
         groups: dict[tuple[str, str, str, bool], list[int]] = {}
+        constant = constants(self.graph)
         for at, node in enumerate(self.graph.nodes):
             rule = self.rules[at]
-            if at in written or rule is None or not self.dims[at]:
+            if at in written or at in constant or rule is None or not self.dims[at]:
                 continue
             main = self._main(at)
-            key = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", node.module), node.kind if main else "", self.words(at), main
+            key = (
+                re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", node.module),
+                node.kind if main else "",
+                self.words(at),
+                main,
+            )
             groups.setdefault(key, []).append(at)
         for (module, kind, words, main), nodes in groups.items():
             modules = len({self.graph.nodes[at].module for at in nodes})
             many = f" ({modules})" if modules > 1 else ""
             if not main:
-                what = f"{module or 'the model'}{many}, {len(nodes) // modules} that follow"
-                yield f"inferred: {what}: {words}"
+                light = f"{len(nodes) // modules} views and elementwise"
+                yield f"inferred: {module or 'the model'}{many}, {light}: {words}"
                 continue
             several = any(k[0] == module and k[3] and k[1] != kind for k in groups)
             what = f"{module}.{kind}" if module and several else module or kind
@@ -103,13 +113,21 @@ class Reasons:
         new = rule.outs[0] and letter == rule.outs[0][-1] and letter not in rule.ins[0]
         if node.kind in PRODUCTS and new:
             return "columns"
-        if letter in rule.sums and letter not in rule.ins[-1]:
-            return "rows"
+        if node.kind == "embedding" and letter in rule.ins[0]:
+            return "rows" if letter == rule.ins[0][0] else "columns"
+        if node.kind in CLASSIFYING and letter == "c":
+            return "classes"
         name = self.names.get(self.dims[at][letter])
         if name is not None:
             return name
-        places = [d for tensor in (*rule.outs, *rule.ins) for d, x in enumerate(tensor) if x == letter]
-        return f"dim {places[0]}"
+        places = [
+            (d, len(tensor))
+            for tensor in (*rule.outs, *rule.ins)
+            for d, x in enumerate(tensor)
+            if x == letter
+        ]
+        dim, dims = places[0]
+        return "features" if dims in (2, 3) and dim == dims - 1 else f"dim {dim}"
 
     def _others(self, at: int) -> list[OpStrategy]:
         """All ranks along one letter, or none along any, where that says something else."""
@@ -141,7 +159,10 @@ class Reasons:
             if source is None:
                 continue
             cost = value_cost(value, source, ways, self.pricer.fixed.rest.get(v), model)
-            mine = next((w for w, (user, _) in zip(ways, self.pricer.uses.get(v, ()), strict=False) if user == at), None)
+            mine = next(
+                (w for w, (user, _) in zip(ways, self.pricer.uses.get(v, ()), strict=False) if user == at),
+                None,
+            )
             text, nbytes = self._largest(source, mine or (ways[0] if ways else source.summed()), v)
             out.append(_Term(v, cost, text, nbytes))
         return out

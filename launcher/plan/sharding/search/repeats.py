@@ -16,7 +16,7 @@ NUMBERED = re.compile(r"((?:[^.]*\.)*?)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class Shortened:
-    """``weights``: for how many operators of the whole graph each of ``graph`` counts; ``of``: which each is."""
+    """``weights``: for how many operators of the whole each of ``graph`` counts; ``of``: which each is."""
 
     graph: OpGraph
     weights: tuple[int, ...]
@@ -36,8 +36,8 @@ class _Layer:
 def shortened(graph: OpGraph, signatures: Sequence[int]) -> Shortened:
     """``signatures``: equal ones of equal operators. Of a run of equal layers two and the last are kept.
 
-    A layer is a numbered module. It is equal to the one before if it does the same with what itself makes, with
-    what the one before has made, with parameters of its own, and with the same other values.
+    A layer is a numbered module. It is equal to the one before if it does the same with what itself makes,
+    with what the one before has made, with parameters of its own, and with the same other values.
     """
     kept = list(range(len(graph.nodes)))
     weights = [1] * len(graph.nodes)

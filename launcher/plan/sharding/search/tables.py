@@ -27,7 +27,7 @@ from launcher.plan.sharding.search.variables import State
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 SHARED = 1 << 18
-"""States of all users of a value together, up to which those that take it alike are found among all of them."""
+"""States of all users of a value together, up to which all are asked who takes it alike, else neighbours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +201,7 @@ class Pricer:
         return [Priced(scope, key, seconds, memory, weight)] if seconds.any() or memory.any() else []
 
     def _of_parameter(self, v: int, kinds: Sequence[Kind]) -> list[Priced]:
-        """A parameter is stored as its user has it; of several users, in pairs with the first where they are many."""
+        """A parameter rests as it is first taken; many users are told in pairs with the first."""
         users = list(self.uses.get(v, ()))
         if not users:
             return []

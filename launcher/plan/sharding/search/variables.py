@@ -28,7 +28,7 @@ MemberDims = tuple[tuple[tuple[str, str], ...], ...]
 
 @dataclass(frozen=True)
 class Variable:
-    """``members``: nodes that are cut alike. ``letters``: dims of the model by number, and what slices divide.
+    """``members``: nodes that are cut alike. ``letters``: dims that all have, and what slices divide.
 
     ``fixed``: the only state, of what was written.
     """
@@ -89,7 +89,7 @@ def variables(
     together: bool,
 ) -> Variables:
     """A variable for each operator, or with ``together`` one for light neighbours in the same module."""
-    constant = _constants(graph)
+    constant = constants(graph)
     whole = {at for at, rule in enumerate(rules) if rule is None or at in constant}
     alone = whole | written.keys()
 
@@ -148,7 +148,7 @@ def _variable(members: Sequence[int], rules: Sequence[OpRule | None], dims: Sequ
 
 
 def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int], groups: Groups) -> None:
-    """Neighbours that neither multiply matrices, nor add up, nor have parameters, in the code of one module."""
+    """Neighbours in one module that neither multiply matrices, nor add up, nor have parameters."""
     params = {v for _, v in graph.params}
     maker: dict[int, int] = {}
     for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
@@ -166,7 +166,7 @@ def _join_light(graph: OpGraph, rules: Sequence[OpRule | None], alone: Set[int],
         maker.update(dict.fromkeys(node.outs, at))
 
 
-def _constants(graph: OpGraph) -> frozenset[int]:
+def constants(graph: OpGraph) -> frozenset[int]:
     """Nodes that no input and no parameter goes into: every rank has all of what they make."""
     given = {*graph.inputs, *(v for _, v in graph.params)}
     out = set()
@@ -194,7 +194,7 @@ def as_written(
 
 
 def neighbours(variable: Variable, cuts: Cuts, ranks: int) -> tuple[State, ...]:
-    """States in which a prime factor of the ranks is with another letter, or no longer repeats, or does now."""
+    """States in which a prime factor of the ranks is with another letter, or repeats, or no longer does."""
     if variable.fixed is not None:
         return ()
     return _neighbours(variable.letters, variable.dims, cuts, ranks)

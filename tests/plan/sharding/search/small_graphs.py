@@ -84,16 +84,12 @@ def every_choice(
     """All that a search of a small graph looks at."""
     made = variables(graph, rules, dims_of_model(graph, rules), written, together=False)
     followers = as_written(made, rules, written)
-    menus = [
-        dict.fromkeys((*v.states(ranks), *more)) for v, more in zip(made.all, followers, strict=True)
-    ]
+    menus = [dict.fromkeys((*v.states(ranks), *more)) for v, more in zip(made.all, followers, strict=True)]
     for states in itertools.product(*menus):
         yield tuple(strategy for (strategy,) in states)
 
 
-def cheapest(
-    graph: OpGraph, ranks: int, model: CostModel, written: Mapping[int, OpStrategy], asked: Layouts
-) -> float:
+def cheapest(graph: OpGraph, ranks: int, model: CostModel, written: Mapping[int, OpStrategy], asked: Layouts) -> float:
     """By looking at all of them."""
     rules = rules_of(graph)
     return min(
