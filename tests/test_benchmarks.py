@@ -55,6 +55,15 @@ SMALLEST: dict[str, tuple[str, list[tuple[str, int]]]] = {
             ("first step, 4 ranks +[0-9.]+ s", 1),
         ],
     ),
+    "planning": (
+        "benchmarks/planning.py --times 1",
+        [
+            ("show=plan +CPU s +min +max +of torch", 1),
+            (r"(import torch|512 ranks|16384 ranks|recompute=auto)( +[0-9.]+){4}$", 4),
+            ("goal 10 s on 16384 ranks: (met|MISSED)", 1),
+            ("python", 1),
+        ],
+    ),
     "fusion": (
         "benchmarks/fusion.py --blocks 1 --steps 1",
         [

@@ -32,6 +32,7 @@ LAYERS = {
     "launcher.models": "models",
     "launcher.data": "data",
     "launcher.optim": "optim",
+    "launcher.planner.param_layouts": "request files",
     "launcher.planner.request_files": "request files",
     "launcher.planner": "planner",
     "launcher.steps": "steps",
@@ -89,7 +90,7 @@ OPEN = {
         "atomic_folder", "export", "full_tensors", "inspect", "manifest", "manifest_mac", "read", "store",
         "transform", "transform_foreign", "transform_plan", "verify", "write",
     },
-    "launcher.checkpoint.mindspore.formats": {"group_file", "strategy_files"},
+    "launcher.checkpoint.mindspore.formats": {"group_file", "operator_json", "strategy_files"},
     "launcher.parallel": {"parallel_model", "blueprint", "broadcast", "local", "mesh", "weight_gradient"},
 }  # fmt: skip
 WITHOUT_TORCH = ("launcher.job", "launcher.plan", "launcher.checkpoint")

@@ -8,6 +8,7 @@ from itertools import product
 
 from launcher.checkpoint.layout.strategy import Kind, Strategy, stages
 from launcher.checkpoint.text_table import table
+from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import bytes_text, spans
 
 
@@ -15,7 +16,8 @@ from launcher.plan.values.text import bytes_text, spans
 class Holding:
     """One tensor of ``nbytes``, whole.
 
-    ``split`` has the axes that cut each dim, ``ranks`` all that hold a piece.
+    ``split`` has the axes that cut each dim, ``ranks`` all that hold a piece. ``matrix``: the sizes of the
+    axes, where they are not those of the others.
     """
 
     name: str
@@ -27,11 +29,13 @@ class Holding:
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     nbytes: int
+    matrix: tuple[tuple[str, int], ...] = ()
 
 
 def holdings(strategy: Strategy) -> tuple[Holding, ...]:
     """In the order of the strategy."""
-    ranks = {at: _ranks(strategy, at) for at in {e.layout.at for e in strategy.entries.values()}}
+    places = {(e.layout.grid, e.layout.at) for e in strategy.entries.values()}
+    ranks = {place: _ranks(*place) for place in places}
 
     return tuple(
         Holding(
@@ -42,8 +46,9 @@ def holdings(strategy: Strategy) -> tuple[Holding, ...]:
             kind=entry.kind,
             split=entry.layout.split,
             stages=stages(entry.layout),
-            ranks=ranks[entry.layout.at],
+            ranks=ranks[entry.layout.grid, entry.layout.at],
             nbytes=entry.spec.nbytes,
+            matrix=entry.layout.grid.axes if entry.layout.grid != strategy.grid else (),
         )
         for name, entry in strategy.entries.items()
     )
@@ -53,9 +58,13 @@ def inspect(strategy: Strategy) -> str:
     """``holdings`` as a table, below what they add up to."""
     rows = holdings(strategy)
     total = bytes_text(sum(row.nbytes for row in rows))
-    grid = " x ".join(f"{axis} {n}" for axis, n in strategy.grid.axes) or "no axes"
+    grid = _axes(strategy.grid.axes) or "no axes"
     head = f"{len(rows)} tensors, {total}, {strategy.grid.size} ranks ({grid})"
     return f"{head}\n{_text(rows)}\n"
+
+
+def _axes(sizes: Sequence[tuple[str, int]]) -> str:
+    return " x ".join(f"{axis} {n}" for axis, n in sizes)
 
 
 def _text(rows: Sequence[Holding]) -> str:
@@ -69,13 +78,14 @@ def _cells(row: Holding) -> list[str]:
     split = " | ".join("*".join(axes) or "-" for axes in row.split)
     if not any(row.split):
         split = "-"
+    elif row.matrix:
+        split += f" of {_axes(row.matrix)}"
     return [names, shape, row.dtype, row.kind, split, spans(row.stages), spans(row.ranks), str(row.nbytes)]
 
 
-def _ranks(strategy: Strategy, at: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[int, ...]:
+def _ranks(grid: Grid, at: tuple[tuple[str, tuple[int, ...]], ...]) -> tuple[int, ...]:
     """Those at the pinned coordinates, ascending."""
     pinned = dict(at)
-    grid = strategy.grid
     axes = [axis for axis, _ in grid.axes]
     places = product(*(pinned.get(axis, range(n)) for axis, n in grid.axes))
     return tuple(grid.rank(**dict(zip(axes, place, strict=True))) for place in places)

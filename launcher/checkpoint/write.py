@@ -143,8 +143,10 @@ def saved_boxes(
     strategy: Strategy, rank: int, files: Collection[str] | None = None
 ) -> dict[str, dict[str, Box]]:
     """What each of these ``files`` of ``rank`` holds, of all that it has unless some are named."""
-    where = strategy.grid.coords(rank)
-    homes = (names for at, names in strategy.homes.items() if all(where[axis] == n for axis, n in at))
+    homes = []
+    for grid, of_grid in strategy.homes.items():
+        where = grid.coords(rank)
+        homes += [names for at, names in of_grid.items() if all(where[axis] == n for axis, n in at)]
 
     out: dict[str, dict[str, Box]] = {file: {} for file in files or rank_files(strategy)}
     for name in chain.from_iterable(homes):

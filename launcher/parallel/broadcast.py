@@ -49,11 +49,11 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     rank, world = dist.get_rank(), dist.get_world_size()
     if cur_rank != rank:
         raise ValueError(f"cur_rank: {cur_rank} is not the rank of this process, {rank}")
-    if layout:
-        grid = next(iter(layout.values())).grid
+    grids = dict.fromkeys(lay.grid for lay in layout.values())
+    for grid in grids:
         if grid.size != world:
             raise ValueError(f"layout: it is for {grid.size} ranks, the process group has {world}")
-        first = grid.ranks(pp=grid.coords(rank)["pp"])[0]
+        first = _first_of_stage(grid, rank)
         if initial_rank != first:
             text = f"initial_rank: {initial_rank} is not the first rank of the stage of rank {rank}"
             raise ValueError(f"{text}, {first}")
@@ -69,17 +69,27 @@ def parameter_broadcast(net: nn.Module, layout: Any, cur_rank: int = 0, initial_
     return share({n: held[n] for n, lay in layout.items() if lay.holds(rank)}, layout)
 
 
+def _first_of_stage(grid: Grid, rank: int) -> int:
+    """Of the ranks of a stage the lowest; without stages that of all."""
+    coords = grid.coords(rank)
+    return grid.rank(**{axis: coords[axis] if axis == "pp" else 0 for axis in coords})
+
+
 def layouts(given: Any) -> dict[str, Layout]:
     """By name, from any of the forms that ``parameter_broadcast`` takes. Raises ``TypeError`` for others."""
     rows = getattr(given, "entries", given)
     grid = None
     if _is_file(rows):
-        grid = Grid(tuple(rows["grid"].items()))
+        grid = _grid(rows)
         rows = rows["tensors"]
     if not isinstance(rows, Mapping):
         text = f"expected a mapping of names to layouts, got {type(given).__name__}"
         raise TypeError(f"layout: {text}; launcher.checkpoint.build_searched_strategy reads one from a file")
     return {str(name): _staged(_layout(str(name), row, grid)) for name, row in rows.items()}
+
+
+def _grid(row: Mapping[str, Any]) -> Grid:
+    return Grid(tuple(row["grid"].items()))
 
 
 def _is_file(rows: Any) -> bool:
@@ -102,6 +112,8 @@ def _layout(name: str, row: Any, grid: Grid | None) -> Layout:
         return found
     if grid is None or not isinstance(row, Mapping) or not {"shape", "split", "at"} <= row.keys():
         raise TypeError(f"layout: {name}: {type(row).__name__} is no layout")
+    if "grid" in row:
+        grid = _grid(row)
     split = tuple(map(tuple, row["split"]))
     at = tuple((axis, tuple(n)) for axis, n in row["at"].items())
     return Layout(grid, tuple(row["shape"]), split, at)
@@ -136,10 +148,9 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
     rank = dist.get_rank()
     tensors = collectives = nbytes = 0
     wrong: list[str] = []
-    for axes in sorted({_axes(lay) for lay in layout.values()}):
-        grid = next(iter(layout.values())).grid
-        group = mine(rank, (grid.peers(r, *axes) for r in range(grid.size)))
-        names = [n for n, lay in layout.items() if _axes(lay) == axes and n in held]
+    for rows, every in _alike(layout).items():
+        group = mine(rank, rows)
+        names = [n for n in every if n in held]
         if group is None or dist.get_world_size(group) == 1:
             continue
 
@@ -157,6 +168,20 @@ def share(held: Mapping[str, Sequence[Tensor]], layout: Mapping[str, Layout]) ->
     if wrong:
         raise RunError(f"after the broadcast {'; '.join(wrong)}")
     return Sent(tensors, collectives, nbytes)
+
+
+def _alike(layout: Mapping[str, Layout]) -> dict[tuple[tuple[int, ...], ...], list[str]]:
+    """Names by the groups of ranks that have copies, in an order that is the same on every rank."""
+    along: dict[tuple[Grid, tuple[str, ...]], list[str]] = {}
+    for name, lay in layout.items():
+        along.setdefault((lay.grid, _axes(lay)), []).append(name)
+
+    # axes of two device matrices may stand for the same ranks
+    out: dict[tuple[tuple[int, ...], ...], list[str]] = {}
+    for (grid, axes), names in along.items():
+        rows = tuple(dict.fromkeys(grid.peers(r, *axes) for r in range(grid.size)))
+        out.setdefault(rows, []).extend(names)
+    return dict(sorted(out.items()))
 
 
 def _axes(layout: Layout) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from launcher.job.schema.job import Debug, Job, Train
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
 from launcher.plan.partition.sizes import Note, Sizes
+from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.values.precision import precision
 
 TOLERANCE: Final = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 8 * 2.0**-8, "fp16": 8 * 2.0**-11}
@@ -93,7 +94,8 @@ def reduced(job: Job, step: Certify, sizes: Sizes) -> Copy:
 def _train(job: Job, step: Certify, sizes: Sizes) -> tuple[Train, list[tuple[str, Any, Any]]]:
     """A few steps of few samples, and what is changed of it: (key, was, is)."""
     asked = job.train
-    micro = min(SAMPLES, sizes.micro_batch)
+    # strategies over device matrices cut samples into numbers of their own
+    micro = sizes.micro_batch if over_device_matrix(job) else min(SAMPLES, sizes.micro_batch)
     changes: dict[str, Any] = {
         "batch_size": asked.batch_size // sizes.micro_batch * micro,
         "steps": step.steps + MORE,
@@ -134,8 +136,10 @@ def notes(job: Job, sizes: Sizes) -> Iterator[Note]:
 
 
 def _layers(job: Job, model: LanguageModel, sizes: Sizes) -> int:
-    """One a virtual stage, two at least; all of them when a setting names a layer by its number."""
+    """One a virtual stage, two at least; all of them when a setting or a file names them by number."""
     named = [*job.parallel.operators, *(job.parallel.shared if job.parallel.shared != "auto" else ())]
+    if job.parallel.param_strategy.load is not None:
+        return model.layers
     if job.parallel.pipeline.stage_config != "auto" or any(re.search(r"layers\.\d", str(n)) for n in named):
         return model.layers
     return min(model.layers, max(2, sizes.virtual))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
@@ -67,12 +69,17 @@ class Trials:
 
     def fits(self, pp: int, choice: Choice) -> bool:
         """By the bytes of a rank that has each of its blocks from the plan of its policy."""
-        plain = self.plans[NONE]
-        ranks = plain.sizes.grid.ranks(pp=pp)
-        states = max(m.params + m.optimizer for m in plain.estimate.memory if m.rank in ranks)
         load = self.mixed(pp, choice)
-        room = self.room - self.margin - states
-        return _held(load, plain.estimate.timeline.in_flight[pp]) <= room and load.fullest.total <= room
+        room = self.room - self.margin - self.states[pp]
+        return _held(load) <= room and load.fullest.total <= room
+
+    @cached_property
+    def states(self) -> tuple[int, ...]:
+        """Bytes of weights and of the optimizer on the fullest rank of each place in the pipeline."""
+        plain = self.plans[NONE]
+        each = {m.rank: m.params + m.optimizer for m in plain.estimate.memory}
+        grid = plain.sizes.grid
+        return tuple(max(each[rank] for rank in grid.ranks(pp=pp)) for pp in range(grid["pp"]))
 
     def mixed(self, pp: int, choice: Choice) -> RankLoad:
         loads = {policy: plan.estimate.loads[pp] for policy, plan in self.plans.items()}
@@ -125,15 +132,16 @@ def _mixed(plain: StageLoad, loads: Mapping[str, StageLoad], choice: Choice) -> 
     return replace(plain, passes=tuple(passes))
 
 
-def _held(load: RankLoad, in_flight: int) -> int:
-    """At most what is held: what as many micro batches keep as are in flight, of the stage that keeps least.
+def _held(load: RankLoad) -> int:
+    """At most what is held: what the micro batches in flight keep for their backwards, where that is most.
 
     Nothing where a backward is split or a sequence passes in pieces: less of a micro batch may be kept then.
     """
     if any(a.kind not in "FB" for a in load.row) or any(len(stage.passes) > 1 for _, stage in load.stages):
         return 0
-    each = [sum(s.saved for one in stage.passes for s in one.segments) for _, stage in load.stages]
-    return in_flight * min(each, default=0)
+    each = {n: sum(s.saved for s in stage.passes[0].segments) for n, stage in load.stages}
+    changes = (each[a.stage] if a.kind == "F" else -each[a.stage] for a in load.row)
+    return max(accumulate(changes), default=0)
 
 
 def unknown(job: Job) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import prod
 from textwrap import TextWrapper
@@ -12,10 +12,12 @@ from launcher.plan import show_operators
 from launcher.plan.cost.device_memory import tightest
 from launcher.plan.cost.fusion import Group
 from launcher.plan.cost.traffic import KINDS
-from launcher.plan.partition.stages import Crossing, covers
+from launcher.plan.partition.params import Placed
+from launcher.plan.partition.stages import Crossing, Stage, covers
 from launcher.plan.plan import Plan
 from launcher.plan.schedule.timeline import text as drawn
 from launcher.plan.settings import compile
+from launcher.plan.sharding import show_sharding
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.text import bytes_text, listed, many, scaled, spans
 
@@ -82,23 +84,49 @@ def _pipeline(plan: Plan) -> Rows:
         yield "schedule", line
 
 
-def _on(ranks: tuple[int, ...]) -> str:
+def _on(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
 def _stages(plan: Plan) -> Rows:
+    """What stages run; neighbours alike in a row."""
     first = {n: p for p in plan.params for n in p.names}
+    halves = any(a.kind == "I" for row in plan.schedule for a in row)
+    rows = []
     for s in plan.stages:
-        own = {first[n].name: first[n] for n in s.params}
-        size = sum(prod(p.spec.shape) for p in own.values() if not p.buffer)
-        ranks = plan.sizes.grid.ranks(pp=plan.sizes.places[s.index])
-        names = "the whole model" if plan.leaves is None else "no module"
-        if any(s.modules):
-            names = listed(s.modules)
-        cost = f"{_count(size)} parameters, {_count(s.flops, 'FLOP')} forward a micro batch"
-        if any(a.kind == "I" for row in plan.schedule for a in row):
+        cost = f"{_count(_size(s, first))} parameters, {_count(s.flops, 'FLOP')} forward a micro batch"
+        if halves:
             cost += f", {s.deferred / max(2 * s.flops, 1):.0%} of its backward deferred"
-        yield "stages", f"{s.index} on {_on(ranks)}: {names}; {cost}"
+        rows.append((s, cost))
+
+    # neighbours that say the same of modules of the same names but for numbers
+    for (cost, modules), same in _runs(rows, lambda row: (row[1], tuple(map(_glob, row[0].modules)))):
+        stages = [s for s, _ in same]
+        names = "the whole model" if plan.leaves is None else "no module"
+        if any(modules):
+            names = listed([m for s in stages for m in s.modules])
+
+        # of several how much of it is each one's; all of their ranks
+        each = " each" if len(stages) > 1 else ""
+        if each and modules:
+            names += f", {many(len(modules), 'module')} each"
+        places = {plan.sizes.places[s.index] for s in stages}
+        ranks = sorted(r for pp in places for r in plan.sizes.grid.ranks(pp=pp))
+        yield "stages", f"{spans([s.index for s in stages])} on {_on(ranks)}: {names}; {cost}{each}"
+
+
+def _size(stage: Stage, first: Mapping[str, Placed]) -> int:
+    """Its numbers that are no buffers, tied ones once; ``first``: parameters by all their names."""
+    own = {first[n].name: first[n] for n in stage.params}
+    return sum(prod(p.spec.shape) for p in own.values() if not p.buffer)
+
+
+def _glob(module: str) -> str:
+    """
+    >>> _glob("layers.11.mlp")
+    'layers.*.mlp'
+    """
+    return ".".join("*" if part.isdecimal() else part for part in module.split("."))
 
 
 def _recompute(plan: Plan) -> Rows:
@@ -200,7 +228,8 @@ def _overlap(plan: Plan) -> Rows:
 
 
 def _operators(plan: Plan) -> Rows:
-    return show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+    yield from show_operators.rows(plan.operators, plan.output, plan.sizes.grid["tp"])
+    yield from show_sharding.rows(plan.sharding)
 
 
 def _compile(plan: Plan) -> Rows:

@@ -7,10 +7,12 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from launcher.plan.cost.memory import Memory
+from launcher.plan.operators.resolve import Operator, Spread
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.plan import VERSION, Estimate, Plan
 from launcher.plan.schedule.simulate import Timeline
+from launcher.plan.sharding import show_sharding
 
 DERIVED: dict[type, tuple[str, ...]] = {
     Memory: ("total",),
@@ -22,6 +24,9 @@ LEFT_OUT: dict[type, tuple[str, ...]] = {
     Placed: ("layout",),
     Sizes: ("notes",),
     Estimate: ("loads",),
+    Plan: ("sharding",),
+    Operator: ("where",),
+    Spread: ("dims",),
 }
 """Starts of actions are in ``timeline.json``; grid and notes of layouts and sizes are those of the plan."""
 
@@ -29,7 +34,7 @@ ORDER = (
     "name", "seed", "precision", "dtypes", "sizes", "scheduler", "hsdp",
     "leaves", "stages", "boundaries", "pieces", "inputs", "output", "params", "ties",
     "groups", "visits", "gathers", "buckets", "scatters", "reduces_early", "overlaps",
-    "operators", "recomputed", "compilation", "sums",
+    "operators", "sharding", "recomputed", "compilation", "sums",
     "schedule", "evaluation", "timeline", "memory", "traffic", "flops", "rerun", "room",
     "phases", "settings", "notes",
     "deferred", "gradients_mean", "loss_reduction", "output_broadcast", "reading", "loss_repeats",
@@ -50,6 +55,8 @@ def _told(plan: Plan) -> dict[str, Any]:
     told: dict[str, Any] = _plain(plan)
     told.update(told.pop("estimate"))
     told.update(told.pop("observed"))
+    if plan.sharding is not None:
+        told["sharding"] = show_sharding.told(plan.sharding)
     return told
 
 

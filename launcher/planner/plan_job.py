@@ -23,18 +23,21 @@ from launcher.plan.partition.sizes import Note
 from launcher.plan.plan import Asked, Plan, ask, leaves, plan
 from launcher.plan.refusals import own_optimizer
 from launcher.plan.settings import compile, dataset_strategy, recompute
-from launcher.plan.sharding.asked import over_device_matrix, uncut
+from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.traced_model import TracedModel
 from launcher.plan.values.facts import COMPUTE, DTYPE, Skeleton, TensorSpec
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 from launcher.plan.values.text import listed
+from launcher.planner.param_layouts import fits, shared
 from launcher.planner.recompute_auto import solved
-from launcher.planner.request_files import fits, inlined
+from launcher.planner.request_files import inlined
 from launcher.planner.shard_operators import shard_operators
-from launcher.planner.trace_model import ModelRead, breaks, follow, keeps_messages, read
+from launcher.planner.trace_model import ModelRead, ReadOnce, breaks, follow, keeps_messages, read
 
 if TYPE_CHECKING:
     from torch import nn
+
+Build = Callable[[], "nn.Module"]
 
 
 def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
@@ -46,7 +49,7 @@ def inputs(job: Job, batch: int) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(s.shape, compute) if s.dtype.startswith("float") else s for s in specs)
 
 
-def builder(job: Job) -> Callable[[], nn.Module]:
+def builder(job: Job) -> Build:
     """Builds the model on the default device, in the default dtype."""
     from launcher.models.build import build_model
 
@@ -103,7 +106,7 @@ def planning() -> Iterator[None]:
 def _unlike(job: Job, own: bool) -> list[Problem]:
     """Slices of the data set that are not those of its tensors; a user's ``own`` class is opened to know."""
     strategy = job.parallel.dataset_strategy
-    if isinstance(strategy, str) or isinstance(job.data, Target) is not own:
+    if not isinstance(strategy, tuple) or isinstance(job.data, Target) is not own:
         return []
     if not (strategy and all(strategy)):
         return []
@@ -160,13 +163,15 @@ def own_files(job: Job) -> list[str]:
 def _made(job: Job, asked: Asked) -> Plan:
     """The plan, once it is settled what runs again."""
     if recompute_auto.asked(job):
-        return solved(job, lambda other: _cut(other, ask(other)))
+        once = ReadOnce()
+        return solved(job, lambda other: _cut(other, ask(other), once))
     return _cut(job, asked)
 
 
-def _cut(job: Job, asked: Asked) -> Plan:
+def _cut(job: Job, asked: Asked, reading: Callable[[Job, Build], ModelRead] = read) -> Plan:
     """The plan, with stacks of blocks in one piece where they cannot be cut."""
-    model = read(job, builder(job))
+    model = reading(job, builder(job))
+    job = shared(job, model.skeleton, asked.sizes.grid)
     traits = _tried(job, model.skeleton)
     asked, more = _unwrapped(asked, model.skeleton)
     fine, kept = _undivided(job, asked, model.skeleton, leaves(asked, model.skeleton))
@@ -178,7 +183,7 @@ def _cut(job: Job, asked: Asked) -> Plan:
         if coarse == fine:
             raise
         more = [*more, _unopened(coarse or (), fine or (), error.problems[0])]
-        return _planned(job, asked, read(job, builder(job)), coarse, traits=traits, more=more)
+        return _planned(job, asked, reading(job, builder(job)), coarse, traits=traits, more=more)
 
 
 def _undivided(
@@ -286,7 +291,7 @@ def _planned(
         pieces=seen.pieces,
         keeps_messages=keeps_messages(),
     )
-    made = plan(uncut(job), asked, traced, [*notes, *more], traits=traits)
+    made = plan(job, asked, traced, [*notes, *more], traits=traits)
     if over_device_matrix(job):
         with unmarked(model.marks):
             made = shard_operators(job, made, model.module, specs)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from launcher.errors import RequestError, owned, refuse
+from launcher.errors import Problem, RequestError, owned, refuse
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
-from launcher.plan.operators.resolve import Flow, resolve, splits, uncalled
+from launcher.plan.operators import param_layouts
+from launcher.plan.operators.resolve import Flow, Operator, resolve, splits, uncalled
 from launcher.plan.partition.sequence_chunks import Pieces, grain
 from launcher.plan.plan import Asked, Plan
 from launcher.plan.refusals import model_effects
@@ -19,7 +20,9 @@ from launcher.plan.settings.checkpoint import misnamed
 from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
+from launcher.plan.values.grid import Grid
 from launcher.plan.values.recomputed import Recomputed
+from launcher.planner.param_layouts import laid_out
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,13 +32,15 @@ if TYPE_CHECKING:
 class ModelRead:
     """A model without memory; ``lost``: why its weights cannot be made without the whole of it.
 
-    ``marks``: Python attributes that its tensors had, with the names of those.
+    ``marks``: Python attributes that its tensors had, with the names of those. ``flows``: how operators run
+    in it, as far as that has been followed.
     """
 
     module: nn.Module
     skeleton: Skeleton
     lost: str
     marks: dict[str, tuple[str, ...]]
+    flows: dict[tuple[tuple[Operator, ...], int, tuple[TensorSpec, ...]], Flow] = field(default_factory=dict)
 
 
 def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
@@ -54,6 +59,23 @@ def read(job: Job, build: Callable[[], nn.Module]) -> ModelRead:
     known = replace(known, traits=replace(known.traits, shared=tape.shared, computed=tape.computed))
     refuse((*model_effects.unfit(known), *misnamed(known)))
     return ModelRead(model, known, tape.why if job.parallel.deferred_init else "", tape.marks)
+
+
+class ReadOnce:
+    """Reads a model for several plans: one of this package once, a class of the user's own each time."""
+
+    def __init__(self) -> None:
+        self._first: ModelRead | None = None
+
+    def __call__(self, job: Job, build: Callable[[], nn.Module]) -> ModelRead:
+        """As ``read``, for jobs that differ in ``parallel`` only."""
+        from launcher.parallel.model_state.deep_copy import copied
+
+        if isinstance(job.model, Target):
+            return read(job, build)
+        if self._first is None:
+            self._first = read(job, build)
+        return replace(self._first, module=copied(self._first.module))
 
 
 def _owned(settings: object, section: str) -> AbstractContextManager[None]:
@@ -105,6 +127,16 @@ def _settled(
     return Followed(operators, recomputed, replace(graph, recomputed=tuple(together)))
 
 
+def _operators(job: Job, skeleton: Skeleton, grid: Grid) -> tuple[tuple[Operator, ...], list[Problem]]:
+    """Those of the request, and what follows from layouts of parameters."""
+    if over_device_matrix(job):
+        return (), []
+    file = laid_out(job, skeleton, grid.size)
+    if file is None:
+        return resolve(job.parallel.operators, skeleton, grid)
+    return param_layouts.resolved(job.parallel.operators, skeleton, grid, file)
+
+
 def follow(
     job: Job,
     asked: Asked,
@@ -125,8 +157,7 @@ def follow(
     tp, count = asked.sizes.grid["tp"], asked.sizes.pieces
 
     # what of the request fits this model
-    mine = {} if over_device_matrix(job) else job.parallel.operators
-    operators, found = resolve(mine, skeleton, asked.sizes.grid)
+    operators, found = _operators(job, skeleton, asked.sizes.grid)
     found = found or uncalled(operators, whole)
     recomputed, wrong = recompute.resolve(job.parallel.recompute, skeleton, whole)
     found += wrong
@@ -135,7 +166,8 @@ def follow(
 
     # the model as one rank of tp runs it; pieces are followed on one that nothing was cut of
     bare = copied(model) if count > 1 else model
-    out = propagate.follow(model, operators, tp, specs)
+    out = built.flows.get((operators, tp, specs)) or propagate.follow(model, operators, tp, specs)
+    built.flows[operators, tp, specs] = out
     apply.cut(model, splits([s.operator for s in out.spreads]), Axis(tp, planned=True))
     axis = Axis(tp, planned=True)
     apply.install(model, out.spreads, axis)
@@ -143,7 +175,11 @@ def follow(
 
     # one forward of whole sequences
     leaves = None if whole is None else frozenset(whole)
-    graph = model_facts.whole(model, specs) if leaves is None else model_facts.graph(model, leaves, specs)
+    ours = not isinstance(job.model, Target)
+    if leaves is None:
+        graph = model_facts.whole(model, specs)
+    else:
+        graph = model_facts.graph(model, leaves, specs, ours=ours)
     refuse(compile.overwritten(job, axis.overwritten))
     if leaves is None or count == 1:
         return _settled(out, recomputed, graph, skeleton)

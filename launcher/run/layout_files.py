@@ -12,7 +12,9 @@ from launcher.checkpoint.layout.strategy import Strategy, stages
 from launcher.checkpoint.layout.strategy_file import text
 from launcher.checkpoint.mindspore.formats import GroupFile, merged_file, stage_files
 from launcher.checkpoint.mindspore.formats.group_file import text as group_text
+from launcher.checkpoint.mindspore.formats.operator_json import text as node_text
 from launcher.checkpoint.mindspore.formats.strategy_files import text as strategy_text
+from launcher.checkpoint.mindspore.operator_strategies import of_flow
 from launcher.checkpoint.tensorfile.durable import write_bytes
 from launcher.checkpoint.tensorfile.keys import is_place, load_key
 from launcher.errors import Problem
@@ -20,6 +22,7 @@ from launcher.job.schema.job import Job
 from launcher.job.schema.run_paths import RUN, place
 from launcher.plan.operators import operator_file
 from launcher.plan.partition import rank_groups
+from launcher.plan.partition.stages import covers
 from launcher.plan.plan import Plan
 from launcher.runtime import folder
 
@@ -79,14 +82,14 @@ def write(job: Job, plan: Plan, run: Path) -> None:
             stage = None if rank is None else plan.sizes.grid.coords(rank)["pp"]
             _write(name, run, _layouts(strategy, stage, path))
     if par.operator_strategy.save is not None:
-        operators = operator_file.as_json(plan.operators, plan.sizes.grid["tp"])
-        _write(par.operator_strategy.save, run, operators.encode())
+        _write(par.operator_strategy.save, run, _operators(plan, par.operator_strategy.save))
     if (path := par.group_file) is not None:
         for name, rank in _each(path, plan):
             _write(name, run, _group_file(plan, rank, path))
 
 
 RANK = "{rank}"
+MINDSPORES_JSON = ".ms.json"
 
 
 def _each(path: str, plan: Plan) -> Iterator[tuple[str, int | None]]:
@@ -111,6 +114,19 @@ def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
         return text(strategy, tuple(range(strategy.stages))).encode()
     held = {n: e for n, e in strategy.entries.items() if stage in stages(e.layout)}
     return text(Strategy(strategy.grid, held), (stage,)).encode()
+
+
+def _operators(plan: Plan, path: str) -> bytes:
+    """In MindSpore's form where the name asks for it: that has to end in .json too."""
+    tp = plan.sizes.grid["tp"]
+    if not path.endswith(MINDSPORES_JSON):
+        return operator_file.as_json(plan.operators, tp).encode()
+
+    def stage_of(module: str) -> int:
+        inside = (s.index for s in plan.stages if any(covers(m, module) for m in s.modules))
+        return plan.sizes.places[next(inside, 0)]
+
+    return node_text(of_flow(plan.operators, plan.sizes.replicas, tp, stage_of))
 
 
 def _group_file(plan: Plan, rank: int | None, path: str) -> bytes:

@@ -6,6 +6,8 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping
+from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +132,27 @@ def tensors(draw: st.DrawFn) -> dict[str, tuple[TensorSpec, str, tuple[str, ...]
 
 @st.composite
 def strategies(draw: st.DrawFn, of: Mapping[str, tuple[TensorSpec, Any, tuple[str, ...]]]) -> Strategy:
-    """The same tensors over some grid."""
+    """The same tensors over some grid, or each over a device matrix of its own."""
     grid = draw(grids())
-    entries = {n: Entry(draw(layouts(grid, spec.shape)), spec.dtype, kind, al) for n, (spec, kind, al) in of.items()}
+    own = draw(st.booleans())
+    entries = {}
+    for name, (spec, kind, aliases) in of.items():
+        over = draw(matrices(grid)) if own else grid
+        entries[name] = Entry(draw(layouts(over, spec.shape)), spec.dtype, kind, aliases)
     return Strategy(grid, entries)
+
+
+@st.composite
+def matrices(draw: st.DrawFn, grid: Grid) -> Grid:
+    """The same ranks and stages over other axes."""
+    axes: list[tuple[str, int]] = []
+    for stage, run in groupby(grid.axes, key=lambda axis: axis[0] == "pp"):
+        if stage:
+            axes += run
+        else:
+            ranks = prod(n for _, n in run)
+            while ranks > 1:
+                size = draw(st.sampled_from([n for n in range(2, ranks + 1) if ranks % n == 0]))
+                axes.append((f"x{len(axes)}", size))
+                ranks //= size
+    return Grid(tuple(axes))

@@ -15,6 +15,7 @@ from torch import nn
 from launcher.checkpoint import build_searched_strategy
 from launcher.checkpoint.layout import strategy_file
 from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.strategy import Strategy
 from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
 from launcher.errors import RunError
 from launcher.parallel import broadcast as sending
@@ -45,6 +46,25 @@ def of_mindspores_file(plan: Plan, folder: Path) -> Any:
     return build_searched_strategy(str(folder / "s.ckpt"))
 
 
+def of_mindspores_json(plan: Plan, folder: Path) -> Any:
+    write_strategy(folder / "s.json", merged_file(of_plan(plan)), "json")
+    return build_searched_strategy(str(folder / "s.json"))
+
+
+def of_matrices(plan: Plan, folder: Path) -> Any:
+    """Each over a device matrix of its own, out of a file of ours."""
+    strategy = of_plan(plan)
+    moved = {}
+    for i, (name, entry) in enumerate(strategy.entries.items()):
+        axes = [(axis, n) for axis, n in strategy.grid.axes if n > 1 or axis == "pp"]
+        named = {axis: axis if axis == "pp" else f"{axis}_{i}" for axis, _ in axes}
+        split = tuple(tuple(named[a] for a in dim if a in named) for dim in entry.layout.split)
+        grid = Grid(tuple((named[axis], n) for axis, n in axes))
+        moved[name] = replace(entry, layout=replace(entry.layout, grid=grid, split=split))
+    own = Strategy(strategy.grid, moved)
+    return json.loads(strategy_file.text(own, tuple(range(own.stages))))
+
+
 def of_json(plan: Plan, folder: Path) -> Any:
     return json.loads(strategy_file.text(of_plan(plan), tuple(range(plan.sizes.grid["pp"]))))
 
@@ -56,7 +76,9 @@ FORMS: dict[str, tuple[dict[str, Any], Callable[[Plan, Path], Any]]] = {
     "sharded, its entries": (SHARDED, lambda plan, _: of_plan(plan).entries),
     "sharded, a file": (SHARDED, of_our_file),
     "sharded, MindSpore's file": (SHARDED, of_mindspores_file),
+    "sharded, MindSpore's JSON": (SHARDED, of_mindspores_json),
     "sharded, JSON": (SHARDED, of_json),
+    "sharded, device matrices": (SHARDED, of_matrices),
 }
 
 
@@ -84,6 +106,26 @@ def test_a_broadcast_makes_replicas_equal_to_the_first_in_few_collectives(
             first = layouts[name].twins(rank)[0]
             assert torch.equal(t, ranks[first][1][name]), (rank, name)
             assert first == rank or not torch.equal(t, kept[name])
+
+
+def test_replicas_are_those_of_each_tensors_own_device_matrix() -> None:
+    layout = {
+        "w": Layout(Grid.of(x=2, y=2), (2,), (("x",),)),  # copies on ranks 0 and 1, 2 and 3
+        "v": Layout(Grid.of(a=2, b=2), (2,), (("b",),)),  # on 0 and 2, 1 and 3
+        "u": Layout(Grid.of(x=2, y=2), (4,), (("y", "x"),)),  # none
+        "t": Layout(Grid.of(all=4), (1,), ((),)),
+        "s": Layout(Grid.of(c=2, d=2), (2,), (("c",),)),  # as w
+    }
+
+    def work(world: World) -> Any:
+        net = nn.ParameterDict({name: torch.full((1,), float(world.rank)) for name in layout})
+        sent = parameter_broadcast(net, layout, world.rank)
+        return sent.collectives, {name: int(t) for name, t in net.items()}
+
+    got = on_ranks(4, work)
+    assert [n for n, _ in got] == [3] * 4
+    first = {"w": [0, 0, 2, 2], "v": [0, 1, 0, 1], "u": [0, 1, 2, 3], "t": [0] * 4, "s": [0, 0, 2, 2]}
+    assert {name: [held[name] for _, held in got] for name in layout} == first
 
 
 WRONG: dict[str, tuple[Callable[[int, int, dict[str, Any]], tuple[int, int, dict[str, Any]]], str]] = {

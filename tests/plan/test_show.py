@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
+import pytest
+
 from launcher.plan.plan import Plan
 from launcher.plan.show import text
 from launcher.plan.values.facts import Graph, Skeleton
@@ -38,8 +43,8 @@ plan of hundred
             ranks 32-47 |....0011....AAA22BBBB33CCCC44DDDD55EEEE66FFFF77GGGG.HHHH........|
             ranks 48-63 |......00AAAA11BBB22CCCC33DDDD44EEEE55FFFF66GGGG77HHH............|
   stages    0 on ranks 0-15: embed, layers.0 .. layers.23; 214.5k parameters, 250 FLOP forward a micro batch
-            1 on ranks 16-31: layers.24 .. layers.49; 214.7k parameters, 260 FLOP forward a micro batch
-            2 on ranks 32-47: layers.50 .. layers.75; 214.7k parameters, 260 FLOP forward a micro batch
+            1-2 on ranks 16-47: layers.24 .. layers.75, 26 modules each; 214.7k parameters, 260 FLOP forward a micro
+              batch each
             3 on ranks 48-63: layers.76 .. layers.99, norm, head; 214.6k parameters, 260 FLOP forward a micro batch
   sends     0 -> 1 .. 2 -> 3: float32[2, 4], 32 B a micro batch each
   tied      embed.weight = head.weight on stages 0, 3: gradients summed, counted and saved once
@@ -121,6 +126,57 @@ def test_a_deep_pipeline_shows_its_ends() -> None:
     assert [row.partition(" |")[0] for row in rows] == [
         *(f"rank {r} " for r in range(8)), "... 4 rows more ...", *(f"rank {r}" for r in range(12, 20)),
     ]  # fmt: skip
+
+
+def test_equal_neighbours_among_virtual_stages_are_one_line() -> None:
+    model, glue = decoder(14)
+    j = job(
+        "launch.nproc=8", "parallel.pipeline={stages: 4, chunks: 4, interleave: true, micro_batch_num: 4}",
+        "train.batch_size=8", "steps=[train]",
+    )  # fmt: skip
+    assert lines(planned(j, model, glue), "stages") == [
+        "0 on ranks 0-1: embed; 16.4k parameters, 10 FLOP forward a micro batch",
+        "1-13 on ranks 0-7: layers.0 .. layers.12, 1 module each; 8.3k parameters, 10 FLOP forward a micro batch each",
+        "14 on ranks 4-5: layers.13, norm; 8.3k parameters, 20 FLOP forward a micro batch",
+        "15 on ranks 6-7: head; 16.4k parameters, 10 FLOP forward a micro batch",
+    ]
+
+
+def stage_rows(config: dict[str, int], costly: str = "") -> list[str]:
+    """Of modules of one weight each, on as many ranks as stages; ``costly`` takes twice the flops."""
+    model = skeleton({f"{m}.weight": (4,) for m in config})
+    glue = chain(*config)
+    nodes = [replace(n, flops=2 * n.flops) if n.target == costly else n for n in glue.nodes]
+    ranks = max(config.values()) + 1
+    stages = json.dumps(config).replace('"', "")
+    pipeline = f"{{stages: {ranks}, micro_batch_num: {ranks}, stage_config: {stages}}}"
+    j = job(f"launch.nproc={ranks}", f"parallel.pipeline={pipeline}", f"train.batch_size={ranks}", "steps=[train]")
+    return lines(planned(j, model, Graph(tuple(nodes))), "stages")
+
+
+COST = "4 parameters, 10 FLOP forward a micro batch"
+
+
+@pytest.mark.parametrize(
+    ("config", "costly", "rows"),
+    [
+        ({"b.0": 0, "b.1": 1, "b.2": 2}, "", [f"0-2 on ranks 0-2: b.0 .. b.2, 1 module each; {COST} each"]),
+        (
+            {"b.0": 0, "b.1": 1, "b.2": 2}, "b.2",
+            [
+                f"0-1 on ranks 0-1: b.0 .. b.1, 1 module each; {COST} each",
+                "2 on rank 2: b.2; 4 parameters, 20 FLOP forward a micro batch",
+            ],
+        ),
+        (
+            {"b.0": 0, "c.0": 1, "b.1": 2},
+            "", [f"0 on rank 0: b.0; {COST}", f"1 on rank 1: c.0; {COST}", f"2 on rank 2: b.1; {COST}"],
+        ),
+    ],
+    ids=["alike", "one costs more", "other modules between"],
+)  # fmt: skip
+def test_only_equal_neighbours_are_one_line(config: dict[str, int], costly: str, rows: list[str]) -> None:
+    assert stage_rows(config, costly) == rows
 
 
 def test_stages_that_send_different_things_are_not_drawn_together() -> None:

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 from launcher.checkpoint.layout.derived import of_plan
-from launcher.checkpoint.layout.strategy_file import load
+from launcher.checkpoint.layout.strategy_file import load, text
+from launcher.checkpoint.mindspore.formats import merged_file, write_strategy
 from launcher.errors import RequestError
 from launcher.job.compose import compose
 from launcher.plan.partition.rank_groups import as_json
 from launcher.plan.plan import Plan
 from launcher.planner.plan_job import plan_job
+from launcher.run import layout_files
 from launcher.runtime.training.metrics import read
 from tests.run.launching import TINY, run, status
+from tests.tiers import some
 
 SAVE, LOAD = "parallel.param_strategy.save", "parallel.param_strategy.load"
 
@@ -64,7 +67,7 @@ def refusal(*overrides: str) -> RequestError:
 
 
 def test_the_same_layouts_are_accepted(saved: Path) -> None:
-    assert [s.status for s in planned(f"{LOAD}={saved}").settings if s.key == LOAD] == ["satisfied"]
+    assert [s.status for s in planned(f"{LOAD}={saved}").settings if s.key == LOAD] == ["applied"]
 
 
 def test_another_layout_is_refused_by_the_name_of_its_parameter(saved: Path) -> None:
@@ -74,11 +77,69 @@ def test_another_layout_is_refused_by_the_name_of_its_parameter(saved: Path) -> 
     assert str(refusal(*typed)) == f"{LOAD}: {saved}: {unlike}; and 2 more"
 
 
+CUT = ("launch.nproc=8", "parallel.grid.tp=2", "operators=megatron", "train.batch_size=8")
+FORMS = ("p.json", "p.ckpt", "mindspore.json")
+
+
+@pytest.fixture(params=some(FORMS))
+def cut_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Layouts of 2 stages x 2 shards x tp 2, in each form."""
+    path = tmp_path / str(request.param)
+    strategy = of_plan(planned(*CUT), only_trainable=True)
+    if path.name == "p.json":
+        path.write_text(text(strategy, (0, 1)))
+    else:
+        write_strategy(path, merged_file(strategy), "json" if path.suffix == ".json" else "protobuf")
+    return path
+
+
+def test_operators_tp_and_shards_follow_the_layouts_of_a_file(cut_file: Path) -> None:
+    told, got = planned(*CUT), planned(f"{LOAD}={cut_file}", "launch.nproc=8", "train.batch_size=8")
+    assert (got.params, got.sizes.grid) == (told.params, told.sizes.grid)
+    assert [s.comms for s in got.operators.spreads] == [s.comms for s in told.operators.spreads]
+    bare = planned(f"{LOAD}={cut_file}", "launch.nproc=8", "train.batch_size=8", "parallel.hsdp=null")
+    assert [p.layout for p in bare.params] == [p.layout for p in told.params]
+
+
+def operators_file(path: Path, *words: str) -> str:
+    """Written by a plan of these words."""
+    j = compose([*TINY, *words, f"parallel.operator_strategy.save={path}"]).job
+    layout_files.write(j, plan_job(j), path.parent)
+    return f"parallel.operator_strategy.load={path}"
+
+
+def test_operators_that_are_not_those_of_the_layouts_are_refused_with_both_names(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text(of_plan(planned(*CUT), only_trainable=True), (0, 1)))
+    size = ("launch.nproc=8", "train.batch_size=8")
+    up = "parallel.operators.layers.*.mlp.up"
+    assert str(refusal(f"{LOAD}={path}", *size, f"{up}={{weight: [null, tp]}}")) == (
+        f"{up}: layers.0.mlp.up.weight is [null, tp] here, and [tp, null] in {path} of {LOAD} (try: '~{up}')"
+    )
+
+    # two files, and another number of slices
+    cut = (
+        "parallel.grid.tp=2",
+        "parallel.operators.layers.*.mlp.down={weight: [tp, null], output: [null, null, null]}",
+    )
+    load_it = operators_file(tmp_path / "o.ms.json", *size, *cut)
+    assert str(refusal(f"{LOAD}={path}", load_it, *size)) == (
+        "parallel.operator_strategy.load: layers.0.mlp.down.weight is [tp, null] here, and [null, tp] in "
+        f"{path} of {LOAD}"
+    )
+    assert str(refusal(f"{LOAD}={path}", "parallel.grid.tp=4", "launch.nproc=16")) == (
+        f"{LOAD}: {path}: its layouts are cut over 2 ranks of tp, parallel.grid.tp has 4 (try: parallel.grid.tp=2)"
+    )
+    assert str(refusal(f"{LOAD}={path}", "parallel.operators.head={in: [[1,1,1],[4,1]]}", "launch.nproc=16")) == (
+        f"{LOAD}: {path}: its layouts are cut over 2 ranks of tp, parallel.operators has 4"
+    )
+
+
 def test_layouts_of_another_grid_are_refused(saved: Path) -> None:
     rest = "x dp_replicate 1 x dp_shard 2 x tp 1"
-    text = f"its layouts are on pp 2 {rest}, this plan is on pp 1 {rest}"
+    why = f"its layouts are on pp 2 {rest}, this plan is on pp 1 {rest}"
     one = ["parallel.pipeline.stages=1", "launch.nproc=2"]
-    assert str(refusal(f"{LOAD}={saved}", *one)) == f"{LOAD}: {saved}: {text}"
+    assert str(refusal(f"{LOAD}={saved}", *one)) == f"{LOAD}: {saved}: {why}"
 
 
 def test_layouts_of_another_model_are_refused(saved: Path) -> None:

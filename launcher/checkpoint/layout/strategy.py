@@ -38,7 +38,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Strategy:
-    """``entries`` are by first name, in definition order. Raises ``ValueError`` with every flaw found."""
+    """``entries`` are by first name, in definition order. Raises ``ValueError`` with every flaw found.
+
+    A layout may be over a grid of its own, a device matrix: of the same ranks, with the same stages. That of
+    the strategy is that of the others.
+    """
 
     grid: Grid
     entries: Mapping[str, Entry]
@@ -54,18 +58,27 @@ class Strategy:
         return {n: first for first, entry in self.entries.items() for n in (first, *entry.aliases)}
 
     @cached_property
-    def homes(self) -> Mapping[tuple[tuple[str, int], ...], list[str]]:
-        """First names by the ``home`` of their layouts: of these, each rank has few to look through."""
-        out: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    def homes(self) -> Mapping[Grid, Mapping[tuple[tuple[str, int], ...], list[str]]]:
+        """First names by grid and ``home`` of their layouts: of these, each rank has few to look through."""
+        out: dict[Grid, dict[tuple[tuple[str, int], ...], list[str]]] = {}
         for name, entry in self.entries.items():
-            at = home(entry.layout)
-            out.setdefault(at, []).append(name)
+            of_grid = out.setdefault(entry.layout.grid, {})
+            of_grid.setdefault(home(entry.layout), []).append(name)
         return out
+
+    @cached_property
+    def matrices(self) -> tuple[Grid, ...]:
+        """Grids that layouts have of their own."""
+        found = dict.fromkeys(entry.layout.grid for entry in self.entries.values())
+        return tuple(grid for grid in found if grid != self.grid)
 
     @cached_property
     def digest(self) -> str:
         """The same for the same layouts, in whatever order they are listed."""
         rows = {name: row(entry) for name, entry in self.entries.items()}
+        for name, entry in self.entries.items():
+            if entry.layout.grid != self.grid:
+                rows[name]["grid"] = entry.layout.grid.axes  # a list: the order of axes counts
         return xxhash.xxh3_128_hexdigest(json.dumps([self.grid.axes, rows], sort_keys=True).encode())
 
     @cached_property
@@ -98,7 +111,7 @@ class Strategy:
 
 
 def row(entry: Entry) -> dict[str, Any]:
-    """The entry in JSON's types."""
+    """The entry in JSON's types, without the grid that it is laid out over."""
     return {
         "dtype": entry.dtype,
         "shape": list(entry.layout.shape),
@@ -189,11 +202,16 @@ def _flaws(strategy: Strategy) -> Iterable[str]:
 
 def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
     layout = entry.layout
-    sizes = grid.sizes
+    sizes = layout.grid.sizes
     pinned = dict(layout.at)
     if layout.grid != grid:
-        yield f"laid out over {dict(layout.grid.axes)}, the strategy over {dict(grid.axes)}"
-        return
+        over = dict(layout.grid.axes)
+        if len(sizes) != len(layout.grid.axes) or any(n < 1 for n in sizes.values()):
+            yield f"grid {over}: axes need different names and sizes of at least 1"
+            return
+        if layout.grid.size != grid.size or _stages_at(layout.grid) != _stages_at(grid):
+            yield f"laid out over {over}, the strategy over {dict(grid.axes)}: not the same ranks and stages"
+            return
 
     # what it is
     if entry.dtype not in ITEMSIZE:
@@ -205,10 +223,20 @@ def _entry_flaws(entry: Entry, grid: Grid) -> Iterable[str]:
 
     # where it is
     for axis in sorted({*layout.axes, *pinned} - sizes.keys()):
-        yield f"axis {axis} is not in the grid {dict(grid.axes)}"
+        yield f"axis {axis} is not in the grid {dict(layout.grid.axes)}"
     for axis in sorted({a for a in layout.axes if layout.axes.count(a) > 1 or a in pinned}):
         yield f"axis {axis} cuts it and is used a second time"
     for axis, coords in pinned.items():
         size = sizes.get(axis)
         if size is not None and (not coords or list(coords) != sorted({n for n in coords if n < size})):
             yield f"at {axis} {list(coords)}: coordinates are ascending, below {size}, and at least one"
+
+
+def _stages_at(grid: Grid) -> tuple[int, int]:
+    """How many ranks apart neighbouring stages are, and how many there are."""
+    apart = grid.size
+    for axis, n in grid.axes:
+        apart //= n
+        if axis == STAGE and n > 1:
+            return apart, n
+    return grid.size, 1

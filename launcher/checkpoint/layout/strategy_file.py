@@ -16,7 +16,9 @@ from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 from launcher.untrusted.files import brief
 
-FORMAT, VERSION = "launcher.strategy", 1
+FORMAT, VERSION = "launcher.strategy", 2
+ONE_GRID = 1
+"""The version of files whose layouts are all over one grid: any launcher reads them."""
 TOLD = 20  # missing stages that a message lists
 
 
@@ -74,7 +76,7 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
 
         for name, entry in part.strategy.entries.items():
             if entries.setdefault(name, entry) != entry:
-                rows = [json.dumps(row(e)) for e in (entries[name], entry)]
+                rows = [json.dumps(_row(e, first.strategy.grid)) for e in (entries[name], entry)]
                 raise ValueError(
                     f"{origin[name]} and {part.origin} disagree on {name}: {rows[0]} and {rows[1]}"
                 )
@@ -92,11 +94,19 @@ def merge(parts: Sequence[StageStrategy]) -> Strategy:
 
 def text(strategy: Strategy, of: tuple[int, ...]) -> str:
     """The file, one tensor a line: a change of one layout is a change of one line."""
-    head = {"format": FORMAT, "version": VERSION, "stages": of, "grid": dict(strategy.grid.axes)}
+    version = VERSION if strategy.matrices else ONE_GRID
+    head = {"format": FORMAT, "version": version, "stages": of, "grid": dict(strategy.grid.axes)}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
-    rows = ",\n".join(f"    {json.dumps(n)}: {json.dumps(row(e))}" for n, e in strategy.entries.items())
+    listed = {name: json.dumps(_row(entry, strategy.grid)) for name, entry in strategy.entries.items()}
+    rows = ",\n".join(f"    {json.dumps(name)}: {fields}" for name, fields in listed.items())
     tensors = f"{{\n{rows}\n  }}" if rows else "{}"
     return "{\n" + "".join(lines) + f'  "tensors": {tensors}\n' + "}\n"
+
+
+def _row(entry: Entry, common: Grid) -> dict[str, Any]:
+    """With the grid where it is not that of the file, outermost axis first."""
+    own = entry.layout.grid
+    return row(entry) if own == common else {**row(entry), "grid": dict(own.axes)}
 
 
 def read(path: Path) -> StageStrategy:
@@ -107,12 +117,13 @@ def read(path: Path) -> StageStrategy:
 def _parse(origin: str, data: Any) -> StageStrategy:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f'{origin}: not a strategy file: "format" is not "{FORMAT}"')
-    if data.get("version") != VERSION:
+    if type(data.get("version")) is not int or data["version"] not in (ONE_GRID, VERSION):
         version = brief(data.get("version"))
-        raise ValueError(f"{origin}: version {version}; this launcher reads version {VERSION}")
+        told = f"version {version}; this launcher reads versions {ONE_GRID} and {VERSION}"
+        raise ValueError(f"{origin}: {told}")
 
     try:
-        grid = Grid(tuple((str(a), _whole(n)) for a, n in data["grid"].items()))
+        grid = _grid(data["grid"])
         entries = {name: _entry(grid, fields) for name, fields in data["tensors"].items()}
         return StageStrategy(origin, _wholes(data["stages"]), Strategy(grid, entries))
     except (KeyError, TypeError, AttributeError) as error:
@@ -121,9 +132,14 @@ def _parse(origin: str, data: Any) -> StageStrategy:
         raise ValueError(f"{origin}: {error}") from error
 
 
-def _entry(grid: Grid, fields: Any) -> Entry:
+def _grid(sizes: Any) -> Grid:
+    return Grid(tuple((str(axis), _whole(n)) for axis, n in sizes.items()))
+
+
+def _entry(common: Grid, fields: Any) -> Entry:
     split = tuple(map(_texts, fields["split"]))
     at = tuple((axis, _wholes(coords)) for axis, coords in fields["at"].items())
+    grid = _grid(fields["grid"]) if "grid" in fields else common
     layout = Layout(grid, _wholes(fields["shape"]), split, at)
     return Entry(layout, fields["dtype"], fields["kind"], _texts(fields["aliases"]))
 

@@ -3,4 +3,4 @@
 Formats are in ``formats``.
 """
 
-__all__ = ["formats", "merge_files", "rank_conversion", "strategy_input"]
+__all__ = ["formats", "merge_files", "operator_strategies", "rank_conversion", "strategy_input"]

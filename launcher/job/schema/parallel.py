@@ -220,7 +220,9 @@ class Parallel(Settings):
     operators: dict[str, Any] = {}
     recompute: Annotated[Recompute | None, BeforeValidator(_modules)] = None
     grid: Grid = Grid()
-    dataset_strategy: Literal["data_parallel", "full_batch"] | tuple[tuple[Count, ...], ...] = "data_parallel"
+    dataset_strategy: (
+        Literal["data_parallel", "full_batch"] | tuple[tuple[Count, ...], ...] | dict[str, Any]
+    ) = "data_parallel"
     gradients_mean: Flag = True
     fp32_communication: Flag = False
     gradient_fp32_sync: Flag = True

@@ -103,7 +103,7 @@ def _traced(
     model, carry = _carrying(model, lengths)
     out = []
     for piece, some in enumerate(_each(specs, lengths, carry)):
-        traced = model_facts.graph(model, leaves, some, again=False)  # whole sequences were tried in all ways
+        traced = model_facts.piece(model, leaves, some)
         left = {name: kept[piece] for name, kept in carry.left.get(0, {}).items() if piece < len(kept)}
         out.append(replace(traced, nodes=tuple(_leaving(n, left) for n in traced.nodes)))
     return tuple(out)

@@ -101,9 +101,8 @@ class StageForward:
         if self.whole:
             given = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
         outs, changes = program.run(given, self.weights)
-        with torch.no_grad():
-            for name, t in changes.items():
-                self.weights.kept(name).copy_(t)
+        for name, t in changes.items():
+            self.weights.replace(name, t)
         return outs[0] if self.last and len(outs) == 1 else tuple(outs)
 
     def _mine(self, graph: Any, value: int, x: Tensor) -> Tensor:

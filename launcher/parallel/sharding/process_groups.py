@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import torch
@@ -22,10 +23,10 @@ def rows_of(plans: Iterable[Redistribution]) -> tuple[Rows, ...]:
 
 @dataclass(frozen=True)
 class StageGroups:
-    """``rank``: this rank's place in its stage. ``groups``: by ranks of the stage, those that it is in."""
+    """``rank``: this rank's place in its stage. ``groups``: of rows the one that it is in, with its ranks."""
 
     rank: int
-    groups: dict[tuple[int, ...], dist.ProcessGroup]
+    groups: dict[Rows, tuple[dist.ProcessGroup, tuple[int, ...]]]
 
     @classmethod
     def build(
@@ -40,25 +41,22 @@ class StageGroups:
         for. ``whole``: this rank's stage, where its group is there already: on every rank or on none.
         """
         rank = dist.get_rank()
-        made: dict[tuple[int, ...], dist.ProcessGroup] = {}
         own = next(stage for stage in stages if rank in stage)
-        for stage, rows in zip(stages, needs, strict=True):
-            for row in dict.fromkeys(row for some in rows for row in some):
-                if len(row) == len(stage) == dist.get_world_size():
-                    group = dist.group.WORLD
-                elif len(row) == len(stage) and whole is not None:
-                    group = whole
-                else:
-                    group = dist.new_group([stage[r] for r in row])  # making one costs 10 ms
-                if stage == own and own.index(rank) in row:
-                    assert group is not None
-                    made[row] = group
-        return cls(own.index(rank), made)
+        place = own.index(rank)
+        groups: dict[Rows, tuple[dist.ProcessGroup, tuple[int, ...]]] = {}
+        for stage, need in zip(stages, needs, strict=True):
+            need = [rows for rows in dict.fromkeys(need) if len(rows[0]) > 1]
+            made = {
+                row: _group(stage, row, whole) for row in dict.fromkeys(row for rows in need for row in rows)
+            }
+            if stage == own:
+                mine = {rows: next(row for row in rows if place in row) for rows in need}
+                groups = {rows: (made[row], row) for rows, row in mine.items()}
+        return cls(place, groups)
 
     def of(self, rows: Rows) -> tuple[dist.ProcessGroup, tuple[int, ...]]:
         """The group of the row that this rank is in, and that row, in the order of the group."""
-        row = next(row for row in rows if self.rank in row)
-        return self.groups[row], row
+        return self.groups[rows]
 
     def all_reduce(
         self,
@@ -68,6 +66,17 @@ class StageGroups:
         op: Literal["sum", "max"] = "sum",
     ) -> torch.Tensor:
         """In place, over axes of a device matrix; ``x`` is contiguous."""
-        if axes:
+        if prod(matrix[a] for a in axes) > 1:
             dist.all_reduce(x, REDUCE[op], group=self.of(rows_over(matrix, axes))[0])
         return x
+
+
+def _group(
+    stage: tuple[int, ...], row: tuple[int, ...], whole: dist.ProcessGroup | None
+) -> dist.ProcessGroup:  # fmt: skip
+    if len(row) == dist.get_world_size():
+        whole = dist.group.WORLD
+    if len(row) == len(stage) and whole is not None:
+        return whole
+    group: dist.ProcessGroup = dist.new_group([stage[r] for r in row])  # making one costs 10 ms
+    return group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from operator import getitem
 from typing import Any
@@ -11,6 +12,7 @@ from torch import fx, nn
 
 from launcher.errors import Problem, RequestError
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.sharding.regions import settle_regions
 from launcher.parallel.trace.model_facts import spec
 from launcher.plan.sharding.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
 
@@ -21,13 +23,33 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor]) -> OpGraph:
     """The forward of ``module`` (on the meta device) on ``inputs``. Raises ``RequestError``."""
     try:
         program = torch.export.export(copied(module), tuple(inputs), strict=False)
-        if any(_changes(n) for n in program.graph.nodes):
-            program = program.run_decompositions({})  # the same without changes in place, nothing decomposed
+        if settle_regions(program.graph_module, KEY) or any(_changes(n) for n in program.graph.nodes):
+            program = _of_values(program)
+    except RequestError:
+        raise
     except Exception as error:  # whatever the code of a model or torch's tracing raises
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         text = f"torch.export cannot follow the model, so its operators have no strategies: {line}"
         raise RequestError((Problem(KEY, text),)) from error
+    _refuse_hidden_changes(program)
     return _Recorder(program, module).graph()
+
+
+def _of_values(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The same without changes in place, nothing decomposed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
+        functional: torch.export.ExportedProgram = program.run_decompositions({})
+    return functional
+
+
+def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
+    """Tracing makes no values of the running statistics of instance norms."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.instance_norm.default and _changes(node):
+            where = _module(node) or "the model"
+            text = f"{where} is an instance norm whose running statistics move in training, which has no rule"
+            raise RequestError((Problem(KEY, text),))
 
 
 class _Recorder:
@@ -61,7 +83,7 @@ class _Recorder:
                     )
             elif node.op == "output":
                 outputs, changes = self._leaving(node)
-            elif node.meta.get("val", node) is None:
+            elif "_assert_" in str(node.target):
                 continue  # a check of dtype and device that tracing has put in: it makes nothing
             elif node.target is not getitem:
                 nodes.append(self._node(node))
@@ -113,7 +135,8 @@ class _Recorder:
         return self.at[node]
 
     def _add(self, t: torch.Tensor, trains: bool) -> int:
-        self.values.append(Value(spec(t), trains and t.dtype.is_floating_point))
+        strides = () if t.is_contiguous() else tuple(t.stride())
+        self.values.append(Value(spec(t), trains and t.dtype.is_floating_point, strides))
         return len(self.values) - 1
 
     def _arg(self, arg: Any) -> Arg:
@@ -127,8 +150,12 @@ class _Recorder:
 
 
 def _changes(node: fx.Node) -> bool:
-    """Whether it changes a tensor in place."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    """Whether it changes a tensor in place. Norms that keep statistics do, and do not say so."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target in (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default):
+        return node.args[3] is not None and node.args[5] is True
+    return node.target._schema.is_mutable
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from launcher.parallel.sharding.process_groups import StageGroups
-from launcher.plan.sharding.direct_exchange import Piece
 from launcher.plan.sharding.redistribution import Redistribution
 from launcher.plan.sharding.redistribution_step import Step
 from launcher.plan.values.layout import Box
+
+Slices = tuple[slice, ...]
 
 # torch 2.13 has new names for both
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -60,8 +61,13 @@ def carry_out(x: torch.Tensor, plan: Redistribution, groups: StageGroups | None)
 
 
 def _slice(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
-    had, kept = (layout.box(step.shape, groups.rank) for layout in (step.before, step.after))
-    return _cut(x, kept.within(had))
+    return x[_kept(step, groups.rank)]
+
+
+@lru_cache(maxsize=1 << 12)
+def _kept(step: Step, rank: int) -> Slices:
+    had, kept = (layout.box(step.shape, rank) for layout in (step.before, step.after))
+    return _within(kept, had)
 
 
 def _all_reduce(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
@@ -94,32 +100,57 @@ def _all_to_all(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tenso
 
 
 def _exchange(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
+    """What a rank has is copied, the rest goes through one flat tensor each way, in the order of ranks."""
     group, row = groups.of(step.rows)
-    me = row.index(groups.rank)
-    plan = step.exchange
-    sends, receives = plan.of(me)
-    had, wanted = plan.src.box(plan.shape, me), plan.dst.box(plan.shape, me)
-    out = x.new_empty(wanted.shape)
-
-    # what it has is copied, the rest goes through one flat tensor each way, in the order of ranks
-    for piece in receives:
-        if piece.sender == me:
-            _cut(out, piece.box.within(wanted)).copy_(_cut(x, piece.box.within(had)))
-    sends = tuple(p for p in sends if p.receiver != me)
-    receives = tuple(p for p in receives if p.sender != me)
-    parts = [_cut(x, p.box.within(had)).reshape(-1) for p in sends]
+    packing = _packing(step, row.index(groups.rank))
+    out = x.new_empty(step.after.local_shape(step.shape))
+    for target, source in packing.own:
+        out[target] = x[source]
+    parts = [x[source].reshape(-1) for source in packing.sent]
     sent = torch.cat(parts) if parts else x.new_empty(0)
-    got = x.new_empty(sum(p.elements for p in receives))
+    got = x.new_empty(sum(packing.received_sizes))
     width = x.element_size() if _moves_as_bytes(x) else 1
-    dist.all_to_all_single(
-        _flat(got), _flat(sent),
-        [n * width for n in _sizes(receives, [p.sender for p in receives], len(row))],
-        [n * width for n in _sizes(sends, [p.receiver for p in sends], len(row))],
-        group=group,
-    )  # fmt: skip
-    for piece, part in zip(receives, got.split([p.elements for p in receives]), strict=True):
-        _cut(out, piece.box.within(wanted)).copy_(part.view(piece.box.shape))
+    sizes_in, sizes_out = ([n * width for n in side] for side in (packing.received_sizes, packing.sent_sizes))
+    dist.all_to_all_single(_flat(got), _flat(sent), sizes_in, sizes_out, group=group)
+    parts = got.split([n for n in packing.received_sizes if n])
+    for target, part in zip(packing.received, parts, strict=True):
+        out[target] = part.view(out[target].shape)
     return out
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """Of one rank in an exchange. ``own``: where it puts what it has; ``sent`` and ``received``: by rank.
+
+    Sizes are elements for each rank of the group, and none for itself.
+    """
+
+    own: tuple[tuple[Slices, Slices], ...]
+    sent: tuple[Slices, ...]
+    sent_sizes: tuple[int, ...]
+    received: tuple[Slices, ...]
+    received_sizes: tuple[int, ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def _packing(step: Step, place: int) -> _Packing:
+    plan = step.exchange
+    had, wanted = plan.src.box(plan.shape, place), plan.dst.box(plan.shape, place)
+    sends, receives = plan.of(place)
+    own = [p.box for p in receives if p.sender == place]
+    sent = {p.receiver: p for p in sends if p.receiver != place}
+    received = {p.sender: p for p in receives if p.sender != place}
+    sizes = [
+        tuple(pieces[r].elements if r in pieces else 0 for r in range(plan.src.ranks))
+        for pieces in (sent, received)
+    ]
+    return _Packing(
+        own=tuple((_within(box, wanted), _within(box, had)) for box in own),
+        sent=tuple(_within(sent[r].box, had) for r in sorted(sent)),
+        sent_sizes=sizes[0],
+        received=tuple(_within(received[r].box, wanted) for r in sorted(received)),
+        received_sizes=sizes[1],
+    )
 
 
 STEPS = {
@@ -128,35 +159,31 @@ STEPS = {
 }  # fmt: skip
 
 
-def _order(step: Step, axes: tuple[int, ...], row: tuple[int, ...]) -> list[int]:
+@lru_cache(maxsize=1 << 12)
+def _order(step: Step, axes: tuple[int, ...], row: tuple[int, ...]) -> tuple[int, ...]:
     """Which of the parts that ``axes`` cut is that of each rank of a group."""
-    return [step.before.part(axes, rank) for rank in row]
+    return tuple(step.before.part(axes, rank) for rank in row)
 
 
-def _split(x: torch.Tensor, dim: int, parts: list[int]) -> torch.Tensor:
+def _split(x: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
     """For each rank of a group the part of ``x`` that it gets, one after the other."""
-    if dim == 0 and parts == sorted(parts):
+    if dim == 0 and parts == tuple(range(len(parts))):
         return x.contiguous().view(len(parts), x.shape[0] // len(parts), *x.shape[1:])
     pieces = x.chunk(len(parts), dim)
     return torch.stack([pieces[part] for part in parts])
 
 
-def _joined(got: torch.Tensor, dim: int, parts: list[int]) -> torch.Tensor:
+def _joined(got: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
     """What came from each rank of a group, as one tensor."""
-    if dim == 0 and parts == sorted(parts):
+    if dim == 0 and parts == tuple(range(len(parts))):
         return got.view(-1, *got.shape[2:])
     return torch.cat([got[parts.index(part)] for part in range(len(parts))], dim)
 
 
-def _cut(x: torch.Tensor, box: Box) -> torch.Tensor:
-    return x[tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))]
-
-
-def _sizes(pieces: Sequence[Piece], ranks: list[int], size: int) -> list[int]:
-    sizes = [0] * size
-    for piece, rank in zip(pieces, ranks, strict=True):
-        sizes[rank] = prod(piece.box.shape)
-    return sizes
+def _within(box: Box, base: Box) -> Slices:
+    """Where a box is in what ``base`` has."""
+    box = box.within(base)
+    return tuple(slice(a, b) for a, b in zip(box.lo, box.hi, strict=True))
 
 
 def _moves_as_bytes(x: torch.Tensor) -> bool:

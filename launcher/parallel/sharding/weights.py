@@ -57,6 +57,11 @@ class Weights(Mapping[str, Tensor]):
         t: Tensor = getattr(module, attr)
         return t
 
+    def replace(self, name: str, t: Tensor) -> None:
+        """A buffer is another tensor from now on: a backward may need what it was."""
+        module, attr = self.places[name]
+        setattr(module, attr, t.detach())
+
     def gather(self) -> None:
         """Before the first forward of a step or of an evaluation."""
         if self.level == "level3":

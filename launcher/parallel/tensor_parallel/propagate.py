@@ -64,7 +64,7 @@ def follow(
     for o in operators:
         if o not in run.spreads:
             text = f"{o.module} is never called by the forward, so nothing can be cut there"
-            raise RequestError((Problem(f"{KEY}.{o.key}", text),))
+            raise RequestError((Problem(o.where, text),))
 
     # no parameter has a gradient that is whole and a sum at once
     output = [_output(some, run) for some in outs][-1]
@@ -89,7 +89,7 @@ def in_pieces(model: nn.Module, flow: Flow, tp: int, inputs: Sequence[TensorSpec
     for a, s in zip(whole, out.spreads, strict=True):
         if a != replace(s, comms=()):
             text = f"{s.operator.module} is not given the cuts by a piece of a sequence"
-            raise RequestError((Problem(f"{KEY}.{s.operator.key}", f"{text} that the whole gives it"),))
+            raise RequestError((Problem(s.operator.where, f"{text} that the whole gives it"),))
     return out
 
 
@@ -165,7 +165,7 @@ def _together(before: dict[Operator, Spread], now: dict[Operator, Spread]) -> di
         earlier = before.get(o)
         if earlier is not None and replace(earlier, comms=()) != replace(s, comms=()):
             text = f"{o.module} is not given the same cuts by every piece of a sequence"
-            raise RequestError((Problem(f"{KEY}.{o.key}", text),))
+            raise RequestError((Problem(o.where, text),))
         out[o] = s if earlier is None else replace(s, comms=(*earlier.comms, *s.comms))
     return out
 
@@ -239,11 +239,12 @@ def _output(outs: list[tuple[Tensor, CutState]], run: CutRun) -> Cut:
         return dim
 
     # the last operator can have it gathered
-    key = f"{KEY}.{[*run.spreads][-1].key}"
+    last = [*run.spreads][-1]
     text = f"the model's output leaves cut on dim {dim} over tp"
     way = "the loss takes it whole or cut on the classes"
     whole = axes_text(((),) * t.dim())
-    raise RequestError((Problem(key, f"{text}, and {way}", quote(f"{key}.output={whole}")),))
+    cure = quote(f"{KEY}.{last.key}.output={whole}")
+    raise RequestError((Problem(last.where, f"{text}, and {way}", cure),))
 
 
 def _operate(
@@ -252,7 +253,7 @@ def _operate(
     """An operator is called: find out what it needs, and do it."""
     x, *rest = args or (kwargs.pop("input", None),)
     if not isinstance(x, Tensor):
-        raise CutRefused(f"the first thing that {o.module} takes is no tensor", f"{KEY}.{o.key}")
+        raise CutRefused(f"the first thing that {o.module} takes is no tensor", o.where)
     if run.axis is None:
         return _whole(run, o, lambda: plain(x, *rest, **kwargs))
 
@@ -299,7 +300,7 @@ def _whole(run: CutRun, o: Operator, call: Callable[[], Any]) -> Any:
 def _note(run: CutRun, o: Operator, module: nn.Module, planned: Spread) -> None:
     """Keep what was planned for an operator; every call of it must need the same."""
     if run.spreads.setdefault(o, planned) != planned:
-        raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module} is called more than once, and not with the same cuts", o.where)
     if o.mode == "row" and planned.gives is not None and getattr(module, "bias", None) is not None:
         run.terms.add(f"{o.module}.bias")
 
@@ -317,7 +318,7 @@ def _quietly(run: CutRun, log: list[Comm], do: Callable[[Axis], Tensor]) -> Tens
 
 def _tensor(y: Any, o: Operator) -> Tensor:
     if not isinstance(y, Tensor):
-        raise CutRefused(f"{o.module} returns a {type(y).__name__}, not a tensor", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module} returns a {type(y).__name__}, not a tensor", o.where)
     return y
 
 
@@ -326,15 +327,15 @@ def _into(o: Operator, x: Tensor, arrives: Cut, n: int) -> Spread:
     asked = _asked(o, "input", x, n, now=arrives)
     if not o.mode:
         takes = arrives if o.input is None else asked
-        return Spread(o, arrives, takes, makes=None, sums=False, gives=None)
+        return Spread(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
     takes = x.dim() - 1 if o.mode == "row" else None
     if o.input is not None and asked not in (arrives, takes):
         text = f"input {axes_text(o.input)} is not what arrives, which is {_words(arrives)}"
-        raise CutRefused(f"{o.module}: {text}", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module}: {text}", o.where)
     if takes is not None and arrives != takes and x.shape[takes] % n:
         text = f"{o.module}: its input has {x.shape[takes]} features, no multiple of tp={n}"
-        raise CutRefused(text, f"{KEY}.{o.key}")
-    return Spread(o, arrives, takes, makes=None, sums=False, gives=None)
+        raise CutRefused(text, o.where)
+    return Spread(o, arrives, takes, makes=None, sums=False, gives=None, dims=(x.dim(), 0))
 
 
 def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
@@ -344,7 +345,7 @@ def _out_of(o: Operator, y: Tensor, s: Spread, n: int) -> Spread:
     if sums:
         makes = None
     gives = makes if o.output is None else _asked(o, "output", y, n, now=makes)
-    return replace(s, sums=sums, makes=makes, gives=gives)
+    return replace(s, sums=sums, makes=makes, gives=gives, dims=(s.dims[0], y.dim()))
 
 
 def _asked(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now: Cut) -> Cut:
@@ -354,11 +355,11 @@ def _asked(o: Operator, name: Literal["input", "output"], t: Tensor, n: int, now
         return None
     if len(axes) != t.dim():
         text = f"{o.module}: {name} {axes_text(axes)} has {len(axes)} dims, and the tensor there {t.dim()}"
-        raise CutRefused(text, f"{KEY}.{o.key}")
+        raise CutRefused(text, o.where)
     dim = tp_dim(axes)
     if dim is not None and dim != now and t.shape[dim] % n:
         cut = f"{name} {axes_text(axes)} cuts dim {dim}, of {t.shape[dim]}, which does not divide by tp={n}"
-        raise CutRefused(f"{o.module}: {cut}", f"{KEY}.{o.key}")
+        raise CutRefused(f"{o.module}: {cut}", o.where)
     return dim
 
 

@@ -34,6 +34,9 @@ from launcher.plan.refusals.model_effects import DTYPES
 RUNNING = torch.float32
 """The default dtype while a forward runs, whatever the weights' is: that of torch."""
 
+MODAL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+"""Modules of torch that models of this package may have, and that look at the mode that they are in."""
+
 STAGES = "parallel.pipeline.stage_config"
 CURE = "name a larger module there, so that this code runs inside it"
 
@@ -194,6 +197,25 @@ def trace(
     with evaluating([model]):
         _evaluated(tracer, follow_again(check_side_channels=True))
     return tracer
+
+
+def trace_ours(
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[torch.Tensor], units: Sequence[str] = ()
+) -> Tracer:
+    """The same of a model of this package: all of its forwards are known to do the same."""
+    model = copied(model)
+    tracer = _follow(model, leaves, inputs, units)
+    if modal(model):
+        with evaluating([model]):
+            _evaluated(tracer, _follow(model, leaves, inputs))
+    else:
+        tracer.evaluation = tracer
+    return tracer
+
+
+def modal(model: nn.Module) -> bool:
+    """Whether a module of torch in it may do something else in evaluation mode."""
+    return any(isinstance(m, MODAL) for m in model.modules())
 
 
 def _evaluated(tracer: Tracer, other: Tracer) -> None:

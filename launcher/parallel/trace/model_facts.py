@@ -19,7 +19,7 @@ from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.deep_copy import copied
 from launcher.parallel.model_state.parameter_hooks import hooks
 from launcher.parallel.trace.aliasing import memory, trained
-from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, said, trace
+from launcher.parallel.trace.fx_glue import RUNNING, Tracer, follow, refusing, said, trace, trace_ours
 from launcher.parallel.trace.usage import Watch, watching
 from launcher.parallel.trace.zero_inputs import Observers, looks, run_module
 from launcher.plan.partition.stage_config import owner, units
@@ -146,15 +146,21 @@ def _limited(module: nn.Module) -> bool:
 
 
 def graph(
-    model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], again: bool = True
+    model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec], ours: bool = False
 ) -> Graph:
     """The glue of ``model`` between ``leaves`` for one micro batch of ``inputs``.
 
-    Not ``again``: of a model that is known to do the same each time.
+    ``ours``: a model of this package, which is known to do the same each time.
     """
     known = skeleton(model)
-    traced = trace if again else follow
+    traced = trace_ours if ours else trace
     return facts(traced(model, leaves, meta(inputs), _loaded(known, model)), known)
+
+
+def piece(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> Graph:
+    """The same of ``inputs`` of another length; ``model`` has been tried in all ways."""
+    known = skeleton(model)
+    return facts(follow(model, leaves, meta(inputs), _loaded(known, model)), known)
 
 
 def flops(model: nn.Module, leaves: frozenset[str], inputs: Sequence[TensorSpec]) -> int:

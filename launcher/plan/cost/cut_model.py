@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.fusion import Group
 from launcher.plan.cost.gather_order import Visit
-from launcher.plan.partition.params import Placed, Tie
+from launcher.plan.partition.params import Placed, Tie, by_stage
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing, Stage, covers
 from launcher.plan.schedule.actions import Schedule
@@ -39,6 +41,16 @@ class CutModel:
     visits: tuple[tuple[Visit, ...], ...]
     tp: bool
     keeps_messages: bool
+
+    @cached_property
+    def named(self) -> Mapping[str, Placed]:
+        """Parameters by all their names."""
+        return {n: p for p in self.params for n in p.names}
+
+    @cached_property
+    def held(self) -> Mapping[int, list[Placed]]:
+        """Those of each stage that has any, in definition order."""
+        return by_stage(self.params)
 
     @property
     def mixed(self) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.plan.operators.input_gradients import InputGradients, resolve
 from launcher.plan.operators.resolve import Spread
-from launcher.plan.partition.params import Placed
+from launcher.plan.partition.params import Placed, by_stage
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stage_config import owner, units
 from launcher.plan.partition.stages import Stage, covers
@@ -125,15 +125,20 @@ def groups(
     What looks at data may call what is inside of it on some ranks only: all of that is gathered with it.
     """
     units = _units(skeleton, graph, limits)
-    return tuple(group for stage in stages for group in _groups(params, stage, units, graph, limits=limits))
+    held = by_stage(params)
+    return tuple(
+        group
+        for stage in stages
+        for group in _groups(held.get(stage.index, []), stage, units, graph, limits=limits)
+    )
 
 
 def _groups(
-    params: tuple[Placed, ...], stage: Stage, units: list[str], graph: Graph, limits: Limits
+    held: Sequence[Placed], stage: Stage, units: list[str], graph: Graph, limits: Limits
 ) -> Iterator[Group]:
     # a parameter goes with the innermost unit that alone uses it
     inner_first = sorted((u for u in units if u), key=lambda u: -u.count("."))
-    homes, rest = _homes(params, stage, inner_first, graph)
+    homes, rest = _homes(held, stage, inner_first, graph)
 
     # in the order in which they are gathered; the rest, of the whole stage, comes last
     order = inner_first if limits.each else units
@@ -145,20 +150,20 @@ def _groups(
 
     before = ""
     for gather in gathers:
-        yield _group(gather, params, stage, graph, before=before)
+        yield _group(gather, held, stage, graph, before=before)
         before = gather.modules[-1]
 
 
 def _homes(
-    params: tuple[Placed, ...], stage: Stage, units: list[str], graph: Graph
+    held: Sequence[Placed], stage: Stage, units: list[str], graph: Graph
 ) -> tuple[dict[str, tuple[Placed, ...]], tuple[Placed, ...]]:
     """The sharded parameters of ``stage`` by the first of ``units`` that takes them, and the rest."""
-    left = {p.name: p for p in params if p.sharded and not set(p.names).isdisjoint(stage.params)}
+    left = {p.name: p for p in held if p.sharded}
     homes: dict[str, tuple[Placed, ...]] = {}
-    for unit in units:
+    for unit in (u for u in units if _runs(stage, u)):
         inside = [p for p in left.values() if _inside(p, unit, stage)]
         called = not graph.order or (unit, True) in graph.order  # not only its forward, which runs no hook
-        if inside and called and _runs(stage, unit) and _alone(unit, inside, stage, graph):
+        if inside and called and _alone(unit, inside, stage, graph):
             homes[unit] = tuple(left.pop(p.name) for p in inside)
     return homes, tuple(left.values())
 
@@ -168,14 +173,14 @@ def _inside(p: Placed, unit: str, stage: Stage) -> bool:
     return any(covers(unit, owner(n)) for n in p.names if n in stage.params)
 
 
-def _group(gather: _Gather, params: tuple[Placed, ...], stage: Stage, graph: Graph, *, before: str) -> Group:
+def _group(gather: _Gather, held: Sequence[Placed], stage: Stage, graph: Graph, *, before: str) -> Group:
     """``before``: the last module that is gathered before it."""
     names = tuple(next(n for n in p.names if n in stage.params) for p in gather.params)
     calls = dict(graph.calls)
 
     # gradients come through where something in it learns, or before it
-    learning = [i for i, p in enumerate(params) if p.trainable and stage.index in p.stages]
-    last = params.index(gather.params[-1])
+    learning = [i for i, p in enumerate(held) if p.trainable]
+    last = held.index(gather.params[-1])
     backward = gather.modules == ("",) or stage.index > 0 or bool(learning and learning[0] <= last)
     return Group(
         stage=stage.index,
@@ -273,10 +278,11 @@ def buckets(
         return ()
 
     number = {p.name: i for i, p in enumerate(p for p in params if p.trainable)}
+    held = by_stage(params)
     out: list[Bucket] = []
     for stage in stages:
         last: dict[str, int] = {}  # the bucket of each dtype that is not full yet
-        for p in _learning(params, stage, sizes):
+        for p in _learning(held, stage, sizes):
             if p.sharded:
                 continue
             alone = Bucket(stage.index, (p.name,), p.elements * ITEMSIZE[reduce or p.spec.dtype])
@@ -292,10 +298,10 @@ def buckets(
     return tuple(out)
 
 
-def _learning(params: tuple[Placed, ...], stage: Stage, sizes: Sizes) -> list[Placed]:
+def _learning(held: Mapping[int, list[Placed]], stage: Stage, sizes: Sizes) -> list[Placed]:
     """The parameters whose gradients ``stage`` sums; of stages that share one on a rank, the first."""
     here = sizes.held(sizes.places[stage.index])
-    return [p for p in params if p.trainable and stage.index in p.copies(here)]
+    return [p for p in held.get(stage.index, []) if p.trainable and stage.index in p.copies(here)]
 
 
 def _full(bucket: Bucket, alone: Bucket, number: dict[str, int], limits: Limits) -> bool:
@@ -310,9 +316,10 @@ def sums(
     params: tuple[Placed, ...], stages: tuple[Stage, ...], sizes: Sizes, partial: frozenset[str]
 ) -> tuple[Bucket, ...]:
     """Parameters of whose gradient each rank of ``tp`` has a term: one all-reduce a stage and dtype."""
+    held = by_stage(params)
     found: dict[tuple[int, str], list[Placed]] = {}
     for stage in stages:
-        for p in _learning(params, stage, sizes):
+        for p in _learning(held, stage, sizes):
             if not partial.isdisjoint(p.names):
                 found.setdefault((stage.index, p.spec.dtype), []).append(p)
     return tuple(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.job.schema.components import SGD, Momentum, Optim
@@ -10,6 +11,7 @@ from launcher.plan.cost.peak import Moment
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.values.facts import ITEMSIZE
+from launcher.plan.values.layout import Layout
 from launcher.plan.values.optimizer_traits import OptimizerTraits
 
 
@@ -55,29 +57,32 @@ def memory(
 
     ``copies``: optimizer tensors a parameter; ``moments``: the fullest one of each pipeline rank.
     """
-    out = []
+    out: list[Memory] = []
     for pp, at in enumerate(moments):
         here = sizes.held(pp)
-        mine = [p for p in params for _ in p.copies(here)]
+        mine = Counter((p.layout, p.spec.dtype, p.trainable) for p in params for _ in p.copies(here))
 
         # ranks of a stage differ in their shards; uneven ones need not be alike
-        for rank in sizes.grid.ranks(pp=pp):
-            held = [(p.trainable, _local(p, rank)) for p in mine]
+        axes = sorted({axis for layout, _, _ in mine for axis in layout.axes})
+        for ranks in sizes.grid.alike(*axes, pp=pp):
+            held = [
+                (trainable, n * _local(layout, dtype, ranks[0]))
+                for (layout, dtype, trainable), n in mine.items()
+            ]
             trained = sum(n for trainable, n in held if trainable)
             all_of_it = sum(n for _, n in held)
-            out.append(
-                Memory(
-                    rank=rank,
-                    params=all_of_it,
-                    grads=at.grads,
-                    optimizer=copies * trained,
-                    gathered=at.gathered,
-                    activations=at.activations,
-                )
+            row = Memory(
+                rank=ranks[0],
+                params=all_of_it,
+                grads=at.grads,
+                optimizer=copies * trained,
+                gathered=at.gathered,
+                activations=at.activations,
             )
+            out += [replace(row, rank=rank) for rank in ranks]
     return tuple(sorted(out, key=lambda m: m.rank))
 
 
-def _local(p: Placed, rank: int) -> int:
-    box = p.layout.box(rank)
-    return 0 if box is None else prod(box.shape) * ITEMSIZE[p.spec.dtype]
+def _local(layout: Layout, dtype: str, rank: int) -> int:
+    box = layout.box(rank)
+    return 0 if box is None else prod(box.shape) * ITEMSIZE[dtype]

@@ -45,8 +45,7 @@ def _of_stage(model: CutModel, stage: int, limit: int | None) -> Iterator[Bucket
 
 
 def _learning(model: CutModel, group: Group) -> list[Placed]:
-    named = {n: p for p in model.params for n in p.names}
-    return [named[n] for n in group.names if n not in group.idle]
+    return [model.named[n] for n in group.names if n not in group.idle]
 
 
 def _done(model: CutModel, stage: int) -> list[Group]:

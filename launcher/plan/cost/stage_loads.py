@@ -45,7 +45,8 @@ def rank_loads(model: CutModel, buckets: tuple[Bucket, ...], early: bool) -> tup
 
 def _load(model: CutModel, stage: Stage, here: tuple[int, ...]) -> StageLoad:
     """``here``: all stages of its rank."""
-    whole = [p for p in model.params if not p.sharded and p.trainable and stage.index in p.copies(here)]
+    held = model.held.get(stage.index, [])
+    whole = [p for p in held if not p.sharded and p.trainable and stage.index in p.copies(here)]
     passes = tuple(_pass(model, stage, graph) for graph in model.graphs)
     named = [s.module for s in passes[0].segments]
     gathered = [g for g in model.groups if g.stage == stage.index]
@@ -111,9 +112,8 @@ def _received(model: CutModel, s: int) -> int:
 
 
 def _gather(model: CutModel, g: Group, segments: list[str]) -> Gather:
-    named = {n: p for p in model.params for n in p.names}
-    held = [named[n] for n in g.names]
-    trained = [named[n] for n in g.names if n not in g.idle]
+    held = [model.named[n] for n in g.names]
+    trained = [model.named[n] for n in g.names if n not in g.idle]
     shard = model.sizes.grid["dp_shard"]
     reduced = model.dtypes.reduce if model.dtypes.mixed else None
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
@@ -36,12 +36,16 @@ def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
 
     Collectives inside of modules, those of tensor parallelism, are not in it.
     """
-    named = {n: p for p in model.params for n in p.names}
+    named = model.named
     out: dict[int, list[Traffic]] = {}
+    cuts = sorted({axis for tie in model.ties for axis in named[tie.name].layout.axes})
     for pp in range(model.sizes.grid["pp"]):
         same = [*_replicas(model, fused, named, pp), *_messages(model, pp), *_scalars(model.sizes, pp)]
-        for rank in model.sizes.grid.ranks(pp=pp):
-            out[rank] = list(_sums(rank, [*same, *_tied(model, named, rank)]))
+
+        # ranks of a stage differ in their shards of what is tied
+        for ranks in model.sizes.grid.alike(*cuts, pp=pp):
+            sums = list(_sums(ranks[0], [*same, *_tied(model, named, ranks[0])]))
+            out |= {rank: [replace(t, rank=rank) for t in sums] for rank in ranks}
     return tuple(t for rank in sorted(out) for t in out[rank])
 
 
@@ -58,7 +62,7 @@ def _sums(rank: int, events: list[Event]) -> Iterator[Traffic]:
             yield Traffic(rank, kind, count[kind], sum(n for k, n in events if k == kind))
 
 
-def _replicas(model: CutModel, fused: Fused, named: dict[str, Placed], pp: int) -> Iterator[Event]:
+def _replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed], pp: int) -> Iterator[Event]:
     """Between the data-parallel ranks of a stage: weights, gradients, and the statistics of buffers."""
     place = model.sizes.places
     groups = [g for g in model.groups if place[g.stage] == pp] if model.hsdp else []
@@ -83,7 +87,7 @@ def _scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
         yield "all_reduce", 8  # of how many targets count
 
 
-def _group(model: CutModel, group: Group, named: dict[str, Placed]) -> Iterator[Event]:
+def _group(model: CutModel, group: Group, named: Mapping[str, Placed]) -> Iterator[Event]:
     """level3 gathers for each forward and each backward, level1 and 2 once; level1 scatters in buckets."""
     assert model.hsdp is not None
     sizes, level = model.sizes, model.hsdp.optimizer_level
@@ -105,7 +109,7 @@ def _scattered(sizes: Sizes, nbytes: int, times: int) -> Iterator[Event]:
         yield "all_reduce", nbytes // sizes.grid["dp_shard"]
 
 
-def _flags(b: Bucket, named: dict[str, Placed], dtypes: Precision) -> int:
+def _flags(b: Bucket, named: Mapping[str, Placed], dtypes: Precision) -> int:
     """Each parameter adds one number: whether it has a gradient."""
     return sum(reduced(named[n], dtypes) for n in b.names)
 
@@ -143,7 +147,7 @@ def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: in
     return [t.nbytes * length // whole for c in crossing for t in c.specs if forward or "float" in t.dtype]
 
 
-def _tied(model: CutModel, named: dict[str, Placed], rank: int) -> Iterator[Event]:
+def _tied(model: CutModel, named: Mapping[str, Placed], rank: int) -> Iterator[Event]:
     """One sum for the tensors of a dtype that the same pipeline ranks share."""
     found: Counter[tuple[tuple[int, ...], str]] = Counter()
     pp = model.sizes.grid.coords(rank)["pp"]

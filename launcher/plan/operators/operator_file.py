@@ -6,23 +6,38 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.plan.operators.resolve import Flow
-from launcher.plan.operators.strategy import Axes, Reading
+from launcher.plan.operators.resolve import Flow, Operator
+from launcher.plan.operators.strategy import Axes, FromFile, Reading
 
-FORMAT, VERSION = "launcher.operators", 1
+FORMAT, VERSION = "launcher.operators", 2
+OVER_TP = 1
+"""The version before strategies over device matrices of their own."""
+
+KEY = "key"
+"""Of a row: the name or glob that its strategy was written under."""
+
+Rows = Mapping[str, Mapping[str, Any]]
+"""Of each module the strategy, as ``parallel.operators`` has it."""
 
 
 def as_json(flow: Flow, tp: int) -> str:
     """What became of ``parallel.operators``, globs and slices worked out: a module a line, in order."""
-    rows = {}
-    for o in (s.operator for s in flow.spreads):
-        said = Reading(o.input, o.output, o.weights)
-        parts = [*said.weights, ("input", said.input), ("output", said.output)]
-        rows[o.module] = {name: _dims(axes) for name, axes in parts if axes is not None}
-    head = {"format": FORMAT, "version": VERSION, "tp": tp}
+    return text({s.operator.module: _row(s.operator) for s in flow.spreads}, tp)
+
+
+def text(rows: Rows, tp: int | None) -> str:
+    """The file; ``tp``: the ranks of that axis, where rows name it."""
+    head = {"format": FORMAT, "version": VERSION} | ({} if tp is None else {"tp": tp})
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
     listed = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     return "{\n" + "".join(lines) + '  "operators": {' + (f"\n{listed}\n  " if rows else "") + "}\n}\n"
+
+
+def _row(o: Operator) -> dict[str, Any]:
+    said = Reading(o.input, o.output, o.weights)
+    parts = [*said.weights, ("input", said.input), ("output", said.output)]
+    row: dict[str, Any] = {name: _dims(axes) for name, axes in parts if axes is not None}
+    return row if o.key == o.module else {**row, KEY: o.key}
 
 
 def _dims(axes: Axes) -> list[Any]:
@@ -36,18 +51,28 @@ def _dims(axes: Axes) -> list[Any]:
     return out
 
 
-def parsed(data: Any) -> tuple[int, dict[str, Any]]:
-    """The size of ``tp`` and the strategy of each module; ``ValueError`` when ``data`` is no such file.
+def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, FromFile]]:
+    """The size of ``tp``, if any, and the strategy of each module.
 
-    The strategies themselves are looked at where those of ``parallel.operators`` are.
+    The strategies themselves are looked at where those of ``parallel.operators`` are. Raises ``ValueError``
+    when ``data`` is no such file.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ValueError(f'not a file of operator strategies: "format" is not "{FORMAT}"')
-    if data.get("version") != VERSION:
-        raise ValueError(f"version {str(data.get('version'))[:40]}; this launcher reads version {VERSION}")
+    version = data.get("version")
+    if type(version) is not int or version not in (OVER_TP, VERSION):
+        told = f"this launcher reads versions {OVER_TP} and {VERSION}"
+        raise ValueError(f"version {str(version)[:40]}; {told}")
+
+    # what the rows are over
     tp, operators = data.get("tp"), data.get("operators")
-    if type(tp) is not int or tp < 1:
+    if (tp is not None or version == OVER_TP) and (type(tp) is not int or tp < 1):
         raise ValueError(f'"tp" is {json.dumps(tp)}: should be a whole number of ranks')
-    if not isinstance(operators, Mapping):
+    if not isinstance(operators, Mapping) or not all(isinstance(row, Mapping) for row in operators.values()):
         raise ValueError('"operators" should be an object: {module: strategy}')
-    return tp, dict(operators)
+    return tp, {name: _from_file(row, setting, path) for name, row in operators.items()}
+
+
+def _from_file(row: Mapping[str, Any], setting: str, path: str) -> FromFile:
+    values = {name: value for name, value in row.items() if name != KEY}
+    return FromFile(values, setting=setting, path=path, key=str(row.get(KEY, "")))

@@ -9,10 +9,10 @@ from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
-from launcher.plan.operators.strategy import DP, TP, Axes, Reading, axes_text, readings
+from launcher.plan.operators.strategy import DP, TP, Axes, FromFile, Reading, axes_text, readings
 from launcher.plan.values.facts import Param, Skeleton
 from launcher.plan.values.grid import Grid
-from launcher.plan.values.module_names import no_such_module
+from launcher.plan.values.module_names import globs, no_such_module
 
 KEY = "parallel.operators"
 MODES = {"linear": {0: "column", 1: "row"}, "embedding": {0: "vocabulary", 1: "hidden"}}
@@ -24,7 +24,8 @@ class Operator:
     """One module of a strategy. ``kind`` is what it is: linear, embedding, norm, elementwise or module.
 
     ``weights`` has every parameter of its own, by its name there. ``input`` and ``output`` are as asked:
-    ``None`` takes what arrives and hands on what comes out. ``key`` is the strategy's name or glob.
+    ``None`` takes what arrives and hands on what comes out. ``key`` is the strategy's name or glob,
+    ``where`` the setting to blame for it.
     """
 
     module: str
@@ -33,6 +34,7 @@ class Operator:
     weights: tuple[tuple[str, Axes], ...]
     input: Axes | None
     output: Axes | None
+    where: str = ""
 
     @property
     def mode(self) -> str:
@@ -65,54 +67,114 @@ def resolve(
 ) -> tuple[tuple[Operator, ...], list[Problem]]:
     """One operator a module that ``config`` names, in definition order.
 
-    Exact names beat globs, later keys earlier.
+    Exact names beat globs, later keys earlier, and each of them what a file has.
     """
-    found = [p for key, value in config.items() for p in _form(key, value, skeleton)]
+    config, found = unwrapped(config, skeleton)
+    found += [p for key, value in config.items() for p in _form(key, value, skeleton)]
     if found:
         return (), found
 
-    kinds = dict(skeleton.kinds)
+    kinds, lookup = dict(skeleton.kinds), Lookup.of(config)
+    owned: dict[str, list[Param]] = {}
+    for p in skeleton.params:
+        if not p.buffer:
+            owned.setdefault(p.name.rpartition(".")[0], []).append(p)
+
     out = []
     complained: set[tuple[str, str]] = set()
     for name in skeleton.modules:
-        key = _key(config, name)
+        key = lookup.key(name)
         if key is None:
             continue
-        own = tuple(p for p in skeleton.params if p.name.rpartition(".")[0] == name and not p.buffer)
-        module = _Module(name, kinds.get(name, "module"), own)
+        module = _Module(name, kinds.get(name, "module"), tuple(owned.get(name, ())))
         got = _operator(module, key, config[key], grid)
         if isinstance(got, Operator):
             out.append(got)
-        elif (key, got.text) not in complained:  # a glob over 80 layers is wrong once
-            complained.add((key, got.text))
+        elif (got.key, got.text) not in complained:  # a glob over 80 layers is wrong once
+            complained.add((got.key, got.text))
             found.append(got)
     return tuple(out), found or _ties(out, skeleton)
 
 
+def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, Any], list[Problem]]:
+    """With the model's own names where a file has those of MindSpore's wrappers before them.
+
+    Without what is around the model: the data set, the loss, the step.
+    """
+    out = {key: value for key, value in config.items() if not _outside(value)}
+    found: list[Problem] = []
+    from_names: dict[str, str] = {}
+    for name, value in config.items():
+        if not _outside(value):
+            continue
+        parts = name.split(".")
+        tails = (".".join(parts[at:]) for at in range(len(parts)))
+        module = next((tail for tail in tails if tail in skeleton.modules), None)
+
+        # code between modules is the model's own where it is called like a module of it
+        if not value:
+            if module is not None:
+                text = f"{value.key} of its own forward: only modules have strategies here"
+                found.append(_problem(name, value, text))
+        elif module is None:
+            found.append(_problem(name, value, str(no_such_module(name, skeleton))))
+        elif module in from_names:
+            found.append(_problem(name, value, f"is {module}, and so is {from_names[module]}"))
+        else:
+            from_names[module] = name
+            out.setdefault(module, value)
+    return out, found
+
+
+def _outside(value: Any) -> bool:
+    return isinstance(value, FromFile) and value.outside
+
+
 def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
-    where = f"{KEY}.{key}"
     if not isinstance(value, Mapping) or not value:
-        text = f"{value!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
-        return [Problem(where, text)]
+        shown = dict(value) if isinstance(value, FromFile) else value
+        text = f"{shown!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
+        return [_problem(key, value, text)]
     missing = no_such_module(key, skeleton)
-    return [Problem(where, missing, quote(f"~{where}"))] if missing else []
+    cure = "" if isinstance(value, FromFile) else quote(f"~{KEY}.{key}")
+    return [_problem(key, value, missing, cure)] if missing else []
 
 
-def _key(config: Mapping[str, Any], module: str) -> str | None:
-    if module in config:
-        return module
-    return next((k for k in reversed(list(config)) if fnmatchcase(module, k)), None)
+def _problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
+    """Of one strategy: that of a file is found by the file."""
+    if isinstance(value, FromFile):
+        return Problem(value.setting, f"{value.path}: {key}: {text}", cure)
+    return Problem(f"{KEY}.{key}", text, cure)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Names, and globs of a request, the last one first; those ``from_files`` come after both."""
+
+    names: frozenset[str]
+    patterns: tuple[str, ...]
+    from_files: frozenset[str]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Lookup:
+        asked = [k for k, value in config.items() if not isinstance(value, FromFile)]
+        return cls(frozenset(asked), globs(asked), frozenset(config.keys() - {*asked}))
+
+    def key(self, module: str) -> str | None:
+        """The name or glob that a module's strategy is under."""
+        if module in self.names:
+            return module
+        glob = next((k for k in self.patterns if fnmatchcase(module, k)), None)
+        return module if glob is None and module in self.from_files else glob
 
 
 def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -> Operator | Problem:
-    where = f"{KEY}.{key}"
-
     # all ways to read it as it is written
     names = tuple(p.name.rpartition(".")[2] for p in module.own)
     got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
     found = list(dict.fromkeys(r for readable, _ in got for r in readable))
     if not found:
-        return Problem(where, "; ".join(got[0][1]))
+        return _problem(key, value, "; ".join(got[0][1]))
 
     # exactly one of them has to fit the module
     ways = [w for r in found for w in _orientations(r, module.kind, value)]
@@ -120,11 +182,11 @@ def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
-        return Problem(where, text if len(tried) < 2 else f"no reading of it can be: {text}")
+        return _problem(key, value, text if len(tried) < 2 else f"no reading of it can be: {text}")
     if len(good) > 1:
         both = " or as ".join(w.written() for w in good)
-        cure = quote(f"{where}={next(iter(good)).written()}")
-        return Problem(where, f"can be read as {both}; say which", cure)
+        cure = quote(f"{KEY}.{key}={next(iter(good)).written()}")
+        return _problem(key, value, f"can be read as {both}; say which", cure)
 
     reading = next(iter(good))
     uneven = _uneven(module, reading, grid)
@@ -133,11 +195,18 @@ def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -
     return Operator(
         module=module.name,
         kind=module.kind,
-        key=key,
+        key=_written_under(module.name, key, value),
         weights=reading.weights,
         input=reading.input,
         output=reading.output,
+        where=value.setting if isinstance(value, FromFile) else f"{KEY}.{key}",
     )
+
+
+def _written_under(module: str, key: str, value: Any) -> str:
+    """The name or glob that the plan shows: that of a file only where it stands for the module."""
+    under = value.key if isinstance(value, FromFile) else ""
+    return under if under and fnmatchcase(module, under) else key
 
 
 def _orders(kind: str, names: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
@@ -257,7 +326,7 @@ def _ties(operators: Sequence[Operator], skeleton: Skeleton) -> list[Problem]:
 def uncalled(operators: Sequence[Operator], leaves: Sequence[str] | None) -> list[Problem]:
     """Operators that no stage calls as a module: their code is cut into stages, so nothing fits around it."""
     return [
-        Problem(f"{KEY}.{o.key}", f"{o.module} is cut into pipeline stages; name modules inside it")
+        Problem(o.where, f"{o.module} is cut into pipeline stages; name modules inside it")
         for o in operators
         if leaves is not None and not any(o.module == m or o.module.startswith(m + ".") for m in leaves)
     ]
@@ -281,7 +350,7 @@ class Spread:
     """How an operator runs.
 
     What ``arrives`` is brought to what it ``takes``, and what it ``makes`` to what it ``gives``; ``sums``:
-    what it makes are terms that add up over ``tp``.
+    what it makes are terms that add up over ``tp``. ``dims``: how many its input and its output have.
     """
 
     operator: Operator
@@ -291,6 +360,7 @@ class Spread:
     sums: bool
     gives: Cut
     comms: tuple[Comm, ...] = ()
+    dims: tuple[int, int] = (0, 0)
 
 
 def all_reduced(spread: Spread) -> bool:

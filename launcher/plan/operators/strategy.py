@@ -18,6 +18,23 @@ TENSORS = ("in", "out", "input", "output", "layout")
 """Keys of a strategy that name no parameter."""
 
 
+class FromFile(dict[str, Any]):
+    """A strategy that a file has for one module.
+
+    ``setting`` names the file ``path``; ``key`` is the name or glob that it was written under, ``outside``:
+    its module is called as MindSpore calls it, maybe below wrappers that are around the model.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any], *, setting: str, path: str, key: str = "", outside: bool = False
+    ) -> None:
+        super().__init__(values)
+        self.setting = setting
+        self.path = path
+        self.key = key
+        self.outside = outside
+
+
 @dataclass(frozen=True)
 class _AxisNames:
     """What the entries of a strategy may be: names of axes (``alias``: what each stands for), or slices."""

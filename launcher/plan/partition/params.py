@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -179,6 +179,15 @@ def _shards(p: Param, sizes: Sizes, hsdp: Hsdp | None, split: tuple[tuple[str, .
     if hsdp.uneven == "whole" and p.spec.shape[0] % parts:
         return False
     return p.spec.nbytes > 0 and p.spec.nbytes >= hsdp.threshold * 1024
+
+
+def by_stage(params: Iterable[Placed]) -> dict[int, list[Placed]]:
+    """What each stage that holds anything has, in definition order."""
+    out: dict[int, list[Placed]] = {}
+    for p in params:
+        for stage in p.stages:
+            out.setdefault(stage, []).append(p)
+    return out
 
 
 def ties(params: tuple[Placed, ...]) -> tuple[Tie, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from launcher.plan.schedule.schedules import placement
 from launcher.plan.values.grid import Grid
@@ -38,7 +39,7 @@ class Sizes:
     v: bool = False
     pieces: int = 1
 
-    @property
+    @cached_property
     def places(self) -> tuple[int, ...]:
         """The pipeline rank of each virtual stage."""
         return placement(self.grid["pp"], self.chunks, self.v)

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.errors import Problem
 from launcher.job.schema.similar_names import did_you_mean
 from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.module_names import is_glob
 
 KEY = "parallel.pipeline.stage_config"
 
@@ -50,10 +51,6 @@ def unwrapped(keys: Mapping[str, Any], skeleton: Skeleton, stages: int) -> dict[
     return out
 
 
-def _is_glob(key: str) -> bool:
-    return any(c in key for c in "*?[")
-
-
 def _prefixes(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
@@ -61,7 +58,7 @@ def _prefixes(name: str) -> list[str]:
 
 def _matches(key: str, name: str) -> bool:
     """Whether ``key`` names ``name`` or a module around it."""
-    return any(fnmatchcase(p, key) for p in _prefixes(name)) if _is_glob(key) else key in _prefixes(name)
+    return any(fnmatchcase(p, key) for p in _prefixes(name)) if is_glob(key) else key in _prefixes(name)
 
 
 def stage_of(keys: Mapping[str, int], name: str) -> int | None:
@@ -70,7 +67,7 @@ def stage_of(keys: Mapping[str, int], name: str) -> int | None:
     Exact beats glob, deeper shallower, later earlier.
     """
     matching = [(at, key) for at, key in enumerate(keys) if _matches(key, name)]
-    rank = [(not _is_glob(key), key.count("."), at, key) for at, key in matching]
+    rank = [(not is_glob(key), key.count("."), at, key) for at, key in matching]
     return keys[max(rank)[-1]] if rank else None
 
 
@@ -161,7 +158,7 @@ def _near(key: str, names: Sequence[str], tops: Sequence[str]) -> str | None:
 
     Numbers are not misspelt.
     """
-    if not _is_glob(key):
+    if not is_glob(key):
         same = [n for n in names if re.findall(r"\d+", n) == re.findall(r"\d+", key)]
         return next(iter(get_close_matches(key, same, 1, 0.5)), None)
     first, dot, rest = key.partition(".")

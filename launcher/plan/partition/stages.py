@@ -37,6 +37,16 @@ def covers(module: str, name: str) -> bool:
     return not module or name == module or name.startswith(module + ".")
 
 
+def around(name: str) -> tuple[str, ...]:
+    """All that covers ``name``, outermost first: of many names quicker than to ask each pair.
+
+    >>> around("layers.0.mlp")
+    ('', 'layers', 'layers.0', 'layers.0.mlp')
+    """
+    parts = name.split(".") if name else []
+    return tuple(".".join(parts[:n]) for n in range(len(parts) + 1))
+
+
 def place(graph: Graph, told: Mapping[str, int], last: int) -> tuple[dict[str, int], list[Problem]]:
     """Stage of every node: modules where told, glue at the latest of its inputs and told parameters.
 
@@ -234,8 +244,9 @@ def _stage(
     # it holds what its modules have, and what its glue uses
     modules = tuple(dict.fromkeys(n.target for n in inside if n.kind == "module"))
     direct = {n.target for n in inside if n.kind == "param"}
+    called = frozenset(modules)
     held = tuple(
-        p.name for p in skeleton.params if p.name in direct or any(covers(m, owner(p.name)) for m in modules)
+        p.name for p in skeleton.params if p.name in direct or not called.isdisjoint(around(owner(p.name)))
     )
 
     return Stage(

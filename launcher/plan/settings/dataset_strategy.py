@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from shlex import quote
+from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import transformer_opt
+from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.values.batch_reading import BatchReading
 from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.text import many
@@ -20,7 +22,7 @@ Slices = tuple[tuple[int, ...], ...]
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Slices that this layout cannot hand out."""
     strategy = job.parallel.dataset_strategy
-    if isinstance(strategy, str) or sizes is None:
+    if not isinstance(strategy, tuple) or sizes is None or over_device_matrix(job):
         return
     if not strategy or not all(strategy):
         text = f"{written(strategy)}: should be a list a tensor, with a number of slices a dim"
@@ -82,20 +84,35 @@ def _pasted(strategy: Slices) -> str:
     return quote(f"{KEY}={written(strategy)}")
 
 
-def written(strategy: str | Slices) -> str:
+def written(strategy: str | Slices | dict[str, Any]) -> str:
     """
     >>> written(((8, 1), (8,)))
     '[[8,1],[8]]'
     """
-    return strategy if isinstance(strategy, str) else str([list(dims) for dims in strategy]).replace(" ", "")
+    if isinstance(strategy, str):
+        return strategy
+    if isinstance(strategy, dict):
+        return written_layout(strategy)
+    return str([list(dims) for dims in strategy]).replace(" ", "")
+
+
+def written_layout(layout: dict[str, Any]) -> str:
+    """
+    >>> written_layout({"matrix": [2, 4], "axes": ["x", "y"], "in": [["x", None], ["x"]]})
+    '{matrix:[2,4],axes:[x,y],in:[[x,null],[x]]}'
+    """
+    return str(layout).replace("None", "null").replace("'", "").replace(" ", "")
 
 
 def reading(job: Job, sizes: Sizes) -> BatchReading:
     """Who reads; ``dataset_broadcast_opt_level`` 1 spares stages reading, 2 tensor-parallel ranks, 3 both."""
     strategy, level = job.parallel.dataset_strategy, transformer_opt.broadcast_level(job)
-    if isinstance(strategy, str):
+    if over_device_matrix(job):
+        parts = 1  # all ranks of a stage read whole samples, and cut their parts out of them
+    elif isinstance(strategy, str):
         parts = {"data_parallel": sizes.replicas, "full_batch": 1}[strategy]
     else:
+        assert isinstance(strategy, tuple), strategy
         parts = strategy[0][0]
     return BatchReading(parts, over_stages=level in (1, 3), over_operators=level in (2, 3))
 
@@ -103,7 +120,10 @@ def reading(job: Job, sizes: Sizes) -> BatchReading:
 def rows(job: Job, sizes: Sizes) -> Iterator[Setting]:
     """What a strategy other than ``data_parallel`` comes to."""
     strategy = job.parallel.dataset_strategy
-    if strategy != "data_parallel":
+    if over_device_matrix(job):
+        why = "operators take their parts of samples that every rank of a stage reads whole"
+        yield Setting(KEY, written(strategy), "applied", why)
+    elif strategy != "data_parallel":
         yield Setting(KEY, written(strategy), *_outcome(reading(job, sizes), sizes))
 
 

@@ -12,6 +12,7 @@ from launcher.plan.cost.fusion import Fused
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import Rule
+from launcher.plan.sharding.asked import over_device_matrix
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import bytes_text, many, some
 
@@ -75,7 +76,7 @@ def dropped(job: Job, sizes: Sizes | None, rule: Rule) -> Iterator[Problem]:
 def rows(job: Job, sizes: Sizes, fused: Fused | None) -> Iterator[Setting]:
     """What the level comes to."""
     hsdp = job.parallel.hsdp
-    if hsdp is None:
+    if hsdp is None or over_device_matrix(job):  # what each parameter comes to is not known yet
         return
     level = hsdp.optimizer_level
     if sizes.grid["dp_shard"] == 1:
@@ -99,7 +100,7 @@ def _why_not_sharded(hsdp: Hsdp, fused: Fused) -> str:
 def notes(job: Job, sizes: Sizes, params: tuple[Placed, ...]) -> Iterator[Note]:
     """Which parameters stay whole, and which are cut unevenly."""
     hsdp, n = job.parallel.hsdp, sizes.grid["dp_shard"]
-    if hsdp is None:
+    if hsdp is None or over_device_matrix(job):
         return
     if n == 1:
         yield Note(KEY, "has no effect: the shard axis has one rank")

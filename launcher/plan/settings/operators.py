@@ -31,7 +31,7 @@ def degree(job: Job, notes: list[Note], found: list[Problem]) -> int:
         notes.append(Note(TP, f"null -> {said}: the slices of {KEY}"))
     elif asked == 1 and operators:
         notes.append(Note(KEY, "has no effect: tp has one rank"))
-    elif (asked or 1) > 1 and not operators:
+    elif (asked or 1) > 1 and not operators and job.parallel.param_strategy.load is None:
         cure = "operators=megatron" if isinstance(job.model, LanguageModel) else f"{TP}=1"
         found.append(Problem(TP, f"{asked}: {KEY} cuts nothing over tp", cure))
     return asked or said or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -103,7 +104,8 @@ def automatic(
 
     Runs are cut only where data flows one way. Raises ``RequestError`` for too few modules.
     """
-    weight = {m: _bytes(model.skeleton, m) for m in called}
+    nbytes = _bytes(model.skeleton)
+    weight = {m: nbytes[m] for m in called}
     groups = components(model.graph, [m for m in called if weight[m]])
     if len(groups) < sizes.virtual:
         raise RequestError((_too_few(job, sizes, model, groups),))
@@ -117,10 +119,13 @@ def automatic(
     return told, notes
 
 
-def _bytes(skeleton: Skeleton, module: str) -> int:
-    """Of the parameters inside of ``module``."""
-    inside = (p for p in skeleton.params if stages.covers(module, stage_config.owner(p.name)))
-    return sum(p.spec.nbytes for p in inside)
+def _bytes(skeleton: Skeleton) -> Counter[str]:
+    """Of the parameters inside of each module."""
+    out = Counter[str]()
+    for p in skeleton.params:
+        for module in stages.around(stage_config.owner(p.name)):
+            out[module] += p.spec.nbytes
+    return out
 
 
 def _too_few(job: Job, sizes: Sizes, model: TracedModel, groups: Sequence[tuple[str, ...]]) -> Problem:

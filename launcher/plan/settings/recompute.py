@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from shlex import quote
@@ -11,9 +11,9 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.job.schema.parallel import Recompute
 from launcher.plan.partition.stage_config import owner
-from launcher.plan.partition.stages import covers
+from launcher.plan.partition.stages import around, covers
 from launcher.plan.values.facts import Graph, Skeleton
-from launcher.plan.values.module_names import uncallable
+from launcher.plan.values.module_names import globs, uncallable
 from launcher.plan.values.recomputed import Recomputed
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import listed, many
@@ -36,10 +36,11 @@ def resolve(
     if found:
         return (), found
 
+    patterns = globs(policies)
     chosen: dict[str, str] = {}
     for module in skeleton.modules:
-        key = _key(policies, module)
-        inside = any(covers(around, module) for around in chosen)
+        key = _key(policies, patterns, module)
+        inside = any(m in chosen for m in around(module))
         if key is not None and not inside and module not in skeleton.lists:
             chosen[module] = key
     each = {m for key in policies for m in [n for n, k in chosen.items() if k == key][:: asked.every]}
@@ -60,11 +61,13 @@ def undivided(
     As long as there are parts with parameters for so many ``stages``.
     """
     whole: list[str] = []
+    loaded = {module for p in skeleton.params for module in around(p.name)}
     for module in (r.module for r in resolve(asked, skeleton, None)[0]):
         inside = [leaf for leaf in leaves if covers(module, leaf)]
+        if not inside or inside == [module]:
+            continue
         merged = tuple(dict.fromkeys(module if leaf in inside else leaf for leaf in leaves))
-        loaded = [m for m in merged if any(covers(m, p.name) for p in skeleton.params)]
-        if inside and inside != [module] and len(loaded) >= stages:
+        if sum(m in loaded for m in merged) >= stages:
             leaves = merged
             whole.append(module)
     return leaves, tuple(whole)
@@ -86,10 +89,10 @@ def _policies(asked: Recompute) -> dict[str, str]:
     return dict.fromkeys(names, asked.policy)
 
 
-def _key(policies: Mapping[str, str], module: str) -> str | None:
+def _key(policies: Mapping[str, str], patterns: Sequence[str], module: str) -> str | None:
     if module in policies:
         return module
-    return next((key for key in reversed(list(policies)) if fnmatchcase(module, key)), None)
+    return next((key for key in patterns if fnmatchcase(module, key)), None)
 
 
 def settled(

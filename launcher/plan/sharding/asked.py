@@ -34,19 +34,6 @@ def over_device_matrix(job: Job) -> bool:
     return bool(clash) or _other_batches(job, values, tp or 1)
 
 
-def uncut(job: Job) -> Job:
-    """``job`` with every tensor whole on all ranks of a stage, where device matrices are asked for."""
-    if not over_device_matrix(job):
-        return job
-    whole: dict[str, Any] = {
-        "mode": "semi_auto",
-        "operators": {},
-        "hsdp": None,
-        "dataset_strategy": "full_batch",
-    }
-    return job.model_copy(update={"parallel": job.parallel.model_copy(update=whole)})
-
-
 def _other_dims(asked: Any) -> bool:
     """Whether a dataset strategy cuts more than the samples, or names axes."""
     if isinstance(asked, str):

@@ -9,8 +9,11 @@ from launcher.job.schema.job import Job
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
+from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.sharding.parameters import global_layout
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
+from launcher.plan.values.setting import Setting
+from launcher.plan.values.text import many
 
 
 def onto(job: Job, made: Plan, sharding: Sharding) -> Plan:
@@ -20,7 +23,23 @@ def onto(job: Job, made: Plan, sharding: Sharding) -> Plan:
         tuple(_crossings(crossings, stage))
         for crossings, stage in zip(made.boundaries, sharding.stages, strict=True)
     )
-    return replace(made, params=params, boundaries=boundaries, sharding=sharding)
+    settings = (*made.settings, *_hsdp(job, sharding))
+    return replace(made, params=params, boundaries=boundaries, sharding=sharding, settings=settings)
+
+
+def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:
+    """What the level comes to: each parameter is shared out over its own replicas."""
+    hsdp = job.parallel.hsdp
+    if hsdp is None:
+        return
+    level = hsdp.optimizer_level
+    shared = [p for p in sharding.params.values() if p.shared]
+    if shared:
+        text = f"{LEVELS[level]}; {many(len(shared), 'parameter')} over the ranks that repeat them"
+        yield Setting(LEVEL, level, "applied", text)
+    else:
+        text = "no parameter is sharded: none is repeated, large enough and divisible"
+        yield Setting(LEVEL, level, "degraded", text)
 
 
 def _placed(p: Placed, made: Plan, sharding: Sharding) -> Placed:

@@ -29,10 +29,14 @@ Arg: TypeAlias = Union[Ref, Name, bool, int, float, str, "tuple[Arg, ...]", None
 
 @dataclass(frozen=True)
 class Value:
-    """One tensor of a graph. ``trains``: a gradient goes back through it."""
+    """One tensor of a graph. ``trains``: a gradient goes back through it. ``strides``: unless it is row-major.
+
+    In the order of memory random numbers are drawn for a tensor.
+    """
 
     spec: TensorSpec
     trains: bool
+    strides: tuple[int, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

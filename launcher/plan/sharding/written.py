@@ -72,11 +72,13 @@ def key_of(config: Mapping[str, Any], module: str) -> str | None:
 
 
 def _operator(graph: OpGraph, rules: Sequence[OpRule | None], module: str) -> int | None:
-    """Of the operators of a module the first that takes parameters of its own, else the first of all."""
+    """Of a module's operators on parameters of its own the one that takes most, else the first of all."""
     mine = [at for at, n in enumerate(graph.nodes) if n.module == module and rules[at] is not None]
     params = {value for _, value in graph.params}
     own = [at for at in mine if params.intersection(graph.nodes[at].ins)]
-    return next(iter(own or mine), None)
+    if own:
+        return max(own, key=lambda at: (sum(map(prod, graph.shapes(graph.nodes[at]))), -at))
+    return next(iter(mine), None)
 
 
 @dataclass(frozen=True)

@@ -59,5 +59,21 @@ class Grid:
         return tuple(sorted(self.rank(**here | dict(zip(axes, at, strict=True))) for at in places))
 
     def ranks(self, **fixed: int) -> tuple[int, ...]:
-        """Every rank whose coordinates agree with ``fixed``."""
-        return tuple(r for r in range(self.size) if fixed.items() <= self.coords(r).items())
+        """Every rank whose coordinates agree with ``fixed``, ascending."""
+        if not fixed.keys() <= self.sizes.keys():
+            return ()
+        out = [0]
+        for name, n in self.axes:
+            places = [i for i in range(n) if fixed.get(name, i) == i]
+            out = [at * n + i for at in out for i in places]
+        return tuple(out)
+
+    def alike(self, *axes: str, **fixed: int) -> tuple[tuple[int, ...], ...]:
+        """The ranks that agree with ``fixed``, those together that agree on ``axes`` too, ascending.
+
+        >>> Grid.of(pp=2, dp_replicate=2, dp_shard=2).alike("dp_shard", pp=1)
+        ((4, 6), (5, 7))
+        """
+        free = [a for a in dict.fromkeys(axes) if a not in fixed]
+        places = product(*(range(self[a]) for a in free))
+        return tuple(self.ranks(**fixed, **dict(zip(free, at, strict=True))) for at in places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from shlex import quote
 
@@ -15,9 +15,19 @@ Asked = str | Sequence[str] | Mapping[str, str]
 """A name or glob, several, or each with what is to become of it."""
 
 
+def is_glob(key: str) -> bool:
+    """Whether ``key`` may match a name that it is not."""
+    return any(c in key for c in "*?[")
+
+
+def globs(keys: Iterable[str]) -> tuple[str, ...]:
+    """Those among ``keys``, the last one first: later keys beat earlier ones."""
+    return tuple(key for key in reversed([*keys]) if is_glob(key))
+
+
 def no_such_module(key: str, skeleton: Skeleton) -> str | None:
     """Why ``key`` stands for nothing; ``None`` where it is a name, or a glob that some match."""
-    if any(fnmatchcase(m, key) for m in skeleton.modules):
+    if _matching(key, skeleton):
         return None
     tail = key.rpartition(".")[2]
     near = [m for m in skeleton.modules if m.rpartition(".")[2] == tail][:3]
@@ -28,12 +38,21 @@ def no_such_module(key: str, skeleton: Skeleton) -> str | None:
 def uncallable(setting: str, asked: Asked, skeleton: Skeleton) -> Iterator[Problem]:
     """Keys of ``asked``, the value of ``setting``, that stand for no module or for a list of modules."""
     for key in [asked] if isinstance(asked, str) else asked:
-        text, name = no_such_module(key, skeleton), _meant(key, skeleton)
-        if text is None and all(m in skeleton.lists for m in skeleton.modules if fnmatchcase(m, key)):
+        text = no_such_module(key, skeleton)
+        if text is not None:
+            name = _meant(key, skeleton)
+        elif all(m in skeleton.lists for m in _matching(key, skeleton)):
             text, name = "a list of modules, which is not called itself; name what is in it", f"{key}.*"
         if text is not None:
             cure = quote(f"{setting}={_written(asked, key, name)}") if name else ""
             yield Problem(setting, f"{key}: {text}", cure)
+
+
+def _matching(key: str, skeleton: Skeleton) -> list[str]:
+    """The modules that ``key`` stands for."""
+    if not is_glob(key):
+        return [key] if key in skeleton.modules else []
+    return [m for m in skeleton.modules if fnmatchcase(m, key)]
 
 
 def _meant(key: str, skeleton: Skeleton) -> str | None:

@@ -39,7 +39,21 @@ FLAWS: dict[str, tuple[Any, str]] = {
     "names": (lambda: one(sharded(GRID, (4,), 1), aliases=("w",)), "w: the name of two tensors"),
     "grid": (
         lambda: one(sharded(Grid.of(dp_shard=2, pp=2), (4,), 1)),
-        "w: laid out over {'dp_shard': 2, 'pp': 2}, the strategy over {'pp': 2, 'dp_shard': 2}",
+        "w: laid out over {'dp_shard': 2, 'pp': 2}, the strategy over {'pp': 2, 'dp_shard': 2}: "
+        "not the same ranks and stages",
+    ),
+    "ranks": (
+        lambda: one(sharded(Grid.of(pp=2, dp_shard=4), (4,), 1)),
+        "w: laid out over {'pp': 2, 'dp_shard': 4}, the strategy over {'pp': 2, 'dp_shard': 2}: "
+        "not the same ranks and stages",
+    ),
+    "own axes": (
+        lambda: one(Layout(Grid.of(pp=2, x=2), (4,), (("dp_shard",),))),
+        "w: axis dp_shard is not in the grid {'pp': 2, 'x': 2}",
+    ),
+    "own grid": (
+        lambda: one(Layout(Grid((("pp", 2), ("x", 2), ("x", 1))), (4,), ((),))),
+        "w: grid {'pp': 2, 'x': 1}: axes need different names and sizes of at least 1",
     ),
     "size": (
         lambda: Strategy(Grid.of(pp=0), {}), "grid {'pp': 0}: axes need different names and sizes of at least 1"

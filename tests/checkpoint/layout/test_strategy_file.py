@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from launcher.checkpoint import Entry, Strategy
 from launcher.checkpoint.layout.strategy_file import dump, load
 from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import sharded, small, strategies, tensors
 
 
@@ -49,6 +50,36 @@ def test_a_stage_file_has_a_line_a_tensor(tmp_path: Path) -> None:
         "  }\n"
         "}\n"
     )
+
+
+def test_a_layout_over_a_device_matrix_of_its_own_has_it_in_its_line(tmp_path: Path) -> None:
+    grid, matrix = Grid.of(pp=2, dp_shard=8), Grid.of(pp=2, x=2, y=4)
+    strided = Entry(Layout(matrix, (8, 2), (("y", "x"), ()), (("pp", (0,)),)), "float32")
+    strategy = Strategy(grid, {"u": strided, "v": Entry(sharded(grid, (8,), 0), "float32")})
+    dump(strategy, tmp_path)
+    assert load(tmp_path) == strategy
+    assert (tmp_path / "stage0.json").read_text() == (
+        "{\n"
+        '  "format": "launcher.strategy",\n'
+        '  "version": 2,\n'
+        '  "stages": [0],\n'
+        '  "grid": {"pp": 2, "dp_shard": 8},\n'
+        '  "tensors": {\n'
+        '    "u": {"dtype": "float32", "shape": [8, 2], "split": [["y", "x"], []], "at": {"pp": [0]},'
+        ' "kind": "param", "aliases": [], "grid": {"pp": 2, "x": 2, "y": 4}},\n'
+        '    "v": {"dtype": "float32", "shape": [8], "split": [["dp_shard"]], "at": {"pp": [0]},'
+        ' "kind": "param", "aliases": []}\n'
+        "  }\n"
+        "}\n"
+    )
+
+
+def test_the_order_of_axes_counts_in_the_digest() -> None:
+    digests = {
+        Strategy(Grid.of(d=8), {"w": Entry(Layout(grid, (8,), (("x", "y"),)), "float32")}).digest
+        for grid in (Grid.of(x=2, y=4), Grid.of(y=4, x=2))
+    }
+    assert len(digests) == 2
 
 
 def test_a_tied_tensor_is_in_the_file_of_each_of_its_stages(tmp_path: Path) -> None:
@@ -121,7 +152,8 @@ def test_a_tensor_in_the_file_of_a_stage_that_does_not_hold_it_is_named(tmp_path
     [
         ("{", "[", "not a strategy file: no JSON"),
         ('"launcher.strategy"', '"other"', 'not a strategy file: "format" is not "launcher.strategy"'),
-        ('"version": 1', '"version": 2', "version 2; this launcher reads version 1"),
+        ('"version": 1', '"version": 3', "version 3; this launcher reads versions 1 and 2"),
+        ('"version": 1', '"version": true', "version True; this launcher reads versions 1 and 2"),
         ('"grid"', '"greed"', "a field is missing or of the wrong type: 'grid'"),
         ("[6, 4]", '[6, "4"]', "a field is missing or of the wrong type: '4' is no whole number"),
         ('["head.weight"]', '"head"', "a field is missing or of the wrong type: 'head' is no list of names"),
@@ -132,7 +164,7 @@ def test_a_tensor_in_the_file_of_a_stage_that_does_not_hold_it_is_named(tmp_path
          "grid {'pp': 2, 'dp_replicate': 1, 'dp_shard': 99999999999, 'tp': 1}: 199999999998 ranks; "
          "at most 1048576 are laid out"),
     ],
-    ids=["json", "format", "version", "field", "type", "list", "flaw", "ranks"],
+    ids=["json", "format", "version", "version of no number", "field", "type", "list", "flaw", "ranks"],
 )  # fmt: skip
 def test_a_bad_strategy_file_is_refused(tmp_path: Path, old: str, new: str, text: str) -> None:
     a, _ = dump(small(), tmp_path)

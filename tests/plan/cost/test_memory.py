@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
 from launcher.job.schema.components import SGD, AdamW, Momentum, Optim, Target
 from launcher.job.schema.parallel import Hsdp
 from launcher.plan.cost.memory import Memory, copies, memory
 from launcher.plan.cost.peak import Moment
+from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.text import bytes_text
 from tests.plan.made import chain, skeleton
 from tests.plan.partition.test_params import laid, sizes
@@ -41,6 +44,17 @@ def test_two_virtual_stages_of_one_rank_share_a_whole_tensor_and_have_each_a_cop
     params, _ = laid(model, chain(*"abcd"), told, sz, hsdp)
     found = [m.params for m in memory(params, sz, 0, (Moment(0, 0, 0),) * 2)]
     assert found == ([first] * 2 + [1024] * 2 if hsdp else [first, 2048])
+
+
+@pytest.mark.parametrize("shard", [1, 2, 3, 4])
+def test_every_rank_is_said_to_hold_its_own_boxes(shard: int) -> None:
+    hsdp = Hsdp(threshold=0, uneven="pad")
+    params, _ = laid(MODEL, GLUE, {"a": 0, "b": 1}, sizes(shard=shard), hsdp)
+    own = [(p, rank, p.layout.box(rank)) for p in params for rank in range(2 * shard)]
+    wanted = dict.fromkeys(range(2 * shard), 0)
+    for p, rank, box in own:
+        wanted[rank] += 0 if box is None else prod(box.shape) * ITEMSIZE[p.spec.dtype]
+    assert {m.rank: m.params for m in rows(hsdp, shard)} == wanted
 
 
 def test_the_total_is_the_sum() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.errors import RequestError
+from launcher.job.compose import compose
 from launcher.plan.operators import operator_file
 from launcher.plan.plan import Plan
+from launcher.plan.show import text
 from launcher.planner.plan_job import plan_job
 from launcher.run.layout_files import write
 from tests.parity import job
@@ -23,12 +26,12 @@ MLP: dict[str, Any] = {
 TEXT = """\
 {
   "format": "launcher.operators",
-  "version": 1,
+  "version": 2,
   "tp": 2,
   "operators": {
-    "layers.0.mlp.gate": {"weight": ["tp", null], "input": [null, null, null]},
-    "layers.0.mlp.up": {"weight": ["tp", null], "input": [null, null, null]},
-    "layers.0.mlp.down": {"weight": [null, "tp"], "input": [null, null, "tp"]},
+    "layers.0.mlp.gate": {"weight": ["tp", null], "input": [null, null, null], "key": "layers.*.mlp.[gu]*"},
+    "layers.0.mlp.up": {"weight": ["tp", null], "input": [null, null, null], "key": "layers.*.mlp.[gu]*"},
+    "layers.0.mlp.down": {"weight": [null, "tp"], "input": [null, null, "tp"], "key": "layers.*.mlp.down"},
     "norm": {"weight": [null], "input": [["dp", "tp"], null, null]},
     "head": {"weight": ["tp", null]}
   }
@@ -65,6 +68,46 @@ def test_what_is_read_back_is_the_same_plan(tmp_path: Path) -> None:
     assert operator_file.as_json(there.operators, 2) == TEXT
 
 
+def test_a_file_of_the_version_before_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "o.json"
+    path.write_text(
+        '{"format": "launcher.operators", "version": 1, "tp": 2, "operators": {"head": {"weight": ["tp", null]}}}'
+    )
+    assert [(s.operator.key, s.operator.mode) for s in loaded(path).operators.spreads] == [("head", "column")]
+
+
+SAVED = ("o.json", "o.ms.json")
+GROUPS = ("megatron", "sequence")
+
+
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("choice", ["mlp", *GROUPS])
+def test_what_was_saved_in_either_form_plans_the_same_text(choice: str, name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    operators = MLP
+    if choice in GROUPS:
+        operators = compose(["recipe=lm_single", f"operators={choice}"]).job.parallel.operators
+    told = planned(tmp_path, operators=operators, grid={"tp": 2}, operator_strategy={"save": str(path)})
+    again = planned(tmp_path, operator_strategy={"load": str(path)}, grid={"tp": 2})
+    assert "operator_strategy.load" in again
+    assert without(again, "operator_strategy") == without(told, "operator_strategy")
+
+
+def planned(folder: Path, **parallel: Any) -> str:
+    """The plan's text, once its files are written."""
+    j = job(model__layers=2, model__tied=False, launch__nproc=4, parallel=parallel)
+    made = plan_job(j)
+    write(j, made, folder)
+    return text(made)
+
+
+def without(text: str, key: str) -> str:
+    """Without the row of a setting, however many lines it has."""
+    out = re.sub(rf"^  (settings|        )  parallel\.{key}.*\n(             .*\n)*", "", text, flags=re.MULTILINE)
+    assert out != text
+    return out
+
+
 def test_what_the_request_says_of_a_module_wins(tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     path.write_text(TEXT)
@@ -76,14 +119,17 @@ def test_a_file_edited_by_hand_is_looked_at_as_a_request_is(tmp_path: Path) -> N
     path = tmp_path / "o.json"
     path.write_text(json.dumps(json.loads(TEXT) | {"operators": {"layers.0.mlp.dwon": {"weight": ["tp", None]}}}))
     near = "no module is called so; there are embed, layers, norm, head"
-    text = f"parallel.operators.layers.0.mlp.dwon: {near} (try: '~parallel.operators.layers.0.mlp.dwon')"
-    assert refusal(path) == text
+    assert refusal(path) == f"{KEY}: {path}: layers.0.mlp.dwon: {near}"
 
 
 WRONG = {
     "[]": 'not a file of operator strategies: "format" is not "launcher.operators"',
-    '{"format": "launcher.operators", "version": 2}': "version 2; this launcher reads version 1",
+    '{"format": "launcher.operators", "version": 3}': "version 3; this launcher reads versions 1 and 2",
     '{"format": "launcher.operators", "version": 1, "tp": 0}': '"tp" is 0: should be a whole number of ranks',
+    '{"format": "launcher.operators", "version": 1, "operators": {}}':
+        '"tp" is null: should be a whole number of ranks',
+    '{"format": "launcher.operators", "version": 2, "operators": {"up": []}}':
+        '"operators" should be an object: {module: strategy}',
     '{"format": "launcher.operators", "version": 1, "tp": 2, "operators": []}':
         '"operators" should be an object: {module: strategy}',
 }  # fmt: skip

@@ -96,8 +96,8 @@ BECOMES = {
     f"{P}.param_strategy.save=p.json":
         [f"{P}.param_strategy.save=p.json: applied, layouts of trainable parameters are written before the first step"],
     f"{P}.param_strategy.load=p.json {P}.param_strategy.only_trainable=false":
-        [f"{P}.param_strategy.load=p.json: satisfied, this plan gives all parameters and buffers the layouts of the "
-         "file"],
+        [f"{P}.param_strategy.load=p.json: applied, all parameters and buffers get the layouts of the file; operators, "
+         "tp and shards follow where they are not given"],
     f"{P}.operator_strategy.save=/o.json":
         [f"{P}.operator_strategy.save=/o.json: applied, strategies of the operators that are cut are written before "
          "the first step"],

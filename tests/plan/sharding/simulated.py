@@ -71,7 +71,7 @@ def _slice(step: Step, parts: Parts) -> Parts:
 def _members(step: Step, rank: int) -> list[int]:
     """Ranks that differ on the axes of a step only, in the order of those axes."""
     matrix = step.before.matrix
-    at = list(np.unravel_index(rank, matrix))
+    at = [int(place) for place in np.unravel_index(rank, matrix)]
     found = []
     for places in itertools.product(*(range(matrix[a]) for a in step.axes)):
         for a, place in zip(step.axes, places, strict=True):

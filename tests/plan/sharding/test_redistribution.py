@@ -34,7 +34,7 @@ def ops(plan: Redistribution) -> list[str]:
 
 
 @given(ranks=RANKS, rng=st.randoms(use_true_random=False), itemsize=ITEMSIZE)
-def test_any_layout_to_any_other_equals_slicing_the_whole_tensor(ranks, rng, itemsize):
+def test_any_layout_to_any_other_equals_slicing_the_whole_tensor(ranks: int, rng: random.Random, itemsize: int) -> None:
     src, dst, shape = pair_of(ranks, rng)
     whole = np.arange(math.prod(shape)).reshape(shape)
     plan = redistribution(src, dst, shape, itemsize)
@@ -47,7 +47,9 @@ def test_any_layout_to_any_other_equals_slicing_the_whole_tensor(ranks, rng, ite
 
 
 @given(ranks=RANKS, rng=st.randoms(use_true_random=False), itemsize=ITEMSIZE)
-def test_a_gradient_in_terms_comes_back_whole_to_every_place_it_came_from(ranks, rng, itemsize):
+def test_a_gradient_in_terms_comes_back_whole_to_every_place_it_came_from(
+    ranks: int, rng: random.Random, itemsize: int
+) -> None:
     src, dst, shape = pair_of(ranks, rng)
     terms = tuple(a for a in dst.repeated if rng.random() < 0.5)
     whole = np.arange(math.prod(shape)).reshape(shape)
@@ -57,7 +59,7 @@ def test_a_gradient_in_terms_comes_back_whole_to_every_place_it_came_from(ranks,
 
 
 @given(ranks=st.sampled_from([2, 4, 6, 8, 12, 16]), rng=st.randoms(use_true_random=False), itemsize=ITEMSIZE)
-def test_no_chain_of_one_axis_a_step_costs_less(ranks, rng, itemsize):
+def test_no_chain_of_one_axis_a_step_costs_less(ranks: int, rng: random.Random, itemsize: int) -> None:
     src, dst, shape = pair_of(ranks, rng, most_dims=2)
     plan, chain = redistribution(src, dst, shape, itemsize), cheapest_chain(src, dst, shape, itemsize, LATENCY)
     if chain is not None:
@@ -65,7 +67,7 @@ def test_no_chain_of_one_axis_a_step_costs_less(ranks, rng, itemsize):
 
 
 @given(ranks=RANKS, rng=st.randoms(use_true_random=False), itemsize=ITEMSIZE)
-def test_no_sum_followed_by_one_exchange_costs_less(ranks, rng, itemsize):
+def test_no_sum_followed_by_one_exchange_costs_less(ranks: int, rng: random.Random, itemsize: int) -> None:
     src, dst, shape = pair_of(ranks, rng)
     lacks = received(src.summed(), dst, shape)
     direct = lacks * itemsize + (LATENCY if lacks else 0)
@@ -76,7 +78,7 @@ def test_no_sum_followed_by_one_exchange_costs_less(ranks, rng, itemsize):
 
 
 @given(ranks=st.sampled_from([2, 4, 6, 8, 12, 16, 24]), rng=st.randoms(use_true_random=False))
-def test_an_exchange_receives_what_is_lacking_and_sends_hardly_more(ranks, rng):
+def test_an_exchange_receives_what_is_lacking_and_sends_hardly_more(ranks: int, rng: random.Random) -> None:
     src, dst, shape = pair_of(ranks, rng)
     for step in redistribution(src.summed(), dst, shape).steps:
         if step.op == "exchange":
@@ -120,20 +122,32 @@ WHOLE_8 = TensorLayout.whole(2, 8)
         pytest.param(ROWS_2, TensorLayout((2, 4), ((), (1, 0))), ["slice", "all_to_all"], 256, id="slice first"),
     ],
 )
-def test_the_step_that_everybody_knows_is_found(src, dst, steps, elements):
+def test_the_step_that_everybody_knows_is_found(
+    src: TensorLayout, dst: TensorLayout, steps: list[str], elements: int
+) -> None:
     plan = redistribution(src, dst, (64, 64))
     assert (ops(plan), plan.elements) == (steps, elements)
     assert plan.collectives == sum(op != "slice" for op in steps)
 
 
-def test_device_matrices_without_a_common_refinement_take_one_exchange():
+def test_device_matrices_without_a_common_refinement_take_one_exchange() -> None:
     src, dst = TensorLayout((3, 4), ((0,), (1,))), TensorLayout((4, 3), ((0,), (1,)))
     plan = redistribution(src, dst, (12, 12))
     assert (ops(plan), plan.elements) == (["exchange"], 12)
     assert plan.steps[0].rows == (tuple(range(12)),)
 
 
-def test_an_exchange_is_among_the_ranks_that_have_something_for_each_other():
+def test_a_rank_keeps_what_it_has_and_the_others_share_the_sending() -> None:
+    """A transposition of blocks: the rank at (i, j) has block i and wants block j, which only row j has."""
+    src, dst = TensorLayout((3, 3), ((0,),)), TensorLayout((3, 3), ((1,),))
+    (step,) = redistribution(src, dst, (3,)).steps
+    pieces = {(p.sender, p.receiver) for p in step.exchange.pieces}
+    assert {(0, 0), (4, 4), (8, 8)} <= pieces
+    busy = [sender for sender, receiver in pieces if sender != receiver]
+    assert len(busy) == len(set(busy)) == 6
+
+
+def test_an_exchange_is_among_the_ranks_that_have_something_for_each_other() -> None:
     """Both cut dim 0 by the outer axis first, and repeat over the inner one."""
     src, dst = TensorLayout((2, 2, 2, 3), ((0, 1, 2), ())), TensorLayout((2, 2, 2, 3), ((0, 2, 1), ()))
     (step,) = redistribution(src, dst, (8, 1)).steps
@@ -141,7 +155,7 @@ def test_an_exchange_is_among_the_ranks_that_have_something_for_each_other():
     assert step.rows == tuple((a + b, a + b + 3, a + b + 6, a + b + 9) for a in (0, 12) for b in range(3))
 
 
-def test_large_sums_are_shared_among_ranks_that_would_all_do_the_same():
+def test_large_sums_are_shared_among_ranks_that_would_all_do_the_same() -> None:
     src, shape = TensorLayout((4, 2), ((), ()), (0,)), (1 << 14, 1 << 14)
     plan = redistribution(src, WHOLE_8, shape)
     assert ops(plan) == ["slice", "all_reduce", "all_gather"]
@@ -149,7 +163,14 @@ def test_large_sums_are_shared_among_ranks_that_would_all_do_the_same():
     assert ops(redistribution(src, WHOLE_8, (8, 8))) == ["all_reduce"]
 
 
-def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums():
+def test_sums_are_scattered_in_the_order_that_leaves_least_to_gather() -> None:
+    """Over both axes of terms at once; what the wanted layout cuts comes first, the rest is joined in one."""
+    src, dst = TensorLayout((2, 2, 2), ((), ()), (0, 1)), TensorLayout((2, 2, 2), ((0,), ()))
+    plan = redistribution(src, dst, (1 << 14, 1 << 14))
+    assert (plan.collectives, plan.elements) == (2, (1 << 28) * 3 // 4)
+
+
+def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums() -> None:
     """Linear by columns, then by rows: one all-reduce at the end of the forward, one at the start of the backward."""
     whole, columns = TensorLayout.whole(2, 4), TensorLayout((4,), ((), (0,)))
     terms = TensorLayout((4,), ((), ()), (0,))
@@ -162,7 +183,7 @@ def test_hand_written_tensor_parallelism_needs_nothing_but_its_two_sums():
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 4)], ids=str)
-def test_tensors_of_one_number_or_none_are_only_summed(shape):
+def test_tensors_of_one_number_or_none_are_only_summed(shape: tuple[int, ...]) -> None:
     src, dst = TensorLayout((2, 2), ((),) * len(shape), (0,)), TensorLayout.whole(len(shape), 4)
     assert redistribution(src, src, shape).steps == ()
     (step,) = redistribution(src, dst, shape).steps
@@ -170,7 +191,7 @@ def test_tensors_of_one_number_or_none_are_only_summed(shape):
     assert step.rows == ((0, 2), (1, 3))
 
 
-def test_plans_of_huge_stages_do_not_look_at_pairs_of_ranks():
+def test_plans_of_huge_stages_do_not_look_at_pairs_of_ranks() -> None:
     """16384 ranks have 268 million pairs."""
     shape = (1 << 15, 1 << 15)
     src, dst = TensorLayout((128, 128), ((0, 1), ())), TensorLayout((128, 128), ((1,), (0,)))
@@ -180,7 +201,7 @@ def test_plans_of_huge_stages_do_not_look_at_pairs_of_ranks():
     assert redistribution(sums, dst, shape).elements == (1 << 22) * 63 // 64 + (1 << 16)
 
 
-def test_a_plan_has_a_price_in_bytes_and_starts():
+def test_a_plan_has_a_price_in_bytes_and_starts() -> None:
     plan = redistribution(ROWS_8, COLUMNS_8, (64, 64))
     assert plan.cost(itemsize=2) == 7 * 64 * 2 + LATENCY
     assert [(c.op, c.elements, c.ranks) for c in plan.traffic(rank=3)] == [("all_to_all", 512, 8)]

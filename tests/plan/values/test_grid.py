@@ -30,6 +30,23 @@ def test_peers_share_every_other_coordinate_and_split_the_world(grid: Grid, data
         assert group == grid.ranks(**fixed)
 
 
+@given(grids, st.data())
+def test_ranks_are_those_whose_coordinates_agree(grid: Grid, data: st.DataObject) -> None:
+    fixed = data.draw(st.dictionaries(st.sampled_from("abcde"), st.integers(0, 4), max_size=3))
+    assert grid.ranks(**fixed) == tuple(r for r in range(grid.size) if fixed.items() <= grid.coords(r).items())
+
+
+@given(grids, st.data())
+def test_alike_ranks_agree_on_the_axes_and_on_what_is_fixed(grid: Grid, data: st.DataObject) -> None:
+    names = [axis for axis, _ in grid.axes]
+    axes = data.draw(st.lists(st.sampled_from(names), max_size=3))
+    fixed = {axis: data.draw(st.integers(0, grid[axis] - 1)) for axis in data.draw(st.sets(st.sampled_from(names)))}
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in grid.ranks(**fixed):
+        found.setdefault(tuple(grid.coords(rank)[axis] for axis in axes), []).append(rank)
+    assert set(grid.alike(*axes, **fixed)) == set(map(tuple, found.values()))
+
+
 def test_no_axes_leave_one_rank_alone() -> None:
     assert Grid.of(a=2, b=3).peers(4) == (4,)
     assert Grid(()).size == 1

@@ -83,19 +83,18 @@ def _innermost(free: Sequence[RankSpan], size: int) -> tuple[RankSpan, ...]:
     return tuple(reversed(out))
 
 
-def common(found: Sequence[tuple[str, DimSpans]], ranks: int) -> tuple[RankSpan, ...]:
-    """The coarsest grid, outermost span first, on which each of the named parameters is cut along axes."""
-    strides: dict[int, str] = {1: "", ranks: ""}
-    for name, dims in found:
-        for span in (span for dim in dims for span in dim):
-            strides.setdefault(span.lo, name)
-            strides.setdefault(span.hi, name)
+def common(found: Iterable[DimSpans], ranks: int) -> tuple[RankSpan, ...] | None:
+    """The coarsest grid, outermost span first, on which each of ``found`` is cut along axes.
 
-    order = sorted(strides)
-    for a, b in pairwise(order):
-        if b % a:
-            told = f"{strides[a]} is cut every {a} ranks, {strides[b]} every {b}"
-            raise ValueError(f"{told}: no grid of the {ranks} ranks of a stage has axes for both")
+    ``None`` where there is none: of 6 ranks, cut every 2 and every 3. For one alone there always is.
+
+    >>> common([((RankSpan(1, 2),),), ((RankSpan(1, 4),),)], 8)
+    (RankSpan(lo=4, hi=8), RankSpan(lo=2, hi=4), RankSpan(lo=1, hi=2))
+    """
+    spans = [span for dims in found for dim in dims for span in dim]
+    order = sorted({1, ranks, *(s.lo for s in spans), *(s.hi for s in spans)})
+    if any(b % a for a, b in pairwise(order)):
+        return None
     return tuple(RankSpan(a, b) for a, b in pairwise(order))[::-1]
 
 

@@ -8,6 +8,7 @@ from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Strategy, stages
 from launcher.checkpoint.mindspore.formats.strategy import SAVED, Operator, Slicing, StrategyFile, merge
+from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Layout
 
 
@@ -18,12 +19,12 @@ def stage_files(strategy: Strategy) -> tuple[StrategyFile, ...]:
     sharding. Raises ``ValueError`` with every tensor that MindSpore has no layout for: ragged, or held by
     some ranks of a stage only.
     """
-    axes = _axes(strategy)
+    axes = {grid: _axes(grid) for grid in (strategy.grid, *strategy.matrices)}
     found: list[str] = []
     slicings: dict[str, Slicing] = {}
     for name, entry in strategy.entries.items():
         try:
-            slicings[name] = _slicing(entry.layout, axes)
+            slicings[name] = _slicing(entry.layout, axes[entry.layout.grid])
         except ValueError as error:
             found.append(f"{name}: {error}")
     if found:
@@ -46,13 +47,11 @@ def _file(strategy: Strategy, slicings: dict[str, Slicing], stage: int) -> Strat
     return StrategyFile(SAVED, operators, here)
 
 
-def _axes(strategy: Strategy) -> tuple[str, ...]:
+def _axes(grid: Grid) -> tuple[str, ...]:
     """Those of a stage's ranks, outermost first."""
-    axes = [axis for axis, size in strategy.grid.axes if axis != STAGE or size > 1]
+    axes = [axis for axis, size in grid.axes if axis != STAGE or size > 1]
     if STAGE in axes[1:]:
-        raise ValueError(
-            f"grid {dict(strategy.grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})"
-        )
+        raise ValueError(f"grid {dict(grid.axes)}: MindSpore's stages are the outermost axis ({STAGE})")
     return tuple(axis for axis in axes if axis != STAGE)
 
 

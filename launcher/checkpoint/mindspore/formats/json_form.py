@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, TypeGuard
 
-from launcher.checkpoint.mindspore.formats.strategy import Operator, Slicing, StrategyFile, shown
+from launcher.checkpoint.mindspore.formats.multi_axis import expanded
+from launcher.checkpoint.mindspore.formats.strategy import Operator, Slicing, StrategyFile
 from launcher.untrusted.files import DIMS, brief, parsed
 
 
@@ -21,7 +22,7 @@ def parse(data: bytes) -> StrategyFile:
 def text(file: StrategyFile) -> bytes:
     """The file, byte for byte as MindSpore writes it: sorted and dense, but not when it has merged it.
 
-    Raises ``ValueError`` for a dim that several axes cut: this form has no place for it.
+    A dim that several axes cut is one dim an axis here. Raises ``ValueError`` for a layout without a shape.
     """
     layouts = {name: _row(name, s) for name, s in file.layouts.items()}
     items = {op.name: {"parallel_strategy": op.inputs, "stage": op.stage} for op in file.operators}
@@ -31,14 +32,12 @@ def text(file: StrategyFile) -> bytes:
 
 
 def _row(name: str, s: Slicing) -> dict[str, Any]:
-    if any(len(dim) > 1 for dim in s.dims):
-        told = f"several axes cut a dim (tensor map {shown(s.dims)}), which the JSON form cannot say"
-        raise ValueError(f"{name}: {told}; write the protobuf form (.ckpt)")
     if s.shape is None:
         raise ValueError(
             f"{name}: the JSON form needs the tensor's shape, the protobuf form does not have it"
         )
 
+    s = expanded(s)
     row: dict[str, Any] = {
         "dev_matrix": s.devices,
         "field": s.field,

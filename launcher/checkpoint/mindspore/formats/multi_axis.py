@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import prod
 
 from launcher.checkpoint.mindspore.formats.strategy import Slicing
@@ -28,6 +28,54 @@ def collapsed(s: Slicing, shape: tuple[int, ...], *, sliced: bool) -> Slicing:
     problem = "in more than one way" if found else "in no way"
     told = f"the strategy has {len(s.dims)} dims, the tensor {list(shape)} has {len(shape)}"
     raise ValueError(f"{told}, and the ones fit the others {problem}")
+
+
+def expanded(s: Slicing) -> Slicing:
+    """The layout with one axis a dim, as that form wants it: the other way of ``collapsed``.
+
+    Axes that are neighbours in the device matrix become one of it. Where none are, each has a dim of its own,
+    which MindSpore writes so, though its own transforms refuse to read it.
+
+    >>> expanded(Slicing((2, 2, 2), ((), (1, 0)), shape=(16, 32))).devices
+    (2, 4)
+    >>> expanded(Slicing((2, 2, 2), ((), (0, 1)), shape=(16, 32))).shape
+    (16, 2, 16)
+    """
+    s = _merged(s)
+    if all(len(dim) < 2 for dim in s.dims):
+        return s
+    assert s.shape is not None
+
+    # a dim an axis, as long as the axis is; the last has the rest
+    dims: list[tuple[int, ...]] = []
+    shape: list[int] = []
+    for dim, (n, axes) in enumerate(zip(s.shape, s.dims, strict=True)):
+        *outer, _ = ways = [s.devices[-1 - axis] for axis in axes] or [1]
+        dims += [(axis,) for axis in axes] or [()]
+        shape += [*outer, n * ways[-1] // s.count(dim)]
+    return replace(s, dims=tuple(dims), shape=tuple(shape), nested=False)
+
+
+def _merged(s: Slicing) -> Slicing:
+    """Without axes of size 1 on a dim of several, and neighbours on one dim as one axis."""
+    dims = [tuple(a for a in dim if len(dim) < 2 or s.devices[-1 - a] > 1) for dim in s.dims]
+    inner = {a for dim in dims for before, a in pairwise(dim) if before == a + 1}
+    if not inner and not any(len(dim) > 1 for dim in s.dims):
+        return s
+
+    # outermost first: an axis takes in those right after it that follow it on its dim
+    sizes: list[int] = []
+    number: dict[int, int] = {}
+    for axis in reversed(range(len(s.devices))):
+        n = s.devices[-1 - axis]
+        if axis in inner:
+            sizes[-1] *= n
+        else:
+            number[axis] = len(sizes)
+            sizes.append(n)
+    last = len(sizes) - 1
+    joined = tuple(tuple(last - number[a] for a in dim if a not in inner) for dim in dims)
+    return replace(s, devices=tuple(sizes), dims=joined, nested=False)
 
 
 def _ways(s: Slicing, shape: tuple[int, ...], sliced: bool) -> Iterator[Slicing]:

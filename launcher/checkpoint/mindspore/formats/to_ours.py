@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from launcher.checkpoint.layout.strategy import STAGE, Entry, Kind, Strategy
-from launcher.checkpoint.mindspore.formats.axes import DimSpans, common, cuts, within
+from launcher.checkpoint.mindspore.formats.axes import DimSpans, RankSpan, common, cuts, within
 from launcher.checkpoint.mindspore.formats.multi_axis import collapsed
 from launcher.checkpoint.mindspore.formats.strategy import Slicing, StrategyFile
 from launcher.checkpoint.tensorfile.blob import described
@@ -42,9 +42,10 @@ def full_specs(file: StrategyFile, slices: Mapping[str, TensorSpec]) -> dict[str
 def to_strategy(file: StrategyFile, full: Mapping[str, TensorSpec], stages: int | None = None) -> Strategy:
     """The file's parameters over a grid of stages (``pp``, outermost) and of the axes that they need.
 
-    ``full`` are whole tensors; names in it that the file does not list are left out. ``stages`` is that of
-    the whole pipeline where the file is of a single stage; a file of stage 2 alone takes ranks as the third
-    of three. Raises ``ValueError`` with everything that does not fit.
+    Where no axes do for all of them, each is over a grid of its own. ``full`` are whole tensors; names in it
+    that the file does not list are left out. ``stages`` is that of the whole pipeline where the file is of a
+    single stage; a file of stage 2 alone takes ranks as the third of three. Raises ``ValueError`` with
+    everything that does not fit.
     """
     found = _absent(file, full)
     parts = {name: s for name, s in _flat(file).items() if name in full}
@@ -75,16 +76,22 @@ def kind_of(name: str, names: Mapping[str, object]) -> Kind:
 def _strategy(
     file: StrategyFile, full: Mapping[str, TensorSpec], sliced: Mapping[str, DimSpans], count: int
 ) -> Strategy:
-    grid = common([*sliced.items()], _ranks(file))
-    whole = Grid(((STAGE, count), *((f"d{i}", span.size) for i, span in enumerate(grid))))
+    ranks = _ranks(file)
+    shared = common(sliced.values(), ranks)
     homes = _homes(file)
     entries = {}
     for name, dims in sliced.items():
-        split = tuple(tuple(f"d{i}" for span in dim for i in within(span, grid)) for dim in dims)
+        axes = common([dims], ranks) if shared is None else shared
+        assert axes is not None, dims  # strides of one device matrix divide each other
+        split = tuple(tuple(f"d{i}" for span in dim for i in within(span, axes)) for dim in dims)
         at = ((STAGE, homes[name]),) if len(homes[name]) < count else ()
-        layout = Layout(whole, full[name].shape, split, at)
+        layout = Layout(_grid(count, axes), full[name].shape, split, at)
         entries[name] = Entry(layout, full[name].dtype, kind_of(name, homes))
-    return Strategy(whole, entries)
+    return Strategy(_grid(count, (RankSpan(1, ranks),) if shared is None else shared), entries)
+
+
+def _grid(stages: int, axes: Sequence[RankSpan]) -> Grid:
+    return Grid(((STAGE, stages), *((f"d{i}", span.size) for i, span in enumerate(axes))))
 
 
 def _homes(file: StrategyFile) -> dict[str, tuple[int, ...]]:

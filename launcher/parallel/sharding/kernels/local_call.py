@@ -14,7 +14,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class LocalCall:
-    """``ins`` and ``outs``: shapes of whole tensors. ``rank``: within the stage. ``dtype``: of the first."""
+    """``ins`` and ``outs``: shapes of whole tensors. ``rank``: within the stage.
+
+    ``dtype`` and ``strides``: of the first tensor as a whole, the latter unless it is row-major.
+    """
 
     node: OpNode
     rule: OpRule
@@ -23,6 +26,7 @@ class LocalCall:
     outs: tuple[Shape, ...]
     rank: int
     dtype: str
+    strides: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, node: OpNode, graph: OpGraph, rule: OpRule, strategy: OpStrategy, rank: int) -> LocalCall:
@@ -36,6 +40,7 @@ class LocalCall:
             outs=graph.makes(node),
             rank=rank,
             dtype=first.spec.dtype if first is not None else made,
+            strides=first.strides if first is not None else (),
         )
 
     @cached_property

@@ -102,41 +102,40 @@ def _eps(call: LocalCall, place: int) -> float:
 
 
 def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:
-    """In training, over a cut batch: running statistics move as those of the whole batch."""
+    """In training, over a cut batch: running statistics become those of the whole batch."""
     axes = call.axes(call.rule.inside)
     if not axes:
         return run
     shape = call.ins[0]
-    momentum = call.node.args[6]
+    kept = () if call.node.op.endswith(".no_stats") else (3, 4)  # places of running statistics
+    momentum = _argument(call, 4 + len(kept))
     assert isinstance(momentum, float)
     over = Statistics(
         meeting=Meeting(here, call.strategy.matrix, axes),
         dims=tuple(d for d in range(len(shape)) if d != 1),
         count=prod(shape) // shape[1],
-        eps=_eps(call, 7),
+        eps=_eps(call, 5 + len(kept)),
         centered=True,
     )
-    has = [isinstance(_argument(call, place), Ref) for place in (1, 2, 3, 4)]
+    there = [isinstance(_argument(call, place), Ref) for place in (1, 2, *kept)]
     channels = (1, -1, *[1] * (len(shape) - 2))
 
-    several = len(call.outs) > 1
-
-    def over_ranks(x: Tensor, *others: Tensor) -> Any:
+    def over_ranks(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         rest = iter(others)
-        weight, bias, means, variances = (next(rest) if there else None for there in has)
+        weight, bias, *running = (next(rest) if is_there else None for is_there in there)
         out, mean, variance = normalized(x, over)
-        with torch.no_grad():
-            if means is not None:
-                means = means.lerp(mean.flatten().to(means.dtype), momentum)
-            if variances is not None:
-                unbiased = variance.flatten() * (over.count / (over.count - 1))
-                variances = variances.lerp(unbiased.to(variances.dtype), momentum)
         if weight is not None:
             out = out * weight.view(channels)
         if bias is not None:
             out = out + bias.view(channels)
-        out = out.to(x.dtype)
-        scale = (variance + over.eps).rsqrt()
-        return (out, mean.flatten(), scale.flatten(), means, variances) if several else out
+        saved = (out.to(x.dtype), mean.flatten(), (variance + over.eps).rsqrt().flatten())
+        seen = (mean, variance * (over.count / (over.count - 1)))
+        moved = (_moved(t, new, momentum) for t, new in zip(running, seen, strict=False) if t is not None)
+        return (*saved, *moved)[: len(call.outs)]
 
     return over_ranks
+
+
+def _moved(running: Tensor, seen: Tensor, momentum: float) -> Tensor:
+    """Running statistics after a batch."""
+    return running.lerp(seen.detach().flatten().to(running.dtype), momentum)

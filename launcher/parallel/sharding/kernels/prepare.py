@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from launcher.parallel.sharding.kernels.attention import attention
 from launcher.parallel.sharding.kernels.collectives import Collectives
-from launcher.parallel.sharding.kernels.dropout import dropout
+from launcher.parallel.sharding.kernels.dropout import drawn, dropout, feature_dropout
 from launcher.parallel.sharding.kernels.local_call import LocalCall
 from launcher.parallel.sharding.kernels.losses import class_loss
 from launcher.parallel.sharding.kernels.norms import batch_norm, layer_norm
@@ -49,8 +50,14 @@ def _kernel(call: LocalCall, here: Collectives, run: Run, device: torch.device) 
             return layer_norm(call, here, run)
         case "batch_norm":
             return batch_norm(call, here, run)
+        case "attention":
+            return attention(call, run)
         case "dropout":
             return dropout(call, run)
+        case "feature_dropout":
+            return feature_dropout(call, run)
+        case "drawn":
+            return drawn(call, run)
         case "cross_entropy_loss" | "nll_loss" | "nll_loss_nd" | "nll_loss2d":
             return class_loss(call, here, run, device)
         case other:

@@ -1,4 +1,4 @@
-"""``parallel.param_strategy``: files that layouts of parameters are written to, and compared with."""
+"""``parallel.param_strategy``: files that layouts of parameters are written to, and taken from."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def rows(job: Job) -> Iterator[Setting]:
         why = f"layouts of {which} are written before the first step"
         yield Setting(f"{KEY}.save", asked.save, "applied", why)
     if asked.load is not None:
-        why = f"this plan gives {which} the layouts of the file"
-        yield Setting(f"{KEY}.load", asked.load, "satisfied", why)
+        why = f"{which} get the layouts of the file; operators, tp and shards follow where they are not given"
+        yield Setting(f"{KEY}.load", asked.load, "applied", why)

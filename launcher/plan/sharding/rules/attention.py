@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: batch and heads; positions of queries where no rank need know its place."""
+"""Scaled dot-product attention: batch, heads, positions of queries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from launcher.plan.sharding.rules.operator_call import (
 
 
 def attention(call: OperatorCall) -> Said:
-    """Heads of grouped keys and values are the outermost part of those of queries."""
+    """Heads of grouped keys and values are the outermost part of those of queries.
+
+    Under a causal mask a rank must know which queries it has.
+    """
     q, k, v = call.ins[:3]
     if call.arg(4, "dropout_p", 0.0) != 0.0:
         return None
@@ -23,12 +26,11 @@ def attention(call: OperatorCall) -> Said:
 
     # Every dim before the last two is cut alike in all of them; the single head of all queries is whole.
     batch = lettered(len(q) - 2)
-    place = "" if call.arg(5, "is_causal", False) is True else "l"
-    queries = (*batch, place, "")
+    queries = (*batch, "l", "")
     single = grouped and k[-3] == 1
     keys = (*((*batch[:-1], "") if single else batch), "", "")
     ins: list[Letters] = [queries, keys, keys]
     if len(call.ins) == 4:
         scores = (*q[:-1], k[-2])
-        ins.append(broadcast(call.ins[3], scores, (*batch, place, "")))
-    return LetteredCall(ins, [queries])
+        ins.append(broadcast(call.ins[3], scores, (*batch, "l", "")))
+    return LetteredCall(ins, [queries], kernel="attention")

@@ -16,6 +16,28 @@ def counted(call: OperatorCall) -> Said:
     return LetteredCall(whole(call.ins), whole(call.outs))
 
 
+def drawn(call: OperatorCall) -> Said:
+    """Every rank draws all of it, whose numbers hang on nothing but the shape, and uses its part."""
+    if call.node.op not in (
+        "bernoulli.p",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "randint_like.low_dtype",
+    ):
+        return None
+    letters = lettered(len(call.ins[0]))
+    return LetteredCall([letters], [letters], kernel="drawn")
+
+
+def feature_dropout(call: OperatorCall) -> Said:
+    """One draw for each channel of each sample."""
+    if len(call.ins[0]) < 2:
+        return None
+    letters = lettered(len(call.ins[0]))
+    return LetteredCall([letters], [letters], kernel="feature_dropout")
+
+
 def dropout(call: OperatorCall) -> Said:
     """Every rank draws the mask of the whole tensor and uses its part of it."""
     letters = lettered(len(call.ins[0]))

@@ -19,7 +19,7 @@ def batch_norm(call: OperatorCall) -> Said:
     """Statistics of a channel are those of the whole batch; those that are given need nobody else."""
     letters = _channels(len(call.ins[0]))
     ins = [letters, *[("c",)] * (len(call.ins) - 1)]
-    training = call.arg(5, "training", False) is True
+    training = call.arg(3 if call.node.op.endswith(".no_stats") else 5, "training", False) is True
     inside = tuple(x for x in letters if x != "c") if training else ()
     outs = [letters, *[("c",) if len(shape) == 1 else ("",) * len(shape) for shape in call.outs[1:]]]
     return LetteredCall(ins, outs, inside=inside, kernel="batch_norm")
@@ -38,11 +38,12 @@ def group_norm(call: OperatorCall) -> Said:
 
 
 def instance_norm(call: OperatorCall) -> Said:
-    """Running statistics are means over the batch, which is whole then."""
+    """Of each sample by itself, or of given statistics; those that move in training have no rule."""
     if call.arg(5, "use_input_stats", True) is not True:
         return batch_norm_of_given(call)
-    batch = "" if isinstance(call.arg(3, "running_mean"), Ref) else "n"
-    letters = (batch, "c", *[""] * (len(call.ins[0]) - 2))
+    if isinstance(call.arg(3, "running_mean"), Ref):
+        return None
+    letters = ("n", "c", *[""] * (len(call.ins[0]) - 2))
     return LetteredCall([letters, *[("c",)] * (len(call.ins) - 1)], [letters])
 
 

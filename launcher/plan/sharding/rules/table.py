@@ -76,7 +76,7 @@ RULES: dict[str, RuleFunction] = {
     **_same(reductions.extreme, "max min"),
     **_same(reductions.half_of_last, "glu"),
     **_same(norms.layer_norm, "layer_norm rms_norm"),
-    **_same(norms.batch_norm, "batch_norm _native_batch_norm_legit_functional"),
+    **_same(norms.batch_norm, "batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional"),
     **_same(norms.group_norm, "group_norm"),
     **_same(norms.instance_norm, "instance_norm"),
     **_same(attention.attention, "scaled_dot_product_attention"),
@@ -104,6 +104,8 @@ RULES: dict[str, RuleFunction] = {
     **_same(factories.counted, "arange linspace logspace eye scalar_tensor tril_indices triu_indices"),
     **_same(factories.counted, "rand randn randint randperm"),
     **_same(factories.dropout, "dropout native_dropout"),
+    **_same(factories.feature_dropout, "feature_dropout"),
+    **_same(factories.drawn, "bernoulli rand_like randn_like randint_like"),
 }
 
 

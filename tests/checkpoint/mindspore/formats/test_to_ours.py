@@ -11,6 +11,7 @@ from launcher.checkpoint import Strategy
 from launcher.checkpoint.mindspore.formats import Operator, Slicing, StrategyFile, full_specs, merge, to_strategy
 from launcher.checkpoint.mindspore.formats.strategy_files import parse, text
 from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.grid import Grid
 from launcher.plan.values.layout import Box
 from tests.checkpoint.mindspore.truth import exactly, index
 
@@ -171,11 +172,6 @@ UNFIT = "the strategy file does not fit:\n"
             "device matrices of different sizes: 4 for w, 8 for v; every stage has as many ranks",
         ),
         (
-            {"w": Slicing((2, 3), ((1,), ())), "v": Slicing((3, 2), ((1,), ()))},
-            {"w": TensorSpec((6,) * 2, "float32"), "v": TensorSpec((6,) * 2, "float32")},
-            "v is cut every 2 ranks, w every 3: no grid of the 6 ranks of a stage has axes for both",
-        ),
-        (
             {"w": Slicing((3, 2, 4), ((1,),), shard_size=6, shard_step=2)},
             {"w": TensorSpec((24,), "float32")},
             UNFIT
@@ -186,6 +182,19 @@ UNFIT = "the strategy file does not fit:\n"
 def test_what_does_not_fit_is_named(layouts: dict[str, Slicing], full: dict[str, TensorSpec], message: str) -> None:
     with pytest.raises(ValueError, match=exactly(message)):
         to_strategy(file_of(layouts), full)
+
+
+def test_device_matrices_without_common_axes_stay_those_of_their_parameters() -> None:
+    full = dict.fromkeys("wvu", TensorSpec((6, 6), "float32"))
+    layouts = {"w": Slicing((2, 3), ((1,), ())), "v": Slicing((3, 2), ((0, 1), ())), "u": Slicing((6,), ((), (0,)))}
+    strategy = to_strategy(file_of(layouts), full)
+    assert strategy.grid == Grid.of(pp=1, d0=6)
+    assert {n: e.layout.grid for n, e in strategy.entries.items()} == {
+        "w": Grid.of(pp=1, d0=2, d1=3), "v": Grid.of(pp=1, d0=3, d1=2), "u": Grid.of(pp=1, d0=6)
+    }  # fmt: skip
+    for name, slicing in layouts.items():
+        found = [strategy.entries[name].layout.box(rank) for rank in range(6)]
+        assert found == [box_of(index(as_data(slicing), (6, 6), rank)) for rank in range(6)]
 
 
 def test_a_tie_that_two_stages_cut_differently_is_named() -> None:

@@ -24,6 +24,8 @@ CASES = {
     **DROPOUTS,
 }
 WITHOUT_RULE = {
-    "random": Case(lambda x: (torch.rand_like(x), x.bernoulli(), F.dropout1d(x, 0.5, True)), (positive(4, 6, 2),)),
+    "random": Case(
+        lambda x: (x.bernoulli(), F.alpha_dropout(x, 0.5, True), torch.multinomial(x[0], 2)), (positive(4, 6, 2),)
+    ),
     "attention with dropout": Case(lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.5), (real(4, 6, 4),)),
 }

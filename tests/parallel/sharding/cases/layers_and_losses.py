@@ -199,6 +199,17 @@ LOSSES = {
 }
 
 DROPOUTS = {
+    "dropout of channels": Case(lambda x: (F.dropout2d(x, 0.3, True), F.dropout2d(x, 0.3, False)), (real(4, 6, 2, 2),)),
+    "drawn like": Case(
+        lambda x: (
+            torch.rand_like(x),
+            torch.randn_like(x),
+            torch.randint_like(x, 5),
+            torch.randint_like(x, 2, 9),
+            torch.rand_like(x.mT),
+        ),
+        (fixed(real(4, 6, 2)),),
+    ),
     "dropout with its mask": Case(lambda x: torch.native_dropout(x, 0.3, True), (real(4, 6, 12),)),
     "dropout": Case(
         lambda x: (
@@ -206,8 +217,12 @@ DROPOUTS = {
             F.dropout(x, 0.3, False),
             F.dropout(x, 0.0, True),
             F.dropout(x, 1.0, True),
-            F.dropout(x * 1, 0.5, True, True),
+            F.dropout(x.transpose(0, 2), 0.3, True),
+            F.dropout(x[:, :1].expand(4, 6, 12), 0.3, True),
         ),
         (real(4, 6, 12),),
+    ),
+    "dropout in place": Case(
+        lambda x: (F.dropout(x * 1, 0.5, True, True), F.dropout(x.mT * 1, 0.5, True)), (real(4, 6, 12),)
     ),
 }

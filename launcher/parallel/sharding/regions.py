@@ -1,0 +1,48 @@
+"""Regions of a recorded forward that run in a mode of their own: ``torch.no_grad`` and ``torch.autocast``."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from launcher.errors import Problem, RequestError
+
+
+def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
+    """Cuts gradients where ``no_grad`` ends, in place; whether there are regions, which torch then unfolds.
+
+    Unfolding forgets what mode an operator ran in. Raises ``RequestError`` for one that computes in other
+    dtypes.
+    """
+    found = False
+    for module in graphs.modules():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        for node in list(module.graph.nodes):
+            if str(node.target) == "wrap_with_autocast":
+                found = True
+                _refuse(node, key)
+            if str(node.target) == "wrap_with_set_grad_enabled":
+                found = True
+                if node.args[0] is False:
+                    _cut(module.graph, node)
+        module.recompile()
+    return found
+
+
+def _refuse(node: fx.Node, key: str) -> None:
+    """Args: device, dtype, enabled and so on."""
+    if node.args[2]:
+        text = "the forward computes under torch.autocast, whose dtypes would be lost: cast with .to there"
+        raise RequestError((Problem(key, text),))
+
+
+def _cut(graph: fx.Graph, region: fx.Node) -> None:
+    """Each tensor that the region gives goes on without its gradient."""
+    for given in list(region.users):
+        with graph.inserting_after(given):
+            detached = graph.call_function(torch.ops.aten.detach.default, (given,))
+        detached.meta = dict(given.meta)
+        users = [user for user in given.users if user is not detached]
+        for user in users:
+            user.replace_input_with(given, detached)

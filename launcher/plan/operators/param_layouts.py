@@ -1,0 +1,177 @@
+"""Layouts that a file gives parameters, as strategies of the operators that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.plan.operators.resolve import KEY as OPERATORS
+from launcher.plan.operators.resolve import Lookup, Operator, resolve, unwrapped
+from launcher.plan.operators.strategy import TP, Axes, FromFile, axes_text
+from launcher.plan.values.facts import Skeleton
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
+
+KEY = "parallel.param_strategy.load"
+SHARD = "dp_shard"
+RankSpan = tuple[int, int]
+"""How many ranks apart two neighbours along an axis are, and how many there are."""
+
+
+@dataclass(frozen=True)
+class ParamLayouts:
+    """``layouts`` of whole parameters by their names, as the file ``path`` has them."""
+
+    path: str
+    layouts: Mapping[str, Layout]
+
+
+def resolved(
+    config: Mapping[str, Any], skeleton: Skeleton, grid: Grid, file: ParamLayouts
+) -> tuple[tuple[Operator, ...], list[Problem]]:
+    """The operators of ``config``, and one for each other module of which the file cuts a parameter.
+
+    Both have to be the same where both say something.
+    """
+    wanted, found = _over_tp(file, skeleton, grid)
+    if found:
+        return (), found
+
+    # what the request leaves open follows the file
+    config, found = unwrapped(config, skeleton)
+    cut: dict[str, dict[str, Any]] = {}
+    lookup = Lookup.of(config)
+    own = {p.name: wanted[p.same_as] for p in skeleton.params if p.same_as in wanted and not p.buffer}
+    for name, axes in own.items():
+        module, _, parameter = name.rpartition(".")
+        if lookup.key(module) is None:
+            cut.setdefault(module, {})[parameter] = [list(dim) or None for dim in axes]
+    follows = {m: row for m, row in cut.items() if any(any(axes) for axes in row.values())}
+    more = {m: FromFile(row, setting=KEY, path=file.path) for m, row in follows.items()}
+    operators, wrong = resolve({**config, **more}, skeleton, grid)
+    found += wrong
+    return operators, found or [*_conflicts(operators, own, file.path)]
+
+
+def _conflicts(operators: Sequence[Operator], own: Mapping[str, Axes], path: str) -> Iterator[Problem]:
+    """Parameters that an operator cuts in one way and the file in another: a strategy is wrong once."""
+    said: set[str] = set()
+    for o in operators:
+        for parameter, axes in o.weights:
+            name = f"{o.module}.{parameter}"
+            theirs = own.get(name, axes)
+            if theirs == axes or o.key in said:
+                continue
+            said.add(o.key)
+            text = f"{name} is {axes_text(axes)} here, and {axes_text(theirs)} in {path} of {KEY}"
+            cure = quote(f"~{o.where}") if o.where.startswith(OPERATORS) else ""
+            yield Problem(o.where, text, cure)
+
+
+def _over_tp(file: ParamLayouts, skeleton: Skeleton, grid: Grid) -> tuple[dict[str, Axes], list[Problem]]:
+    """By first name which dims ``tp`` cuts, and every layout that cannot be had."""
+    firsts = {p.name: p.same_as for p in skeleton.params}
+    out: dict[str, Axes] = {}
+    found = []
+    for name, layout in file.layouts.items():
+        if name not in firsts:
+            continue
+        split = on_grid(layout, grid)
+        if split is None or not all(_had(dim, axes) for dim, axes in enumerate(split)):
+            text = f"{file.path}: {name} is cut {_written(layout)}, which cannot be had on {_sizes(grid)}: "
+            text += f"{TP} cuts one dim, and {SHARD} dim 0 of what it leaves"
+            found.append(Problem(KEY, text))
+            continue
+        axes = tuple((TP,) if TP in dim else () for dim in split)
+        if out.setdefault(firsts[name], axes) != axes:
+            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
+            found.append(Problem(KEY, text))
+    return out, found
+
+
+def _had(dim: int, axes: tuple[str, ...]) -> bool:
+    return axes in ((), (TP,)) or (dim == 0 and axes in ((SHARD,), (TP, SHARD)))
+
+
+def _written(layout: Layout) -> str:
+    """For each dim into how many parts, over ranks how far apart.
+
+    >>> _written(Layout(Grid.of(x=2, y=4), (8, 8), (("y", "x"), ())))
+    '[4 x 2, whole] (ranks [1, 4] apart)'
+    """
+    spans = _spans(layout)
+    parts = ", ".join(" x ".join(str(n) for _, n in dim) or "whole" for dim in spans)
+    apart = [stride for dim in spans for stride, _ in dim]
+    return f"[{parts}] (ranks {apart} apart)"
+
+
+def _sizes(grid: Grid) -> str:
+    return " x ".join(f"{axis} {n}" for axis, n in grid.axes)
+
+
+def on_grid(layout: Layout, grid: Grid) -> Axes | None:
+    """The axes of ``grid`` that cut each dim into the same parts on the same ranks; ``None`` where none do.
+
+    >>> grid = Grid.of(dp=2, tp=4)
+    >>> on_grid(Layout(Grid.of(x=8), (8, 8), ((), ("x",))), grid)
+    ((), ('dp', 'tp'))
+    >>> on_grid(Layout(Grid.of(x=4, y=2), (8, 8), (("x",), ())), grid) is None
+    True
+    """
+    places = _places(grid)
+    out = []
+    for dim in _spans(layout):
+        axes: list[str] = []
+        for stride, n in dim:
+            inside = [axis for axis, (lo, size) in places.items() if stride <= lo and lo * size <= stride * n]
+            if prod(grid[axis] for axis in inside) != n:
+                return None
+            axes += inside
+        out.append(tuple(axes))
+    return tuple(out)
+
+
+def _places(grid: Grid) -> dict[str, RankSpan]:
+    """Axes of more than one rank, outermost first."""
+    apart = grid.size
+    out = {}
+    for axis, n in grid.axes:
+        apart //= n
+        if n > 1:
+            out[axis] = (apart, n)
+    return out
+
+
+def _spans(layout: Layout) -> tuple[tuple[RankSpan, ...], ...]:
+    """Those that cut each dim; neighbours that count on are one, where the dim divides evenly."""
+    places = _places(layout.grid)
+    out = []
+    for size, axes in zip(layout.shape, layout.split, strict=True):
+        dim: list[RankSpan] = []
+        found = [places[axis] for axis in axes if axis in places]
+        even = size % prod(n for _, n in found) == 0
+        for stride, n in found:
+            if even and dim and dim[-1][0] == stride * n:
+                dim[-1] = (stride, dim[-1][1] * n)
+            else:
+                dim.append((stride, n))
+        out.append(tuple(dim))
+    return tuple(out)
+
+
+def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
+    """The size of ``tp`` that they need: neighbouring ranks that cut a dim.
+
+    ``sharded``: dim 0 may be cut for data-parallel ranks to share, which is no operator's cut.
+
+    >>> grid = Grid.of(dp=2, tp=4)
+    >>> degree([Layout(grid, (8, 8), ((), ("tp",))), Layout(grid, (8,), (("dp",),))], sharded=True)
+    4
+    """
+    first = 1 if sharded else 0
+    sizes = [n for each in layouts for dim in _spans(each)[first:] for stride, n in dim if stride == 1]
+    return max(sizes, default=1)

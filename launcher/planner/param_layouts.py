@@ -1,0 +1,217 @@
+"""Layouts of parameters that a request takes from a file: what follows from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.checkpoint.layout.canonical import meaning
+from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.strategy import Strategy, row
+from launcher.checkpoint.layout.strategy_file import load
+from launcher.checkpoint.mindspore.formats import StrategyFile, merged_file, read_strategy
+from launcher.checkpoint.mindspore.strategy_input import listed, of_whole, on_paper, only_names, whole_specs
+from launcher.errors import Problem, RequestError
+from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import Hsdp, Parallel
+from launcher.plan.operators import param_layouts, strategy
+from launcher.plan.operators.param_layouts import KEY, SHARD, ParamLayouts, on_grid
+from launcher.plan.operators.strategy import TP
+from launcher.plan.plan import Plan
+from launcher.plan.values.facts import Skeleton, TensorSpec
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.text import many
+from launcher.untrusted.files import RefusedFile, read_bytes
+
+MOST = 3
+TP_KEY = "parallel.grid.tp"
+
+
+def degrees(par: Parallel, tp_from: str) -> tuple[dict[str, Any], list[Problem]]:
+    """What of ``parallel`` follows from the file before a model is read: ``tp``, and who shares weights.
+
+    ``tp_from``: the setting that has given ``tp``, if any has.
+    """
+    path = par.param_strategy.load
+    assert path is not None
+    try:
+        stored = _stored(Path(path))
+        tp, shards = _degrees(stored, sharded=par.hsdp is not None and (par.grid.tp or 1) == 1)
+    except (RequestError, ValueError) as error:
+        problems = error.problems if isinstance(error, RequestError) else (Problem(KEY, f"{path}: {error}"),)
+        return {}, [*problems]
+
+    # against what the request says of tp
+    said = {tp_from: par.grid.tp, "parallel.operators": strategy.degree(par.operators)[0]}
+    for key, other in said.items():
+        if other not in (None, tp):
+            cure = f"{key}={tp}" if key == TP_KEY else ""
+            text = f"{path}: its layouts are cut over {many(tp, 'rank')} of {TP}, {key} has {other}"
+            return {}, [Problem(KEY, text, cure)]
+
+    changes: dict[str, Any] = {}
+    if tp > 1:
+        changes["grid"] = par.grid.model_copy(update={TP: tp})
+    if shards > 1 and par.hsdp is None:
+        changes["hsdp"] = SharesOfFile(shard_size=shards)
+    return changes, []
+
+
+def _degrees(stored: Strategy | StrategyFile, *, sharded: bool) -> tuple[int, int]:
+    """The sizes of ``tp`` and ``dp_shard``; ``sharded``: the request shares weights itself."""
+    if isinstance(stored, StrategyFile):
+        shards = max((s.shards for s in stored.layouts.values()), default=1)
+        plain = {name: replace(s, shard_size=0) for name, s in stored.layouts.items()}
+        stored = on_paper(replace(stored, layouts=plain), None)[0]
+    elif TP in stored.grid.sizes:
+        used = any(SHARD in entry.layout.axes for entry in stored.entries.values() if entry.kind == "param")
+        return stored.grid[TP], stored.grid.sizes.get(SHARD, 1) if used else 1
+    else:
+        shards = 1
+    return param_layouts.degree((e.layout for e in stored.entries.values()), sharded=sharded), shards
+
+
+class SharesOfFile(Hsdp):
+    """Who shares weights in a file; from which size on is known with the model."""
+
+
+def shared(job: Job, skeleton: Skeleton, grid: Grid) -> Job:
+    """``job``, with the threshold that shares the parameters that its file has shared, where there is one."""
+    hsdp = job.parallel.hsdp
+    file = laid_out(job, skeleton, grid.size) if isinstance(hsdp, SharesOfFile) else None
+    if hsdp is None or file is None:
+        return job
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    for p in skeleton.params:
+        split = on_grid(file.layouts[p.name], grid) if p.name in file.layouts and not p.buffer else None
+        if split is not None:
+            sizes[any(SHARD in axes for axes in split)].append(p.spec.nbytes)
+
+    # the default, where it does the same
+    least = min(sizes[True], default=0)
+    usual = least >= hsdp.threshold * 1024 > max(sizes[False], default=0)
+    if usual or not sizes[True]:
+        return job
+    found = hsdp.model_copy(update={"threshold": least // 1024})
+    return job.model_copy(update={"parallel": job.parallel.model_copy(update={"hsdp": found})})
+
+
+def laid_out(job: Job, skeleton: Skeleton, ranks: int) -> ParamLayouts | None:
+    """What the file gives the parameters of this model; ``None`` where there is no file, or for other ranks.
+
+    Raises ``RequestError``.
+    """
+    asked = job.parallel.param_strategy
+    if asked.load is None:
+        return None
+    left_out = {p.name for p in skeleton.params if asked.only_trainable and not p.trainable}
+    specs = {p.name: p.spec for p in skeleton.params}
+    theirs = _whole(_stored(Path(asked.load)), specs, asked.load)
+    if theirs.grid.size != ranks:
+        return None  # which ``fits`` will say
+    names = (n for n in theirs.named if n in specs and n not in left_out)
+    layouts = {n: theirs.entries[theirs.named[n]].layout for n in names}
+    shapes = {n: [list(layout.shape), list(specs[n].shape)] for n, layout in layouts.items()}
+    _refuse(asked.load, [f"{n} has shape {a}, here {b}" for n, (a, b) in shapes.items() if a != b])
+    return ParamLayouts(asked.load, layouts)
+
+
+def fits(job: Job, plan: Plan) -> None:
+    """Raises ``RequestError`` unless the layouts of ``param_strategy.load`` are the plan's, tensor by tensor.
+
+    So it does where MindSpore's form cannot say what ``param_strategy.save`` is to have.
+    """
+    asked = job.parallel.param_strategy
+    mine = of_plan(plan, asked.only_trainable)
+    if asked.save is not None and asked.save.endswith(".ckpt"):
+        _sayable(mine, asked.save)
+    if asked.load is None:
+        return
+
+    # the same names
+    stored = _stored(Path(asked.load))
+    specs = whole_specs(mine)
+    left_out = {n for p in plan.params if not p.trainable for n in p.names} if asked.only_trainable else set()
+    names = _names(stored)
+    found = [f"{n} is not in the file" for n in mine.entries if n not in names]
+    found += [f"{n} is not in the model" for n in sorted(names - specs.keys() - left_out)]
+
+    # on the same ranks
+    theirs = _whole(stored, specs, asked.load)
+    if {axis for axis, _ in theirs.grid.axes} == {axis for axis, _ in mine.grid.axes}:
+        axes = [" x ".join(f"{a} {n}" for a, n in s.grid.axes) for s in (theirs, mine)]
+        if axes[0] != axes[1]:
+            text = f"{asked.load}: its layouts are on {axes[0]}, this plan is on {axes[1]}"
+            raise RequestError((Problem(KEY, text),))
+    if theirs.grid.size != mine.grid.size:
+        ranks = many(theirs.grid.size, "rank")
+        text = f"{asked.load}: its layouts are on {ranks}, this plan is on {mine.grid.size}"
+        raise RequestError((Problem(KEY, text),))
+    _refuse(asked.load, [*_differences(mine, theirs), *found])
+
+
+def _names(stored: Strategy | StrategyFile) -> set[str]:
+    """Of tensors of the model; states of an optimizer follow them."""
+    if isinstance(stored, StrategyFile):
+        return listed(stored)
+    return {name for name, entry in stored.entries.items() if entry.kind != "optim"}
+
+
+def _stored(path: Path) -> Strategy | StrategyFile:
+    """Of either form: MindSpore's are called .ckpt, or are JSON that says what it holds."""
+    try:
+        if path.suffix == ".ckpt" or (path.is_file() and b'"parallel_layout_item"' in read_bytes(path)):
+            return read_strategy(path)
+        return load(path)
+    except (RefusedFile, ValueError) as error:
+        raise RequestError((Problem(KEY, str(error)),)) from error
+    except OSError as error:
+        text = f"{path}: cannot be read: {error.strerror}"
+        raise RequestError((Problem(KEY, text),)) from error
+
+
+def _whole(stored: Strategy | StrategyFile, specs: Mapping[str, TensorSpec], path: str) -> Strategy:
+    """With the shapes of the model, where the file leaves them out."""
+    try:
+        return of_whole(_known(stored, specs.keys()), specs)
+    except ValueError as error:
+        raise RequestError((Problem(KEY, f"{path}: {error}"),)) from error
+
+
+def _known(stored: Strategy | StrategyFile, names: Collection[str]) -> Strategy | StrategyFile:
+    return only_names(stored, names) if isinstance(stored, StrategyFile) else stored
+
+
+def _sayable(strategy: Strategy, path: str) -> None:
+    try:
+        merged_file(strategy)
+    except ValueError as error:
+        text = f"{path}: {error}; a name that ends in .json has place for it"
+        raise RequestError((Problem("parallel.param_strategy.save", text),)) from error
+
+
+def _refuse(path: str, found: Sequence[str]) -> None:
+    """Raises ``RequestError`` with the first of them, if there are any."""
+    if not found:
+        return
+    more = [f"and {len(found) - MOST} more"] if len(found) > MOST else []
+    raise RequestError((Problem(KEY, f"{path}: {'; '.join([*found[:MOST], *more])}"),))
+
+
+def _differences(mine: Strategy, theirs: Strategy) -> Iterator[str]:
+    """Tensors of both that lie otherwise; by their axes, where these are the same."""
+    for name, entry in mine.entries.items():
+        first = theirs.named.get(name)
+        there = theirs.entries[first] if first is not None else None
+        if there is None or meaning(there.layout) == meaning(entry.layout):
+            continue
+        a, b = row(there), row(entry)
+        unlike = [key for key in ("shape", "split", "at") if a[key] != b[key]]
+        if there.layout.grid != entry.layout.grid or not unlike:
+            yield f"{name} is laid out in another way"
+        else:
+            said = ", ".join(f"{key} {json.dumps(a[key])}, here {json.dumps(b[key])}" for key in unlike)
+            yield f"{name} has {said}"
