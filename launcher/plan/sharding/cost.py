@@ -14,6 +14,9 @@ from launcher.plan.sharding.redistribution import redistribution
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.facts import WIDTH
 
+EXACT = 64
+"""Elements of each part that is moved, below which a tensor is not as good as any that is about as large."""
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -113,15 +116,15 @@ def moved(src: TensorLayout, dst: TensorLayout, shape: tuple[int, ...], itemsize
     What is cut alike moves alike, whichever dims it is and however long they are: planned once for all
     tensors that are about as large.
     """
-    if src == dst:
+    if src == dst or 0 in shape:
         return 0, 0
     cut = [(a, b) for a, b in zip(src.dims, dst.dims, strict=True) if a or b]
     cut.sort()
     first = TensorLayout(src.matrix, tuple(a for a, _ in cut), src.partial)
     second = TensorLayout(dst.matrix, tuple(b for _, b in cut), dst.partial)
     parts = prod(map(lcm, src.slices, dst.slices))
-    scale = prod(shape) / parts
-    about = 4 ** round(log(scale, 4)) if scale > 0 else 1
+    scale = prod(shape) // parts
+    about = scale if scale < EXACT else 4 ** round(log(scale, 4))
     elements, collectives = _moved(first, second, about, itemsize)
     return elements * scale / about, collectives
 
@@ -291,7 +294,8 @@ def graph_cost(
         for place, v in enumerate(node.outs):
             layout = made(rule, strategy, place, len(graph.values[v].shape))
             ways = [*taken.get(v, ()), *([fixed.leave[v]] if v in fixed.leave else ())]
-            total += value_cost(graph.values[v], layout, ways, fixed.rest.get(v), model)
+            if ways or v in graph.outputs:
+                total += value_cost(graph.values[v], layout, ways, fixed.rest.get(v), model)
 
     # what comes from outside
     named = {v for name, v in graph.params if name not in graph.buffers}

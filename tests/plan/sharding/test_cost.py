@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from launcher.plan.sharding.cost import CostModel, Layouts, graph_cost
 from launcher.plan.sharding.flops import forward_flops
+from launcher.plan.sharding.moves import moves
 from launcher.plan.sharding.op_graph import Name, OpGraph, OpNode, Ref
 from launcher.plan.sharding.op_rule import OpStrategy
+from launcher.plan.sharding.search.candidates import dims_of_model
+from launcher.plan.sharding.search.variables import variables
+from launcher.plan.sharding.sharded_graph import sharded
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from tests.plan.sharding.search.small_graphs import Maker, rules_of
+from tests.plan.sharding.search.small_graphs import Maker, random_graph, rules_of
 
 MODEL = CostModel(flops_per_second=1e6, bytes_per_second=1e3, memory_bytes_per_second=1e30, latency=0.5)
 WHOLE = OpStrategy((4,))
@@ -79,6 +85,23 @@ def test_an_input_with_a_layout_is_moved_to_where_it_is_taken() -> None:
     gathered = graph_cost(graph, rules_of(graph), (WHOLE,) * 3, MODEL, asked)
     assert free.moved == 0
     assert (gathered.moved, gathered.collectives) == (3 / 4 * 16 * 8 * 4, 1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_moves_are_those_of_the_sharded_graph(seed: int) -> None:
+    """Within a few bytes: tensors that are cut alike are planned once, in another order of their dims."""
+    random = Random(seed)
+    graph, ranks = random_graph(random, random.randint(1, 8)), random.choice((2, 4, 6, 8))
+    rules = rules_of(graph)
+    made = variables(graph, rules, dims_of_model(graph, rules), {}, together=False)
+    chosen = tuple(random.choice(v.states(ranks))[0] for v in made.all)
+    arrives = {graph.inputs[0]: TensorLayout.whole(2, ranks)}
+
+    true = sharded(graph, rules, chosen, given=arrives, outputs=[None])
+    every = [m for move in moves(true) for m in (move.forward, move.backward) if m is not None]
+    cost = graph_cost(graph, rules, chosen, MODEL, Layouts(arrives))
+    assert cost.collectives == sum(m.collectives for m in every)
+    assert cost.moved == pytest.approx(4 * sum(m.elements for m in every), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ class Pricer:
         """To all of ``users``, or to the last only, where those before do not take it alike."""
         value, dims = self.graph.values[v], len(self.graph.values[v].shape)
         leave = None if last_only else self.fixed.leave.get(v)
-        if not users and leave is None and (producer is None or v in self.fixed.rest):
+        if not users and leave is None and v not in self.graph.outputs:
             return []
         nodes = [*(at for at, _ in users), *([producer[0]] if producer else ())]
         scope, axis, sizes = self._scope(nodes, kinds)
