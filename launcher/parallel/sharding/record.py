@@ -84,7 +84,7 @@ class _Recorder:
             elif node.op == "output":
                 outputs, changes = self._leaving(node)
             elif "_assert_" in str(node.target) or (node.meta.get("val", node) is None and not node.users):
-                continue  # a check of dtype and device that tracing has put in, or a dtype that is known by now
+                continue  # a check of dtype and device that tracing has put in, or a dtype, known by now
             elif node.target is not getitem:
                 nodes.append(self._node(node))
             else:

@@ -11,6 +11,8 @@ from launcher.plan.sharding.search.variables import State, Variables, neighbours
 
 FEW = 40
 """States of each variable, up to which all are looked at."""
+HALVINGS = 11
+"""Of the range in which the price of a byte is sought."""
 ROUNDS = 4
 """How often what was found is improved by its neighbours, at most."""
 
@@ -92,7 +94,7 @@ def fitting(found: Search, limit: float | None) -> Choice:
 
     # the price of a byte is halved between one at which it does not fit and one at which it does
     best, low, high = least, 1e-16, 1e-4
-    for _ in range(16):
+    for _ in range(HALVINGS):
         price = (low * high) ** 0.5
         new = found.cheapest(byte=price)
         if new.memory <= limit:

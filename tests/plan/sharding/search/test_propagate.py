@@ -104,6 +104,15 @@ def test_the_same_text_each_time() -> None:
     assert once.reasons[0] == "inferred: layers.*: columns, saves a reduce-scatter of 3.5 MB"
 
 
+def test_neighbours_follow_axes_in_an_order_of_their_own() -> None:
+    """As somebody wrote them who has slices 0, 4, 1, 5, ... of the batch on ranks 0, 1, 2, 3, ..."""
+    graph = mlp(1 << 16)
+    strided = OpStrategy((4, 2), (("d0", (1, 0)),))
+    found = propagate(graph, rules_of(graph), 8, {3: strided})
+    assert set(found.strategies) == {strided}
+    assert found.cost.communication == 0
+
+
 def test_what_has_no_rule_runs_whole() -> None:
     make = Maker()
     x = make.linear(make.input(8, 8), 8)
