@@ -84,7 +84,13 @@ def merged(pricer: Pricer, menus: Iterable[Menus]) -> Menus:
 
 
 def fitting(found: Search, limit: float | None) -> Choice:
-    """The cheapest that fits into ``limit`` bytes, as far as a price of a byte tells; else the smallest."""
+    """The cheapest that fits into ``limit`` bytes, or nearly; else the smallest."""
+    best = alike(found, limit)
+    return best if limit is None or best.memory > limit else found.swapped(best, limit)
+
+
+def alike(found: Search, limit: float | None) -> Choice:
+    """The same as far as a price of a byte tells, which is the same for all: equal layers stay equal."""
     cheapest = found.cheapest()
     if limit is None or cheapest.memory <= limit:
         return cheapest

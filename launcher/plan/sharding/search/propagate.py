@@ -8,7 +8,7 @@ from launcher.plan.sharding.cost import CostModel, Layouts, fixed_layouts
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.search.candidates import dims_of_model
-from launcher.plan.sharding.search.explore import explore, few, fitting, order, unfolded
+from launcher.plan.sharding.search.explore import alike, explore, few, order, unfolded
 from launcher.plan.sharding.search.found import Found, found
 from launcher.plan.sharding.search.halving import halved
 from launcher.plan.sharding.search.repeats import shortened
@@ -56,7 +56,7 @@ def propagate(
     # each operator of the whole graph has a choice of what its like had in one of them
     single = variables(graph, rules, dims_of_model(graph, rules), written, together=False)
     menus = [tuple(dict.fromkeys((s[n],) for s in solutions)) for n in short.of]
-    best = fitting(search(whole, single, whole.equal(menus)), memory)
+    best = alike(search(whole, single, whole.equal(menus)), memory)
     return found(whole, best.strategies(single), written, memory)
 
 

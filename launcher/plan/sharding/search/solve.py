@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.search.tables import Priced, Pricer
 from launcher.plan.sharding.search.variables import State, Variables
@@ -15,9 +17,10 @@ Menus = Sequence[tuple[State, ...]]
 
 @dataclass(frozen=True)
 class Choice:
-    """A state of each variable; seconds of a step and bytes on a rank, as the tables have it."""
+    """A state of each variable, at ``places`` of the menus; seconds of a step, bytes on a rank."""
 
     states: tuple[State, ...]
+    places: tuple[int, ...]
     seconds: float
     memory: float
 
@@ -50,7 +53,27 @@ class Search:
             place = tuple(picked[x] for x in p.scope)
             seconds += p.weight * float(p.seconds[place])
             memory += p.weight * float(p.memory[place])
-        return Choice(states, seconds, memory)
+        return Choice(states, tuple(picked), seconds, memory)
+
+    def swapped(self, found: Choice, limit: float) -> Choice:
+        """The same, where one variable after the other gets the cheapest state that still fits, twice."""
+        tables: list[list[Priced]] = [[] for _ in self.menus]
+        for p in self.priced:
+            for x in p.scope:
+                tables[x].append(p)
+        places, room = list(found.places), limit - found.memory
+        for x in [*range(len(places)), *range(len(places))]:
+            seconds, memory = np.zeros(len(self.menus[x])), np.zeros(len(self.menus[x]))
+            for p in tables[x]:
+                row = tuple(slice(None) if y == x else places[y] for y in p.scope)
+                seconds += p.weight * p.seconds[row]
+                memory += p.weight * p.memory[row]
+            fits = memory - memory[places[x]] <= room
+            best = int(np.where(fits, seconds, np.inf).argmin())
+            if seconds[best] < seconds[places[x]]:
+                room -= memory[best] - memory[places[x]]
+                places[x] = best
+        return self.at(places)
 
 
 def search(pricer: Pricer, variables: Variables, menus: Menus) -> Search:
