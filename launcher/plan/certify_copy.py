@@ -12,7 +12,7 @@ from launcher.job.schema.job import Debug, Job, Train
 from launcher.job.schema.parallel import LocalNorm
 from launcher.job.schema.steps import Certify
 from launcher.plan.partition.sizes import Note, Sizes
-from launcher.plan.sharding.asked import over_device_matrix
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.precision import precision
 
 TOLERANCE: Final = {"fp64": 1e-12, "fp32": 1e-6, "bf16": 8 * 2.0**-8, "fp16": 8 * 2.0**-11}

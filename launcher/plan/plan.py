@@ -128,7 +128,6 @@ class Plan:
     reduces_early: bool
     overlaps: tuple[str, ...]
     operators: Flow
-    sharding: Sharding | None
     recomputed: tuple[Recomputed, ...]
     compilation: Compilation | None
     sums: tuple[Bucket, ...]
@@ -145,6 +144,7 @@ class Plan:
     loss_repeats: int
     observed: Observed
     estimate: Estimate
+    sharding: Sharding | None = None
 
     def held(self, pp: int) -> tuple[Stage, ...]:
         """The virtual stages of one pipeline rank, in order."""
@@ -242,7 +242,6 @@ def plan(
         reduces_early=transformer_opt.reduces_early(job),
         overlaps=transformer_opt.overlaps(job, at.sizes, fused),
         operators=_operators(job, model, fused),
-        sharding=None,
         recomputed=model.recomputed,
         compilation=compilation,
         sums=fused.terms,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
 from launcher.plan.plan import Plan
-from launcher.plan.sharding.onto_plan import onto
+from launcher.plan.sharded_plan import onto
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.stage_sharding import StageGraphs, resolve

@@ -17,7 +17,7 @@ from launcher.plan.plan import Asked, Plan
 from launcher.plan.refusals import model_effects
 from launcher.plan.settings import compile, recompute
 from launcher.plan.settings.checkpoint import misnamed
-from launcher.plan.sharding.asked import over_device_matrix
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.compilation import STAGE, Compilation
 from launcher.plan.values.facts import DTYPE, Graph, Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid

@@ -3,7 +3,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.checkpoint import holdings, inspect, single
+from launcher.checkpoint import Entry, Strategy, holdings, inspect, single
+from launcher.plan.values.grid import Grid
+from launcher.plan.values.layout import Layout
 from tests.checkpoint.saving import small, strategies, tensors
 
 
@@ -20,6 +22,13 @@ optim.embed.weight.exp_avg  6x4    float32   optim   dp_shard | -  0-1     0-3  
 optim.step                  -      int64     optim   -             0-1     0-3        8
 """
     )
+
+
+def test_a_device_matrix_of_its_own_is_beside_the_axes() -> None:
+    strided = Layout(Grid.of(pp=2, x=2, y=4), (8, 2), (("y", "x"), ()), (("pp", (1,)),))
+    strategy = Strategy(Grid.of(pp=2, dp=8), {"w": Entry(strided, "float32")})
+    row = "w       8x2    float32  param  y*x | - of pp 2 x x 2 x y 4  1       8-15      64"
+    assert inspect(strategy).splitlines()[-1] == row
 
 
 def test_one_rank_holds_all() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from launcher.errors import RequestError
 from launcher.job.compose import BadRequest, compose
 from launcher.job.cures.report import as_yaml, render
 from launcher.job.yaml.shipped import CONF, RECIPES
@@ -209,3 +210,14 @@ def test_pasting_the_cure_in_place_of_the_bad_override_helps(bad):
     culprit = origins.of(problem.key)
     rest = [o for o in bad if culprit is None or o != culprit.text]
     assert compose([*rest, *shlex.split(problem.cure)]).job
+
+
+def test_a_strategy_under_a_glob_is_deleted_by_its_name() -> None:
+    job = compose(["recipe=lm_tp2", "~parallel.operators.layers.*.mlp.up", "~parallel.operators.head"]).job
+    kept = {"embed", "layers.*.attn.[qkv]", "layers.*.attn.o", "layers.*.mlp.gate", "layers.*.mlp.down"}
+    assert job.parallel.operators.keys() == kept
+    with pytest.raises(RequestError) as caught:
+        compose(["recipe=lm_tp2", "~parallel.operators.layers.*.mlp.upp"])
+    key = "parallel.operators.layers.*.mlp"
+    told = f"~{key}.upp: nothing to delete, did you mean '{key}.up'?"
+    assert str(caught.value) == f"{key}.upp: {told} (try: '~{key}.up')"

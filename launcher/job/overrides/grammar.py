@@ -24,6 +24,9 @@ STAGE_CONFIG = "parallel.pipeline.stage_config"
 OPERATORS = "parallel.operators"
 OPEN = (STAGE_CONFIG, OPERATORS)
 """Settings whose keys are module names: dots and stars belong to the name."""
+_BELOW_OPEN = re.compile(
+    rf"(?:(~)|\+*)((?:{'|'.join(map(re.escape, OPEN))})\.[^=]+)((?(1)(?:=.*)?|=.*))", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -89,24 +92,28 @@ def _word(value: str) -> str:
 
 
 def parse(text: str) -> Parsed:
-    """One override; raises Hydra's exception."""
-    return OverridesParser.create().parse_overrides([text])[0]
+    """One override; raises Hydra's exception.
+
+    Below an open key are module names, of which Hydra's grammar would refuse some: it reads the rest.
+    """
+    parser = OverridesParser.create()
+    match = _BELOW_OPEN.fullmatch(text)
+    if match is None:
+        return parser.parse_overrides([text])[0]
+    sign, key, value = match.groups(default="")
+    parsed = parser.parse_overrides([f"{sign}open{value}"])[0]
+    parsed.key_or_group = key
+    return parsed
 
 
 def _read(text: str, found: list[Problem]) -> Iterator[Override]:
-    name, equals, value = text.partition("=")
-    key = name.lstrip("+")
-    open_key = any(key.startswith(node + ".") for node in OPEN)
-
-    # below an open key are module names, of which the grammar would refuse some: it reads the value alone
     try:
-        parsed = parse(f"open={value}" if open_key and equals else text)
+        parsed = parse(text)
     except (HydraException, ValueError, RecursionError) as error:
         found.append(_unreadable(text, str(error)))
         return
 
-    if not open_key:
-        key = parsed.key_or_group
+    key = parsed.key_or_group
     if problem := _refused(key, text, parsed):
         found.append(problem)
         return

@@ -26,7 +26,7 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
     node = next((n for n in OPEN if key.startswith(n + ".")), None)
     try:
         if override.delete:
-            return _delete(cfg, key)
+            return _delete(cfg, key, node)
         if node is not None:
             _put_open(cfg, node, key.removeprefix(f"{node}."), value)
         else:
@@ -39,8 +39,13 @@ def put(cfg: DictConfig, override: Override) -> Problem | None:
     return None
 
 
-def _delete(cfg: DictConfig, key: str) -> Problem | None:
+def _delete(cfg: DictConfig, key: str, open_node: str | None) -> Problem | None:
+    """``open_node``: the setting of module names that the key is below, if it is."""
     above, _, name = key.rpartition(".")
+    modules = OmegaConf.select(cfg, open_node) if open_node else None
+    whole = key.removeprefix(f"{open_node}.")
+    if open_node is not None and isinstance(modules, DictConfig) and ("*" in whole or whole in modules):
+        above, name = open_node, whole
     node = OmegaConf.select(cfg, above) if above else cfg
     if not isinstance(node, DictConfig) or name not in node:
         known = [str(k) for k in node] if isinstance(node, DictConfig) else []

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from launcher.plan.sharding.direct_exchange import Rows, rows_over
-from launcher.plan.sharding.redistribution import Redistribution
+from launcher.plan.sharding.redistribution.direct_exchange import Rows, rows_over
+from launcher.plan.sharding.redistribution.planned import Redistribution
 
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 

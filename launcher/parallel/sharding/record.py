@@ -22,9 +22,11 @@ KEY = "parallel.operators"
 def record(module: nn.Module, inputs: Sequence[torch.Tensor]) -> OpGraph:
     """The forward of ``module`` (on the meta device) on ``inputs``. Raises ``RequestError``."""
     try:
-        program = torch.export.export(copied(module), tuple(inputs), strict=False)
-        if settle_regions(program.graph_module, KEY) or any(_changes(n) for n in program.graph.nodes):
-            program = _of_values(program)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own, about parts of itself
+            program = torch.export.export(copied(module), tuple(inputs), strict=False)
+            if settle_regions(program.graph_module, KEY) or any(_changes(n) for n in program.graph.nodes):
+                program = program.run_decompositions({})  # the same without changes in place
     except RequestError:
         raise
     except Exception as error:  # whatever the code of a model or torch's tracing raises
@@ -33,14 +35,6 @@ def record(module: nn.Module, inputs: Sequence[torch.Tensor]) -> OpGraph:
         raise RequestError((Problem(KEY, text),)) from error
     _refuse_hidden_changes(program)
     return _Recorder(program, module).graph()
-
-
-def _of_values(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The same without changes in place, nothing decomposed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of torch about itself
-        functional: torch.export.ExportedProgram = program.run_decompositions({})
-    return functional
 
 
 def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
@@ -116,7 +110,9 @@ class _Recorder:
 
     def _node(self, node: fx.Node) -> OpNode:
         made = node.meta["val"]
-        given = any(self.values[self.at[n]].trains for n in node.all_input_nodes if n in self.at)
+        given = node.target is not torch.ops.aten.detach.default and any(
+            self.values[self.at[n]].trains for n in node.all_input_nodes if n in self.at
+        )
         if isinstance(made, torch.Tensor):
             outs: tuple[int, ...] = (self._value(node, made, given),)
         else:

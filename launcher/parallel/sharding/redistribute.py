@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from launcher.parallel.sharding.process_groups import StageGroups
-from launcher.plan.sharding.redistribution import Redistribution
-from launcher.plan.sharding.redistribution_step import Step
+from launcher.plan.sharding.redistribution.planned import Redistribution
+from launcher.plan.sharding.redistribution.step import Step
 from launcher.plan.values.layout import Box
 
 Slices = tuple[slice, ...]

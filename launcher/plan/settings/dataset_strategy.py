@@ -10,7 +10,7 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.settings import transformer_opt
-from launcher.plan.sharding.asked import over_device_matrix
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.batch_reading import BatchReading
 from launcher.plan.values.setting import Outcome, Setting
 from launcher.plan.values.text import many

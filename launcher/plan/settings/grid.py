@@ -10,8 +10,8 @@ from launcher.job.schema.parallel import Pipeline
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import hsdp, operators, pipeline
-from launcher.plan.sharding import asked as sharding
-from launcher.plan.sharding.asked import over_device_matrix
+from launcher.plan.settings import device_matrix
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import many
 
@@ -118,8 +118,8 @@ def _one_set(job: Job, notes: list[Note], found: list[Problem]) -> Grid | None:
         found.append(
             Problem(f"{KEY}.pp", f"{asked}: contradicts parallel.pipeline.stages={pp}", f"{KEY}.pp={pp}")
         )
-    ranks = sharding.ranks(job, found)
-    found += sharding.refused(job, ranks)
+    ranks = device_matrix.ranks(job, found)
+    found += device_matrix.refused(job, ranks)
     if ranks is None:
         return None
     if job.launch.nproc is None:

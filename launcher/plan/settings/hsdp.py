@@ -12,7 +12,7 @@ from launcher.plan.cost.fusion import Fused
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.sizes import Note, Sizes
 from launcher.plan.schedule.schedules import Rule
-from launcher.plan.sharding.asked import over_device_matrix
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import bytes_text, many, some
 

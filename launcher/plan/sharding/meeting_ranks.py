@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from launcher.plan.sharding.direct_exchange import Rows, rows_over
+from launcher.plan.sharding.redistribution.direct_exchange import Rows, rows_over
 from launcher.plan.sharding.moves import gathered, moves, reduced
-from launcher.plan.sharding.redistribution import Redistribution
+from launcher.plan.sharding.redistribution.planned import Redistribution
 from launcher.plan.sharding.sharded_graph import ShardedGraph
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
 

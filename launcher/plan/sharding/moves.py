@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from launcher.plan.sharding.parameters import ShardedParam
-from launcher.plan.sharding.redistribution import Redistribution, back, redistribution
+from launcher.plan.sharding.redistribution.planned import Redistribution, back, redistribution
 from launcher.plan.sharding.sharded_graph import ShardedGraph, Taken
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.facts import WIDTH

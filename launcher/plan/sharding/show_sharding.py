@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.plan.sharding.moves import moves
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.redistribution import Redistribution
+from launcher.plan.sharding.redistribution.planned import Redistribution
 from launcher.plan.sharding.sharded_graph import ShardedGraph
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
 from launcher.plan.sharding.tensor_layout import TensorLayout

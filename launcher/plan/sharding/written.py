@@ -64,6 +64,29 @@ def read(
     return tuple(found), list(wrong.values())
 
 
+NAMES = "xyzuvw"
+"""What axes are called that nobody has named."""
+
+
+def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = None) -> dict[str, Any]:
+    """The other way: every tensor that it takes, by names of axes; ``read`` gives the same again.
+
+    >>> matmul = OpRule((("m", "k"), ("k", "n")), (("m", "n"),), (("m", 8), ("k", 8), ("n", 8)), sums=("k",))
+    >>> row = as_written(OpStrategy((2, 4), (("m", (0,)), ("k", (1,)))), matmul)
+    >>> row
+    {'matrix': [2, 4], 'axes': ['x', 'y'], 'in': [['x', 'y'], ['y', None]]}
+    """
+    names = [NAMES[a] if a < len(NAMES) else f"a{a}" for a in range(len(strategy.matrix))]
+
+    def tensor(layout: TensorLayout) -> list[Any]:
+        dims = [[names[a] for a in axes] for axes in layout.dims]
+        return [dim if len(dim) > 1 else (dim[0] if dim else None) for dim in dims]
+
+    ins = [tensor(strategy.cut(letters)) for letters in rule.ins]
+    said = {"matrix": list(strategy.matrix), "axes": names, "in": ins}
+    return said if out is None else {**said, "out": [tensor(out)]}
+
+
 def key_of(config: Mapping[str, Any], module: str) -> str | None:
     """The name or glob that says how ``module`` is cut."""
     if module in config:

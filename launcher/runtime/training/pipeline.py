@@ -10,7 +10,7 @@ import torch.distributed as dist
 from launcher.errors import RunError
 from launcher.parallel.dispatch.modes import evaluating
 from launcher.parallel.model_state.restore_state import untouched
-from launcher.parallel.output_share import output_share
+from launcher.parallel.sharding.output_share import output_share
 from launcher.parallel.parallel_model import ParallelModel
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.partition.sequence_chunks import shortened

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -67,6 +69,44 @@ def test_what_has_no_rule_is_computed_on_whole_tensors() -> None:
                 law = Law(graph, node, whole_rule(node, graph), run(name).inputs(node), run(name).trains(node))
                 law.check(OpStrategy((2,)))
     assert without == ["bernoulli", "alpha_dropout", "multinomial", "scaled_dot_product_attention"]
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "rms norm", "cross entropy"])
+def test_halves_are_computed_in_float32_inside(name: str) -> None:
+    """Within what rounding at the end leaves; their epsilon is that of float32."""
+    case = CASES[name]
+    halves = [x.detach().bfloat16() if x.is_floating_point() else x for x in case.inputs]
+    low = recorded(Calls(replace(case, modules=[copy.deepcopy(m).bfloat16() for m in case.modules])), halves)
+    for node in low.graph.nodes:
+        rule = rule_of(node, low.graph)
+        assert rule is not None
+        law = Law(low.graph, node, rule, low.inputs(node), [False] * len(node.ins))
+        for strategy in meetings(law):
+            law.check(strategy, tolerance=2**-6)
+
+
+OUTSIDE = {
+    "embedding": ("an index is beyond the 12 rows of the embedding", "v"),
+    "nll": ("a target is beyond the 12 classes", "c"),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_index_that_no_rank_has_is_an_error(name: str) -> None:
+    text, letter = OUTSIDE[name]
+    law = laws(name)[0]
+    beyond = replace(law, inputs=[x if x.is_floating_point() else x + 12 for x in law.inputs])
+    with pytest.raises(RuntimeError, match=text):
+        beyond.on_rank(OpStrategy((2,), ((letter, (0,)),)), 1, Nobody(), law.cotangents())
+
+
+class Nobody:
+    """No operator here meets others."""
+
+    def sum(self, x: torch.Tensor, matrix: tuple[int, ...], axes: tuple[int, ...]) -> torch.Tensor:
+        raise AssertionError
+
+    max = sum
 
 
 class Gloo:

@@ -11,8 +11,8 @@ import torch
 
 from launcher.parallel.sharding.process_groups import StageGroups, rows_of
 from launcher.parallel.sharding.redistribute import redistribute
-from launcher.plan.sharding.direct_exchange import rows_over
-from launcher.plan.sharding.redistribution import Redistribution, back, redistribution
+from launcher.plan.sharding.redistribution.direct_exchange import rows_over
+from launcher.plan.sharding.redistribution.planned import Redistribution, back, redistribution
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.runtime.cluster.world import World
 from launcher.testing.collective_counter import Collectives

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from launcher.plan.sharding.common_mesh import on_common_mesh
+from launcher.plan.sharding.redistribution.common_mesh import on_common_mesh
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 State = tuple[tuple[tuple[int, ...], ...], frozenset[int]]

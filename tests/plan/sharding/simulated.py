@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from launcher.plan.sharding.redistribution import Redistribution
-from launcher.plan.sharding.redistribution_step import Step
+from launcher.plan.sharding.redistribution.planned import Redistribution
+from launcher.plan.sharding.redistribution.step import Step
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 Parts = list[np.ndarray]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.plan.sharding.direct_exchange import received
-from launcher.plan.sharding.redistribution import Redistribution, back, redistribution
-from launcher.plan.sharding.redistribution_search import LATENCY
+from launcher.plan.sharding.redistribution.direct_exchange import received
+from launcher.plan.sharding.redistribution.planned import Redistribution, back, redistribution
+from launcher.plan.sharding.redistribution.search import LATENCY
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from tests.plan.sharding.exhaustive_chains import cheapest_chain
 from tests.plan.sharding.layouts import drawn, drawn_shape

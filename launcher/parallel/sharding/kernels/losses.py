@@ -122,6 +122,8 @@ def _of_cut_classes(call: LocalCall, loss: ClassLoss) -> Run:
 
 def _hard_terms(loss: ClassLoss, logs: Tensor, target: Tensor, *weight: Tensor) -> Tensor:
     """Of targets that are numbers of classes."""
+    known = (target == loss.ignored) | ((target >= 0) & (target < loss.classes))
+    torch._assert_async(known.all(), f"a target is beyond the {loss.classes} classes")
     here, local = _here(loss, target, logs.shape[loss.dim])
     found = logs.gather(loss.dim, local.unsqueeze(loss.dim)).squeeze(loss.dim)
     out = torch.where(here, -(found * weight[0][local] if weight else found), 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from launcher.parallel.sharding.kernels.collectives import Collectives, Meeting
 from launcher.parallel.sharding.kernels.local_call import LocalCall
 from launcher.parallel.sharding.kernels.softmax import HALVES
-from launcher.parallel.sharding.kernels.torch_op import Run
+from launcher.parallel.sharding.kernels.torch_op import Run, torch_dtype
 from launcher.plan.sharding.op_graph import Arg, Ref
 
 
@@ -98,7 +98,10 @@ def _eps(call: LocalCall, place: int) -> float:
     given = _argument(call, place)
     if isinstance(given, int | float):
         return given
-    return 1e-5 if call.node.kind == "layer_norm" else torch.finfo(getattr(torch, call.dtype)).eps
+    if call.node.kind != "rms_norm":
+        return 1e-5
+    dtype = torch_dtype(call.dtype)
+    return torch.finfo(torch.float32 if dtype in HALVES else dtype).eps  # of what torch computes in
 
 
 def batch_norm(call: LocalCall, here: Collectives, run: Run) -> Run:

@@ -57,9 +57,12 @@ def embedding(call: LocalCall, run: Run, device: torch.device) -> Run:
     padding = call.node.args[2] if len(call.node.args) > 2 else -1
     assert isinstance(padding, int)
     here = padding - low if low <= padding < low + rows else -1
+    classes = call.ins[0][0]
+    beyond = f"an index is beyond the {classes} rows of the embedding"
     look_up = bound(torch_op("embedding"), (Ref(0), Ref(1), here), {}, device)
 
     def masked(table: Tensor, indices: Tensor) -> Tensor:
+        torch._assert_async(((indices >= 0) & (indices < classes)).all(), beyond)
         local = indices - low
         elsewhere = (local < 0) | (local >= rows)
         found: Tensor = look_up(table, local.masked_fill(elsewhere, 0))

@@ -69,6 +69,27 @@ def index(call: OperatorCall) -> Said:
     return LetteredCall(ins, [out])
 
 
+def scatter(call: OperatorCall) -> Said:
+    """scatter and its kin: along a whole dim; others may be cut where the index has all of them."""
+    target, *others = call.ins
+    dim = call.dim(1, "dim")
+    if any(len(shape) != len(target) for shape in others if shape) or not target:
+        return None
+    unlike = [d for d, n in enumerate(target) for shape in others if shape and shape[d] != n]
+    letters = without(lettered(len(target)), dim, *unlike)
+    return LetteredCall([letters, *(letters if shape else () for shape in others)], [letters])
+
+
+def index_add(call: OperatorCall) -> Said:
+    """Also index_copy and index_fill: into a whole dim."""
+    if not call.ins[0]:
+        return None
+    dim = call.dim(1, "dim")
+    letters = without(lettered(len(call.ins[0])), dim)
+    source = [letters if shape else () for shape in call.ins[2:]]
+    return LetteredCall([letters, ("",) * len(call.ins[1]), *source], [letters])
+
+
 def one_hot(call: OperatorCall) -> Said:
     if call.integer(1, "num_classes", -1) < 0:
         return None

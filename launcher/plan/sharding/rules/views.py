@@ -187,6 +187,12 @@ def scatter_piece(call: OperatorCall) -> Said:
     return LetteredCall([letters, piece], [letters])
 
 
+def windows(call: OperatorCall) -> Said:
+    """Sliding windows along a whole dim, which are a new last dim."""
+    letters = without(lettered(len(call.ins[0])), call.dim(1, "dimension"))
+    return LetteredCall([letters], [(*letters, "")]) if letters else None
+
+
 def joined_columns(call: OperatorCall) -> Said:
     """hstack: along dim 1, of vectors along dim 0."""
     dims = len(call.outs[0])

@@ -134,6 +134,18 @@ LOOKUPS = {
         lambda x, i, j: (x[i], x[:, i], x[i, j], x[i, :, j], x[:, i, j[:, None]], x[:, :, i]),
         (real(12, 6, 6), index(6, 4), index(6, 4)),
     ),
+    "scattered by index": Case(
+        lambda x, i, y: (
+            x.scatter(1, i, y),
+            x.scatter(1, i, 2.0),
+            x.scatter_add(1, i, y),
+            x.scatter_reduce(1, i, y, "amax"),
+            x.index_add(1, i[0, :, 0], y),
+            x.index_copy(1, torch.arange(4), y),
+            x.index_fill(1, i[0, :, 0], 3.0),
+        ),
+        (real(4, 6, 2), torch.arange(32).view(4, 4, 2) * 5 % 6, real(4, 4, 2)),
+    ),
     "one_hot": Case(lambda i: F.one_hot(i, 12), (index(12, 4, 6),)),
 }
 

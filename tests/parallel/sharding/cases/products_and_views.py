@@ -180,6 +180,7 @@ VIEWS = {
         ),
         (real(4, 6, 6),),
     ),
+    "windows": Case(lambda x: x.unfold(1, 3, 2), (real(4, 7, 6),)),
     "diagonals": Case(lambda x: (x.diagonal(0, 1, 2), x.diagonal(1, -1, 0)), (real(4, 6, 4),)),
     "scattered": Case(
         lambda x, y: (

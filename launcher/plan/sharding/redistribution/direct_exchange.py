@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
-from launcher.plan.sharding.common_mesh import on_common_mesh, strides
+from launcher.plan.sharding.redistribution.common_mesh import on_common_mesh, strides
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.layout import Box
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from launcher.parallel.tensor_parallel.collectives import Axis
-from launcher.plan.sharding.direct_exchange import rows_over
+from launcher.plan.sharding.redistribution.direct_exchange import rows_over
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ def output_share(model: ParallelModel) -> OutputShare:
     if plan.sharding is None:
         first = model.meshes.coords["tp"] == 0  # the ranks of tp work out the same loss
         return OutputShare(model.axis if plan.operators.output is not None else None, first)
+
+    if all(part.stage.index < len(plan.stages) - 1 for part in model.parts):
+        return OutputShare(None, counts=False)
 
     # over device matrices: repeated over some axes, the classes cut over others
     train = plan.sharding.stages[-1].train

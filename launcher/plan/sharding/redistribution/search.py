@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import combinations, count
 from math import prod
 
-from launcher.plan.sharding.common_mesh import on_common_mesh
-from launcher.plan.sharding.direct_exchange import received
-from launcher.plan.sharding.redistribution_step import Op, Step
+from launcher.plan.sharding.redistribution.common_mesh import on_common_mesh
+from launcher.plan.sharding.redistribution.direct_exchange import received
+from launcher.plan.sharding.redistribution.step import Op, Step
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 LATENCY = 1 << 19

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from launcher.plan.sharding.redistribution_search import LATENCY, cheapest
-from launcher.plan.sharding.redistribution_step import Collective, Step
+from launcher.plan.sharding.redistribution.search import LATENCY, cheapest
+from launcher.plan.sharding.redistribution.step import Collective, Step
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 

@@ -7,7 +7,13 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from launcher.plan.sharding.direct_exchange import Exchange, Rows, exchange, received, rows_over
+from launcher.plan.sharding.redistribution.direct_exchange import (
+    Exchange,
+    Rows,
+    exchange,
+    received,
+    rows_over,
+)
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 Op = Literal["slice", "all_gather", "all_to_all", "reduce_scatter", "all_reduce", "exchange"]
