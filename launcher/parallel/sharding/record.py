@@ -77,8 +77,8 @@ class _Recorder:
                     )
             elif node.op == "output":
                 outputs, changes = self._leaving(node)
-            elif "_assert_" in str(node.target):
-                continue  # a check of dtype and device that tracing has put in: it makes nothing
+            elif "_assert_" in str(node.target) or (node.meta.get("val", node) is None and not node.users):
+                continue  # a check of dtype and device that tracing has put in, or a dtype, known by now
             elif node.target is not getitem:
                 nodes.append(self._node(node))
             else:

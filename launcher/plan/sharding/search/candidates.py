@@ -1,0 +1,110 @@
+"""The strategies that an operator may get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import prod
+
+from launcher.plan.sharding.op_graph import OpGraph
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+
+Cuts = tuple[tuple[str, int], ...]
+"""Letters and into how many slices each is cut, outermost first; those that are whole are not there."""
+
+Dims = Mapping[str, int]
+"""Of an operator's letters: which dim of the model each is, counted in the order in which they come up."""
+
+
+def dims_of_model(graph: OpGraph, rules: Sequence[OpRule | None]) -> tuple[Dims, ...]:
+    """Of each node. Letters of neighbours that stand for the same dim of a value are the same dim."""
+    groups = Groups()
+    for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
+        if rule is None:
+            continue
+        both = [*zip(node.ins, rule.ins, strict=True), *zip(node.outs, rule.outs, strict=True)]
+        for v, letters in both:
+            for d, letter in enumerate(letters):
+                if letter:
+                    groups.join(("value", v, d), ("node", at, letter))
+
+    # in the order of inputs, then of operators
+    found: dict[object, int] = {}
+    for v in graph.inputs:
+        for d in range(len(graph.values[v].shape)):
+            found.setdefault(groups.root(("value", v, d)), len(found))
+    out = []
+    for at, rule in enumerate(rules):
+        named = () if rule is None else dict.fromkeys(x for t in (*rule.ins, *rule.outs) for x in t if x)
+        out.append({x: found.setdefault(groups.root(("node", at, x)), len(found)) for x in named})
+    return tuple(out)
+
+
+class Groups:
+    """Disjoint sets; the root of each is its first member."""
+
+    def __init__(self) -> None:
+        self.up: dict[object, object] = {}
+
+    def root(self, x: object) -> object:
+        while self.up.setdefault(x, x) != x:
+            self.up[x] = self.up[self.up[x]]
+            x = self.up[x]
+        return x
+
+    def join(self, a: object, b: object) -> None:
+        self.up[self.root(b)] = self.root(a)
+
+
+def ordered(rule: OpRule, dims: Dims) -> tuple[tuple[str, int], ...]:
+    """Letters and their sizes, outermost first: dims of the model in their order."""
+    return tuple(sorted(((x, n) for x, n in rule.sizes if n > 1), key=lambda item: dims[item[0]]))
+
+
+@lru_cache(maxsize=1 << 12)
+def candidate_cuts(
+    letters: tuple[tuple[str, int], ...], ranks: int, bounds: frozenset[int] | None = None
+) -> tuple[Cuts, ...]:
+    """Every way to give factors of ``ranks`` to letters, outermost first; what is left repeats.
+
+    ``bounds``: products of the first axes of a device matrix; slices then begin and end there only.
+    """
+    out: list[Cuts] = []
+
+    def go(at: int, used: int, cuts: Cuts) -> None:
+        if at == len(letters):
+            out.append(cuts)
+            return
+        letter, size = letters[at]
+        for n in _divisors(ranks // used):
+            if size % n == 0 and (n == 1 or bounds is None or used * n in bounds):
+                go(at + 1, used * n, (*cuts, (letter, n)) if n > 1 else cuts)
+
+    go(0, 1, ())
+    return tuple(out)
+
+
+@lru_cache(maxsize=1 << 14)
+def strategy(cuts: Cuts, ranks: int) -> OpStrategy:
+    """Each letter cut into so many, outermost first; the rest repeats."""
+    left = ranks // prod(n for _, n in cuts)
+    matrix = (*(n for _, n in cuts), *((left,) if left > 1 or not cuts else ()))
+    return OpStrategy(matrix, tuple((x, (i,)) for i, (x, _) in enumerate(cuts)))
+
+
+def followed(source: OpStrategy, source_dims: Dims, rule: OpRule, dims: Dims) -> OpStrategy:
+    """As ``source`` has it, for the dims of the model that both have."""
+    axes = {source_dims[x]: axes for x, axes in source.axes}
+    kept = []
+    used: set[int] = set()
+    for x, n in ordered(rule, dims):
+        mine = axes.get(dims[x], ())
+        if mine and not used & set(mine) and n % prod(source.matrix[a] for a in mine) == 0:
+            kept.append((x, mine))
+            used.update(mine)
+    return OpStrategy(source.matrix, tuple(kept))
+
+
+@lru_cache(maxsize=1 << 10)
+def _divisors(n: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, n + 1) if n % d == 0)

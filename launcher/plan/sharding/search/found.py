@@ -1,0 +1,33 @@
+"""What a search found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from launcher.plan.sharding.cost import Cost, graph_cost
+from launcher.plan.sharding.op_rule import OpStrategy
+from launcher.plan.sharding.search.reasons import Reasons
+from launcher.plan.sharding.search.tables import Pricer
+
+
+@dataclass(frozen=True)
+class Found:
+    """A strategy a node. ``reasons``: a line for each inferred operator. ``lacking``: bytes of a rank."""
+
+    strategies: tuple[OpStrategy, ...]
+    cost: Cost
+    reasons: tuple[str, ...]
+    lacking: float = 0.0
+
+
+def found(
+    pricer: Pricer,
+    strategies: tuple[OpStrategy, ...],
+    written: Mapping[int, OpStrategy],
+    memory: float | None,
+) -> Found:
+    cost = graph_cost(pricer.graph, pricer.rules, strategies, pricer.model, pricer.fixed)
+    lacking = 0.0 if memory is None else max(0.0, cost.memory.total - memory)
+    reasons = tuple(Reasons(pricer, strategies).lines(written))
+    return Found(strategies, cost, reasons, lacking)

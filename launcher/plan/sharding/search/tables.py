@@ -1,0 +1,269 @@
+"""A graph and the candidates of its operators as tables of costs: what the search sees of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from launcher.plan.sharding.cost import (
+    Cost,
+    CostModel,
+    Layouts,
+    made,
+    node_cost,
+    port,
+    stored_cost,
+    uses,
+)
+from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.search.elimination import Array, Eliminator, Scoped, Table
+from launcher.plan.sharding.search.move_table import MoveTable
+from launcher.plan.sharding.search.variables import State
+from launcher.plan.sharding.tensor_layout import TensorLayout
+
+SHARED = 1 << 18
+"""States of all users of a value together, up to which all are asked who takes it alike, else neighbours."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What equal operators with the same candidates have in common. ``number``: of the kind."""
+
+    number: int
+    node: OpNode
+    rule: OpRule | None
+    candidates: tuple[OpStrategy, ...]
+
+    def ports(self, place: int, dims: int) -> tuple[TensorLayout, ...]:
+        return tuple(port(self.rule, s, place, dims) for s in self.candidates)
+
+    def made(self, place: int, dims: int) -> tuple[TensorLayout, ...]:
+        return tuple(made(self.rule, s, place, dims) for s in self.candidates)
+
+
+@dataclass(frozen=True)
+class Priced:
+    """Costs over ``scope``: seconds, and bytes on a rank. ``key`` says where they come from.
+
+    They count ``weight`` times.
+    """
+
+    scope: tuple[int, ...]
+    key: int
+    seconds: Array
+    memory: Array
+    weight: int
+
+
+Maker = tuple[int, int, Kind]
+"""Of a value: the node that makes it, as which of its outputs, and its kind."""
+
+
+class Pricer:
+    """Tables for one graph, each worked out once, whichever candidates are tried."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        rules: Sequence[OpRule | None],
+        model: CostModel,
+        fixed: Layouts,
+        weights: Sequence[int] | None = None,
+    ) -> None:
+        """``weights``: for how many operators each of the graph counts."""
+        self.graph, self.rules, self.model, self.fixed = graph, rules, model, fixed
+        self.weights = weights or [1] * len(graph.nodes)
+        self.shared = Eliminator()
+        self._of: Sequence[int] = ()
+        self._kinds: dict[object, Kind] = {}
+        self._columns: dict[int, tuple[tuple[OpStrategy, ...], ...]] = {}
+        self._menus: dict[tuple[State, ...], tuple[State, ...]] = {}
+        self._hold: list[object] = []
+        self._numbers: dict[object, int] = {}
+        self._weighted: dict[object, Table] = {}
+        self._known: dict[int, tuple[Array, Array]] = {}
+
+    @cached_property
+    def uses(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        return uses(self.graph)
+
+    @cached_property
+    def makers(self) -> Mapping[int, int]:
+        """Which node makes a value."""
+        return {v: at for at, node in enumerate(self.graph.nodes) for v in node.outs}
+
+    @cached_property
+    def signatures(self) -> tuple[int, ...]:
+        """Of each node a number: those with the same are the same operator on the same tensors."""
+        found: dict[object, int] = {}
+        return tuple(found.setdefault(signature(self.graph, node), len(found)) for node in self.graph.nodes)
+
+    def _number(self, *key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def equal(self, menus: Sequence[tuple[State, ...]]) -> list[tuple[State, ...]]:
+        """The same, where equal ones are one object: by that they are known."""
+        return [self._menus.setdefault(m, m) for m in menus]
+
+    def columns(self, menu: tuple[State, ...]) -> tuple[tuple[OpStrategy, ...], ...]:
+        """Of states of many members, the strategies of each."""
+        if id(menu) not in self._columns:
+            self._columns[id(menu)] = tuple(zip(*menu, strict=True))
+            self._hold.append(menu)
+        return self._columns[id(menu)]
+
+    def kinds(self, candidates: Sequence[tuple[OpStrategy, ...]]) -> tuple[Kind, ...]:
+        out = []
+        for at, (node, rule, mine) in enumerate(zip(self.graph.nodes, self.rules, candidates, strict=True)):
+            key = self.signatures[at], id(mine)  # which stays as it is: the kind keeps hold of it
+            kind = self._kinds.get(key)
+            if kind is None:
+                same = self._kinds.get((self.signatures[at], mine))
+                kind = same or Kind(len(self._kinds), node, rule, mine)
+                self._kinds[key] = self._kinds[self.signatures[at], mine] = kind
+                self._hold.append(mine)
+            out.append(kind)
+        return tuple(out)
+
+    def priced(self, kinds: Sequence[Kind], of: Sequence[int]) -> list[Priced]:
+        """Tables whose sum is the cost of the graph; ``of[n]`` is the variable of node n."""
+        self._of = of
+        out = [self._of_node(at, kind) for at, kind in enumerate(kinds)]
+        for at, (node, kind) in enumerate(zip(self.graph.nodes, kinds, strict=True)):
+            for place, v in enumerate(node.outs):
+                out += self._of_value(v, kinds, (at, place, kind))
+        for v in self.graph.inputs:
+            if v in self.fixed.rest:
+                out += self._of_value(v, kinds, None)
+        for name, v in self.graph.params:
+            out += (
+                self._of_value(v, kinds, None) if name in self.graph.buffers else self._of_parameter(v, kinds)
+            )
+        return out
+
+    def _of_node(self, at: int, kind: Kind) -> Priced:
+        key = self._number("node", kind.number)
+        if key not in self._known:
+            costs = [node_cost(self.graph, kind.node, kind.rule, s, self.model) for s in kind.candidates]
+            self._known[key] = _arrays(costs, (len(costs),))
+        return Priced((self._of[at],), key, *self._known[key], self.weights[at])
+
+    def _of_value(self, v: int, kinds: Sequence[Kind], producer: Maker | None) -> list[Priced]:
+        """The moves of a value: among all of its users where they are few, else among neighbours."""
+        users = list(self.uses.get(v, ()))
+        states = prod(len(kinds[at].candidates) for at in self._one_each(at for at, _ in users))
+        states *= len(producer[2].candidates) if producer else 1
+        if states <= SHARED or len(users) < 3:
+            return self._moves(v, kinds, producer, users)
+        out = self._moves(v, kinds, producer, users[:1])
+        for i in range(1, len(users)):
+            out += self._moves(v, kinds, producer, users[i - 1 : i + 1], last_only=True)
+        return out
+
+    def _moves(
+        self,
+        v: int,
+        kinds: Sequence[Kind],
+        producer: Maker | None,
+        users: Sequence[tuple[int, int]],
+        last_only: bool = False,
+    ) -> list[Priced]:
+        """To all of ``users``, or to the last only, where those before do not take it alike."""
+        value, dims = self.graph.values[v], len(self.graph.values[v].shape)
+        leave = None if last_only else self.fixed.leave.get(v)
+        if not users and leave is None and v not in self.graph.outputs:
+            return []
+        nodes = [*(at for at, _ in users), *([producer[0]] if producer else ())]
+        scope, axis, sizes = self._scope(nodes, kinds)
+        key = self._number(
+            "value", value, leave, last_only, self.fixed.rest.get(v),
+            (axis[producer[0]], producer[1], producer[2].number) if producer else None,
+            tuple((axis[at], place, kinds[at].number) for at, place in users),
+        )  # fmt: skip
+        if key not in self._known:
+            moves = MoveTable(value, self.model, sizes)
+            written = self.fixed.rest.get(v)
+            if producer is None:
+                assert written is not None
+                source = moves.states([written], None)
+            else:
+                source = moves.states(producer[2].made(producer[1], dims), axis[producer[0]])
+            ways = [moves.states(kinds[at].ports(place, dims), axis[at]) for at, place in users]
+            ways += [moves.states([leave], None)] if leave is not None else []
+            self._known[key] = moves.priced(source, ways, written, last_only=last_only)
+        seconds, memory = self._known[key]
+        weight = self.weights[producer[0]] if producer else 1
+        return [Priced(scope, key, seconds, memory, weight)] if seconds.any() or memory.any() else []
+
+    def _of_parameter(self, v: int, kinds: Sequence[Kind]) -> list[Priced]:
+        """A parameter rests as it is first taken; many users are told in pairs with the first."""
+        users = list(self.uses.get(v, ()))
+        if not users:
+            return []
+        nodes = self._one_each(at for at, _ in users)
+        states = prod(len(kinds[at].candidates) for at in nodes)
+        if states <= SHARED or len(nodes) < 3:
+            return [self._stored(v, kinds, users)]
+        return [self._stored(v, kinds, [users[0], user]) for user in users[1:]]
+
+    def _stored(self, v: int, kinds: Sequence[Kind], users: Sequence[tuple[int, int]]) -> Priced:
+        value, written = self.graph.values[v], self.fixed.rest.get(v)
+        scope, axis, sizes = self._scope([at for at, _ in users], kinds)
+        places = tuple((axis[at], place, kinds[at].number) for at, place in users)
+        key = self._number("parameter", value, written, places)
+        if key not in self._known:
+            ports = [(axis[at], kinds[at].ports(place, len(value.shape))) for at, place in users]
+            costs = [
+                stored_cost(value, tuple(layouts[states[i]] for i, layouts in ports), written, self.model)
+                for states in np.ndindex(*sizes)
+            ]
+            self._known[key] = _arrays(costs, tuple(sizes))
+        return Priced(scope, key, *self._known[key], self.weights[users[0][0]])
+
+    def _scope(
+        self, nodes: Sequence[int], kinds: Sequence[Kind]
+    ) -> tuple[tuple[int, ...], dict[int, int], list[int]]:
+        """The variables of nodes, at which of them each node is, and how many states they have."""
+        scope = tuple(sorted({self._of[at] for at in nodes}))
+        sizes = {self._of[at]: len(kinds[at].candidates) for at in nodes}
+        return scope, {at: scope.index(self._of[at]) for at in nodes}, [sizes[x] for x in scope]
+
+    def _one_each(self, nodes: Iterable[int]) -> list[int]:
+        """One of the nodes of each variable."""
+        return list({self._of[at]: at for at in nodes}.values())
+
+    def scoped(self, priced: Sequence[Priced], second: float, byte: float) -> list[Scoped]:
+        """What the eliminator takes: weights of a second and of a byte."""
+        out = []
+        for p in priced:
+            key = p.key, p.weight, second, byte
+            if key not in self._weighted:
+                costs = p.weight * (second * p.seconds + byte * p.memory)
+                self._weighted[key] = self.shared.table(("priced", *key), costs)
+            out.append(Scoped(p.scope, self._weighted[key]))
+        return out
+
+
+def signature(graph: OpGraph, node: OpNode) -> object:
+    """What two nodes have in common that do the same with tensors of the same shapes."""
+    first: dict[int, int] = {}
+
+    def plain(arg: object) -> object:
+        if isinstance(arg, Ref):
+            return "ref", first.setdefault(arg.value, len(first)), graph.values[arg.value]
+        if isinstance(arg, tuple):
+            return tuple(plain(a) for a in arg)
+        return type(arg).__name__, arg
+
+    args = tuple(plain(a) for a in node.args), tuple((k, plain(a)) for k, a in node.kwargs)
+    return node.op, args, tuple(graph.values[v] for v in node.outs)
+
+
+def _arrays(costs: Sequence[Cost], sizes: tuple[int, ...]) -> tuple[Array, Array]:
+    seconds = np.array([c.predicted for c in costs]).reshape(sizes)
+    return seconds, np.array([c.memory.total for c in costs], dtype=float).reshape(sizes)
