@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.job.schema.job import Job
-from launcher.plan.plan import Plan
+from launcher.plan.cost.memory import copies
+from launcher.plan.plan import GB, Plan
+from launcher.plan.sharding.cost import CostModel
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
-from launcher.plan.sharding.stage_sharding import StageGraphs, resolve
-from launcher.plan.values.facts import DTYPE, TensorSpec, class_dims
+from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
+from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
 from launcher.planner.sharded_plan import onto
 
 if TYPE_CHECKING:
@@ -24,8 +26,20 @@ def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[Tens
 
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         graphs = [_named(g, made) for g in _graphs(made, model, specs)]
-    ranks = made.sizes.grid["tp"]
-    return onto(job, made, resolve(job, graphs, rule_of, ranks, class_dim=_class_dim(job, made)))
+    return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made)))
+
+
+def _terms(job: Job, made: Plan) -> Terms:
+    """What a search goes by: how this job trains."""
+    hsdp, gb = job.parallel.hsdp, job.cluster.memory_gb
+    costs = CostModel(
+        state_bytes=copies(job.optim) * ITEMSIZE[DTYPE[job.train.precision]],
+        optimizer_level=0 if hsdp is None else int(hsdp.optimizer_level.removeprefix("level")),
+        micro_batches=made.sizes.micros,
+        in_flight=max(made.estimate.timeline.in_flight),
+    )
+    memory = None if gb is None else gb * GB
+    return Terms(made.sizes.grid["tp"], _class_dim(job, made), costs, memory)
 
 
 def _class_dim(job: Job, made: Plan) -> int | None:

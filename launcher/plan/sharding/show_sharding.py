@@ -34,6 +34,8 @@ def rows(sharding: Sharding | None) -> Rows:
     for (glob, said), modules in found.items():
         name = f"{glob} ({len(modules)})" if len(modules) > 1 else modules[0]
         yield "operators", f"{name or 'the model itself'}: {said}"
+    for reason in dict.fromkeys(reason for stage in sharding.stages for reason in stage.reasons):
+        yield "operators", reason
     for stage in sharding.stages:
         yield from _gathered(stage.train)
     sent = Counter(dict[str, int]())

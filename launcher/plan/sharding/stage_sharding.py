@@ -8,15 +8,20 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
+from launcher.plan.settings.mode import searches
 from launcher.plan.sharding.assign import assign
+from launcher.plan.sharding.cost import CostModel, Layouts
 from launcher.plan.sharding.input_layouts import input_layouts
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.parameters import ShardedParam, at_rest
+from launcher.plan.sharding.search.found import Found
+from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.sharding.written import KEY, Written, read
 from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.text import bytes_text
 
 RuleOf = Callable[[OpNode, OpGraph], OpRule | None]
 
@@ -31,12 +36,13 @@ class StageGraphs:
 
 @dataclass(frozen=True)
 class StageSharding:
-    """One virtual stage over its ranks. ``written``: what was said of its operators."""
+    """One virtual stage over its ranks. ``written``: what was said of its operators; ``reasons`` of the rest."""
 
     train: ShardedGraph
     evaluate: ShardedGraph
     params: tuple[ShardedParam, ...]
     written: tuple[Written, ...]
+    reasons: tuple[str, ...] = ()
 
     @property
     def takes(self) -> tuple[TensorSpec, ...]:
@@ -78,27 +84,30 @@ class Sharding:
         return {p.name: p for s in reversed(self.stages) for p in s.params}
 
 
-def resolve(
-    job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, ranks: int, class_dim: int | None
-) -> Sharding:
-    """Raises ``RequestError`` with all that is wrong with what was written.
+@dataclass(frozen=True)
+class Terms:
+    """What strategies are chosen for, besides the operators.
 
-    ``class_dim``: of the model's output, for the loss; ``None`` where no dim of it has the classes.
+    ``ranks`` of a stage; ``class_dim``: of the model's output, for the loss, ``None`` where no dim of it has the
+    classes; ``costs``: what a search goes by, with ``memory`` bytes of a rank, if that is told.
     """
+
+    ranks: int
+    class_dim: int | None
+    costs: CostModel
+    memory: float | None
+
+
+def resolve(job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, terms: Terms) -> Sharding:
+    """Raises ``RequestError`` with all that is wrong with what was written."""
     found: list[Problem] = []
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
+    ranks = terms.ranks
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
         made, wrong = _stage(
-            job,
-            both,
-            rule_of,
-            arrive=arrive,
-            known=known,
-            last=index == len(graphs) - 1,
-            ranks=ranks,
-            class_dim=class_dim,
+            job, both, rule_of, terms, arrive=arrive, known=known, place=(index, len(graphs))
         )
         found += wrong
         stages.append(made)
@@ -119,36 +128,58 @@ def _stage(
     job: Job,
     graphs: StageGraphs,
     rule_of: RuleOf,
+    terms: Terms,
     *,
     arrive: Sequence[TensorLayout],
     known: Mapping[str, TensorLayout],
-    last: bool,
-    ranks: int,
-    class_dim: int | None,
+    place: tuple[int, int],
 ) -> tuple[StageSharding, list[Problem]]:
-    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too."""
-    graph = graphs.train
+    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too.
+
+    ``place``: its number, and that of all.
+    """
+    graph, ranks = graphs.train, terms.ranks
+    last = place[0] == place[1] - 1
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
     written, found = read(job.parallel.operators, graph, rules, ranks)
 
     # training
     given = dict(zip(graph.inputs, arrive, strict=True))
     rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
-    strategies = assign(
-        graph, rules, ranks, written={w.node: w.strategy for w in written}, given=given, rests=rests
-    )
     held = {v: known[name] for name, v in graph.params if name in known}
+    own = {w.node: w.strategy for w in written}
+    reasons: tuple[str, ...] = ()
+    if searches(job) and not found:
+        fixed = {
+            **held,
+            **rests,
+            **({} if place[0] == 0 and isinstance(job.parallel.dataset_strategy, str) else given),
+        }
+        got = propagate(graph, rules, ranks, own, terms.costs, asked=Layouts(rest=fixed), memory=terms.memory)
+        strategies, reasons = got.strategies, got.reasons
+        found += _lacking(got, place[0], terms)
+    else:
+        strategies = assign(graph, rules, ranks, written=own, given=given, rests=rests)
     given = {**given, **held}
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
     train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
     if last:
-        outputs = [_for_loss(train.layouts[v], class_dim) for v in graph.outputs]
+        outputs = [_for_loss(train.layouts[v], terms.class_dim) for v in graph.outputs]
         train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
 
     # evaluation: the same strategies for the same operators, parameters as training lays them out
     params = tuple(_param(job, train, name, v) for name, v in graph.params if train.users[v])
     other = _evaluation(graphs.evaluate, train, rule_of, arrive=arrive, last=last, ranks=ranks)
-    return StageSharding(train, other, params, written), found
+    return StageSharding(train, other, params, written, reasons), found
+
+
+def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:
+    """Of a search none of whose strategies fit."""
+    if not got.lacking:
+        return []
+    where = f"stage {stage} needs {bytes_text(round(got.lacking))} more on each rank"
+    text = f"no strategies fit: {where} than {bytes_text(round(terms.memory or 0))}"
+    return [Problem("cluster.memory_gb", text)]
 
 
 def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
