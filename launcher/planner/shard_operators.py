@@ -38,6 +38,9 @@ def _terms(job: Job, made: Plan) -> Terms:
         micro_batches=made.sizes.micros,
         in_flight=max(made.estimate.timeline.in_flight),
     )
+    network = job.parallel.comm_fusion.network
+    if network is not None:
+        costs = replace(costs, latency=network.latency_us / 1e6, bytes_per_second=network.gb_per_s * 1e9)
     memory = None if gb is None else gb * GB
     return Terms(made.sizes.grid["tp"], _class_dim(job, made), costs, memory)
 

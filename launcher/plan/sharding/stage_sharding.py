@@ -143,24 +143,22 @@ def _stage(
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
     written, found = read(job.parallel.operators, graph, rules, ranks)
 
-    # training
-    given = dict(zip(graph.inputs, arrive, strict=True))
+    # a search has inputs of the model as their users take them, where nobody wrote how they come
+    free = place[0] == 0 and searches(job) and isinstance(job.parallel.dataset_strategy, str)
+    given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
+    given |= {v: known[name] for name, v in graph.params if name in known}
     rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
-    held = {v: known[name] for name, v in graph.params if name in known}
+
+    # training
     own = {w.node: w.strategy for w in written}
     reasons: tuple[str, ...] = ()
     if searches(job) and not found:
-        fixed = {
-            **held,
-            **rests,
-            **({} if place[0] == 0 and isinstance(job.parallel.dataset_strategy, str) else given),
-        }
-        got = propagate(graph, rules, ranks, own, terms.costs, asked=Layouts(rest=fixed), memory=terms.memory)
+        asked = Layouts(rest={**given, **rests})
+        got = propagate(graph, rules, ranks, own, terms.costs, asked=asked, memory=terms.memory)
         strategies, reasons = got.strategies, got.reasons
         found += _lacking(got, place[0], terms)
     else:
         strategies = assign(graph, rules, ranks, written=own, given=given, rests=rests)
-    given = {**given, **held}
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)
     train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
     if last:
@@ -169,7 +167,7 @@ def _stage(
 
     # evaluation: the same strategies for the same operators, parameters as training lays them out
     params = tuple(_param(job, train, name, v) for name, v in graph.params if train.users[v])
-    other = _evaluation(graphs.evaluate, train, rule_of, arrive=arrive, last=last, ranks=ranks)
+    other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
     return StageSharding(train, other, params, written, reasons), found
 
 
@@ -201,13 +199,12 @@ def _evaluation(
     train: ShardedGraph,
     rule_of: RuleOf,
     *,
-    arrive: Sequence[TensorLayout],
     last: bool,
     ranks: int,
 ) -> ShardedGraph:
     """The last stage's outputs leave whole: so they are evaluated."""
     params = {name: train.layouts[v] for name, v in train.graph.params}
-    given = dict(zip(graph.inputs, arrive, strict=True))
+    given = {v: train.layouts[t] for v, t in zip(graph.inputs, train.graph.inputs, strict=True)}
     held = {v: params[name] for name, v in graph.params if name in params}
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
     strategies = assign(graph, rules, ranks, written=_same(graph, rules, train), given=given, rests={})
