@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.sharding.redistribute import carry_out, redistribute
+from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.sharding.moves import gathered, reduced
 from launcher.plan.sharding.parameters import ShardedParam
 
@@ -35,6 +36,7 @@ class Weights(Mapping[str, Tensor]):
         self.groups = groups
         self.places = {p.name: _place(module, names.get(p.name, p.name)) for p in params}
         self.whole: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.params)
@@ -63,18 +65,20 @@ class Weights(Mapping[str, Tensor]):
         setattr(module, attr, t.detach())
 
     def gather(self) -> None:
-        """Before the first forward of a step or of an evaluation."""
+        """Before the first forward of a step or of an evaluation, in the dtype of the computation."""
         if self.level == "level3":
             return
         for name, p in self.params.items():
             if not p.shared:
                 continue
-            kept = self.kept(name)
-            self.whole[name] = carry_out(kept.detach(), gathered(p), self.groups)
-            if kept.requires_grad and torch.is_grad_enabled():
-                self.whole[name].requires_grad_()
-                if self.level == "level2":
-                    self.whole[name].register_post_accumulate_grad_hook(partial(self._bring_back, name))
+            shard = self.kept(name)
+            computed = shard.detach().to(dtype_of(p.spec.dtype))
+            whole = carry_out(computed, gathered(p), self.groups)
+            if shard.requires_grad and torch.is_grad_enabled():
+                whole.requires_grad_()
+                if self.level == "level2" or whole.dtype != shard.dtype:
+                    whole.register_post_accumulate_grad_hook(partial(self._after_backward, name, shard))
+            self.whole[name] = whole
 
     def drop(self) -> None:
         """After the last forward of an evaluation."""
@@ -84,23 +88,29 @@ class Weights(Mapping[str, Tensor]):
     def reduce(self) -> None:
         """After the last backward of a step."""
         for name, p in self.params.items():
+            shard = self.kept(name)
             if name in self.whole:
-                self._bring_back(name, self.whole[name])
-                continue
-            kept = self.kept(name)
-            if not p.shared and p.terms and kept.grad is not None:
-                kept.grad = carry_out(kept.grad, reduced(p), self.groups)
+                grad = self.sums.pop(name, self.whole[name].grad)
+                if grad is not None:
+                    self._bring_back(p, shard, grad)
+            elif not p.shared and p.terms and shard.grad is not None:
+                shard.grad = carry_out(shard.grad, reduced(p), self.groups)
         self.drop()
 
     @torch.no_grad()
-    def _bring_back(self, name: str, whole: Tensor) -> None:
-        """The gradient of what was gathered, to the shards."""
-        if whole.grad is None:
-            return
-        kept = self.kept(name)
-        grad = carry_out(whole.grad, reduced(self.params[name]), self.groups)
-        whole.grad = None
-        kept.grad = grad if kept.grad is None else kept.grad.add_(grad)
+    def _after_backward(self, name: str, shard: Tensor, whole: Tensor) -> None:
+        """Of a micro batch: level2 brings its gradient back, level1 adds it up, in the dtype of the weights."""
+        assert whole.grad is not None
+        grad, whole.grad = whole.grad.to(shard.dtype), None
+        if self.level == "level2":
+            self._bring_back(self.params[name], shard, grad)
+        else:
+            self.sums[name] = self.sums[name].add_(grad) if name in self.sums else grad
+
+    def _bring_back(self, p: ShardedParam, shard: Tensor, grad: Tensor) -> None:
+        """The gradient of what was gathered, to the shard."""
+        mine = carry_out(grad, reduced(p), self.groups)
+        shard.grad = mine if shard.grad is None else shard.grad.add_(mine)
 
 
 def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:

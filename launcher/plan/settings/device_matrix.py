@@ -104,9 +104,6 @@ def refused(job: Job, size: int | None) -> Iterator[Problem]:
     if job.train.compile is not None:
         text = "operators over device matrices are not compiled yet"
         yield Problem("train.compile", text, quote("~train.compile"))
-    if job.train.precision not in ("fp32", "fp64"):
-        text = f"{job.train.precision}: operators over device matrices compute in fp32 or fp64"
-        yield Problem("train.precision", text, "train.precision=fp32")
     if par.pipeline.seq_chunks > 1:
         text = f"{par.pipeline.seq_chunks}: sequences pass whole where operators are over device matrices"
         yield Problem("parallel.pipeline.seq_chunks", text, "parallel.pipeline.seq_chunks=1")

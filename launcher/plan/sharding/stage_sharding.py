@@ -36,7 +36,7 @@ class StageGraphs:
 
 @dataclass(frozen=True)
 class StageSharding:
-    """One virtual stage over its ranks. ``written``: what was said of its operators; ``reasons`` of the rest."""
+    """One virtual stage over its ranks. ``written``: what was said of operators; ``reasons`` of the others."""
 
     train: ShardedGraph
     evaluate: ShardedGraph
@@ -88,8 +88,8 @@ class Sharding:
 class Terms:
     """What strategies are chosen for, besides the operators.
 
-    ``ranks`` of a stage; ``class_dim``: of the model's output, for the loss, ``None`` where no dim of it has the
-    classes; ``costs``: what a search goes by, with ``memory`` bytes of a rank, if that is told.
+    ``ranks`` of a stage; ``class_dim``: of the model's output, for the loss, ``None`` where no dim of it has
+    the classes; ``costs``: what a search goes by, with ``memory`` bytes of a rank, if that is told.
     """
 
     ranks: int
