@@ -99,7 +99,7 @@ class Weights(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def _after_backward(self, name: str, shard: Tensor, whole: Tensor) -> None:
-        """Of a micro batch: level2 brings its gradient back, level1 adds it up, in the dtype of the weights."""
+        """Of a micro batch: level2 brings its gradient back, level1 adds it up, both as wide as weights."""
         assert whole.grad is not None
         grad, whole.grad = whole.grad.to(shard.dtype), None
         if self.level == "level2":

@@ -36,7 +36,7 @@ class StageGraphs:
 
 @dataclass(frozen=True)
 class StageSharding:
-    """One virtual stage over its ranks. ``written``: what was said of operators; ``reasons`` of the others."""
+    """One virtual stage over its ranks. ``written``: what was said of operators, ``reasons`` of others."""
 
     train: ShardedGraph
     evaluate: ShardedGraph
