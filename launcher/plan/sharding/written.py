@@ -13,7 +13,7 @@ from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.plan.operators.strategy import FromFile
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.tensor_dims import UnfitError
+from launcher.plan.sharding.tensor_dims import UnfitError, text
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.sharding.written_operator import KEY, Operator, Written, nearest_cure, strategy_of
 from launcher.plan.values.text import listed
@@ -52,7 +52,7 @@ def _problem(key: str, module: str, value: Any, why: str, cure: str) -> Problem:
     why = why if key == module else f"{module}: {why}"
     if isinstance(value, FromFile):
         return Problem(value.setting, f"{value.path}: {key}: {why}")
-    return Problem(f"{KEY}.{key}", why, cure)
+    return Problem(f"{KEY}.{key}".rstrip("."), why, cure)
 
 
 def unmatched(config: Mapping[str, Any], modules: Sequence[str]) -> list[Problem]:
@@ -60,7 +60,11 @@ def unmatched(config: Mapping[str, Any], modules: Sequence[str]) -> list[Problem
     there = tuple(m for m in dict.fromkeys(modules) if m)
     found = []
     for key, value in config.items():
-        if key in there or any(fnmatchcase(m, key) for m in there):
+        if key in modules or any(fnmatchcase(m, key) for m in there):
+            continue
+        if not key:
+            form = "a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
+            found.append(Problem(KEY, f"{text(value)}: should be {form}"))
             continue
         meant = did_you_mean(nearest(key, there))
         why = f"no operator is of such a module; there are those of {listed(there)}{meant}"

@@ -259,9 +259,9 @@ def _changes(value: Mapping[str, Any], op: Operator) -> Iterator[tuple[str, Any]
     if isinstance(matrix, list | tuple) and all(type(n) is int and n > 0 for n in matrix):
         yield "matrix", nearest_slices(matrix, [op.ranks] * len(matrix), op.ranks)
     try:
-        tensors = dict(enumerate(value.get("in", ())))
+        tensors = dict(_tensors({"in": value.get("in", ())}, op))
         axes = _axes(value, op.ranks)
-    except (UnfitError, TypeError):
+    except UnfitError:
         return
     for order in op.orders:
         try:
