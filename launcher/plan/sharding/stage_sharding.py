@@ -19,7 +19,8 @@ from launcher.plan.sharding.search.found import Found
 from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from launcher.plan.sharding.written import KEY, Written, read
+from launcher.plan.sharding.written import read, unmatched
+from launcher.plan.sharding.written_operator import Written
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.text import bytes_text
 
@@ -113,12 +114,8 @@ def resolve(job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, terms: Ter
         stages.append(made)
         known |= {p.name: p.used for p in made.params if p.name not in known}
         arrive = tuple(made.train.taken[at].layout for at in made.train.returns)
-    said = {w.key for s in stages for w in s.written} | {p.key.removeprefix(f"{KEY}.") for p in found}
-    found += [
-        Problem(f"{KEY}.{key}", "no operator of a stage is that of this module, or of one it matches")
-        for key in job.parallel.operators
-        if key not in said
-    ]
+    modules = [n.module for both in graphs for n in both.train.nodes]
+    found += unmatched(job.parallel.operators, modules)
     refuse(list(dict.fromkeys(found)))
     level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
     return Sharding(ranks, level, tuple(stages))
