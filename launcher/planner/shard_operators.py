@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.plan import GB, Plan
@@ -25,7 +26,9 @@ def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[Tens
     from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
-        graphs = [_named(g, made) for g in _graphs(made, model, specs)]
+        graphs = [
+            _named(g, made) for g in _graphs(made, model, specs, ours=not isinstance(job.model, Target))
+        ]
     return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made)))
 
 
@@ -69,12 +72,13 @@ def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
     return StageGraphs(renamed(graphs.train), renamed(graphs.evaluate))
 
 
-def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> list[StageGraphs]:
-    """What each virtual stage runs."""
+def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: bool) -> list[StageGraphs]:
+    """What each virtual stage runs. ``ours``: only modules of torch may do something else in evaluation."""
     from launcher.parallel.dispatch.modes import evaluating
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.sharding.record import record
     from launcher.parallel.stages.split import split, traced
+    from launcher.parallel.trace.fx_glue import modal
     from launcher.parallel.trace.model_facts import meta
 
     model = copied(model)
@@ -89,8 +93,9 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> list[S
             given = [t for c in crossings for t in meta(c.specs)]
             trains = [c.trains for c in crossings for _ in c.specs]
             given = [t.requires_grad_(g) for t, g in zip(given, trains, strict=True)]
-        train = record(module, given)
-        with evaluating([module]):
-            other = record(module, given)
+        train = other = record(module, given)
+        if not ours or modal(module):
+            with evaluating([module]):
+                other = record(module, given)
         out.append(StageGraphs(train, train if other == train else other))
     return out
