@@ -10,9 +10,9 @@ from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.plan import GB, Plan
-from launcher.plan.sharding.cost import CostModel
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
+from launcher.plan.sharding.search.cost import CostModel
 from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
 from launcher.planner.sharded_plan import onto
