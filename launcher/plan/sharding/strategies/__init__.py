@@ -1,3 +1,1 @@
 """Strategies as they are written: of operators, and of the tensors of a batch; the nearest that fits."""
-
-__all__ = ["input_layouts", "written", "written_operator"]
