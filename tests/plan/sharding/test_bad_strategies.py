@@ -213,8 +213,6 @@ BESIDE = {
     "backward yet (try: '~parallel.recompute')",
     "train.compile={modules:stages}": "train.compile: operators over device matrices are not compiled yet (try: "
     "'~train.compile')",
-    "train.precision=bf16": "train.precision: bf16: operators over device matrices compute in fp32 or fp64 (try: "
-    "train.precision=fp32)",
 }  # fmt: skip
 
 
