@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
 from launcher.errors import Problem
+from launcher.plan.operators.resolve import Lookup, strategy_problem
+from launcher.plan.operators.strategy import FromFile
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.operator_names import MARK, main_operators
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 KEY = "parallel.operators"
-WORDS = ("in", "out", "input", "output", "matrix", "axes")
+WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")
 
 
 @dataclass(frozen=True)
 class Written:
-    """What ``key`` says of node ``node``; ``out``: how it is to hand on what it makes, if that is said."""
+    """What ``key`` says of node ``node``; ``out``: how it is to hand on what it makes, if that is said.
+
+    ``assigned``: by a mode, before it was saved to the file that says it.
+    """
 
     node: int
     key: str
     strategy: OpStrategy
     out: TensorLayout | None = None
+    assigned: bool = False
 
 
 class _Unfit(Exception):
@@ -39,29 +45,69 @@ class _Axes:
     places: Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Read:
+    """What was found of a stage's operators; ``met``: the keys that name any of them, right or wrong."""
+
+    written: tuple[Written, ...]
+    problems: tuple[Problem, ...]
+    met: frozenset[str]
+
+
 def read(
-    config: Mapping[str, Any], graph: OpGraph, rules: Sequence[OpRule | None], ranks: int
-) -> tuple[tuple[Written, ...], list[Problem]]:
-    """What ``config`` says of the operators of one stage. Exact names beat globs, later keys earlier."""
+    config: Mapping[str, Any],
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    *,
+    names: Sequence[str],
+    ranks: int,
+) -> Read:
+    """What ``config`` says of the operators of one stage, which are called ``names``.
+
+    Exact names beat globs, later keys earlier, and each of them what a file has.
+    """
     found: list[Written] = []
     wrong: dict[tuple[str, str], Problem] = {}
-    for module in dict.fromkeys(n.module for n in graph.nodes):
-        key = key_of(config, module)
-        if key is None:
-            continue
-        at = _operator(graph, rules, module)
-        where = f"{KEY}.{key}"
+    places = _keys(config, graph, rules, names)
+    for (module, at), key in places.items():
         if at is None:
             text = f"no operator of {module} can be cut"
-            wrong.setdefault((key, text), Problem(where, text))
+            wrong.setdefault((key, text), strategy_problem(key, config[key], text))
             continue
         rule = rules[at]
-        assert rule is not None
+        if rule is None:
+            text = f"{module}: aten.{graph.nodes[at].op} has no rule, so it cannot be cut"
+            wrong.setdefault((key, text), strategy_problem(key, config[key], text))
+            continue
         try:
             found.append(_read(config[key], _Operator(graph, graph.nodes[at], rule, ranks), at, key))
         except _Unfit as error:
-            wrong.setdefault((key, str(error)), Problem(where, f"{module}: {error}"))
-    return tuple(found), list(wrong.values())
+            text = f"{module}: {error}"
+            wrong.setdefault((key, str(error)), strategy_problem(key, config[key], text))
+    return Read(tuple(found), tuple(wrong.values()), frozenset(places.values()))
+
+
+def _keys(
+    config: Mapping[str, Any], graph: OpGraph, rules: Sequence[OpRule | None], names: Sequence[str]
+) -> dict[tuple[str, int | None], str]:
+    """The name or glob that says how an operator is cut: by its module and place."""
+    modules = Lookup.of({k: v for k, v in config.items() if MARK not in k})
+    operators = Lookup.of({k: v for k, v in config.items() if MARK in k})
+    out: dict[tuple[str, int | None], str] = {}
+    for module, at in main_operators(graph, rules).items():
+        key = modules.key(module)
+        if key is not None:
+            out[module, at] = key
+
+    # an operator's own name says more, unless a file has it and the request the module's
+    for at, name in enumerate(names):
+        key, place = operators.key(name), (graph.nodes[at].module, at)
+        if key is None:
+            continue
+        other = out.get(place)
+        if other is None or not isinstance(config[key], FromFile) or isinstance(config[other], FromFile):
+            out[place] = key
+    return out
 
 
 NAMES = "xyzuvw"
@@ -76,32 +122,32 @@ def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = No
     >>> row
     {'matrix': [2, 4], 'axes': ['x', 'y'], 'in': [['x', 'y'], ['y', None]]}
     """
-    names = [NAMES[a] if a < len(NAMES) else f"a{a}" for a in range(len(strategy.matrix))]
+    names = _axis_names(strategy.matrix)
+    said: dict[str, Any] = {
+        "matrix": list(strategy.matrix),
+        "axes": names,
+        "in": [_named_dims(strategy.cut(letters), names) for letters in rule.ins],
+    }
 
-    def tensor(layout: TensorLayout) -> list[Any]:
-        dims = [[names[a] for a in axes] for axes in layout.dims]
-        return [dim if len(dim) > 1 else (dim[0] if dim else None) for dim in dims]
-
-    ins = [tensor(strategy.cut(letters)) for letters in rule.ins]
-    said = {"matrix": list(strategy.matrix), "axes": names, "in": ins}
-    return said if out is None else {**said, "out": [tensor(out)]}
-
-
-def key_of(config: Mapping[str, Any], module: str) -> str | None:
-    """The name or glob that says how ``module`` is cut."""
-    if module in config:
-        return module
-    return next((k for k in reversed(list(config)) if fnmatchcase(module, k)), None)
+    # dims of what it makes that nothing it takes has
+    taken = {letter for letters in rule.ins for letter in letters}
+    if any(axes and letter not in taken for letter, axes in strategy.axes):
+        said["makes"] = [_named_dims(strategy.cut(letters), names) for letters in rule.outs]
+    if out is None:
+        return said
+    if out.matrix == strategy.matrix:
+        return {**said, "out": [_named_dims(out, names)]}
+    names = _axis_names(out.matrix)
+    return {**said, "out": {"matrix": list(out.matrix), "axes": names, "out": [_named_dims(out, names)]}}
 
 
-def _operator(graph: OpGraph, rules: Sequence[OpRule | None], module: str) -> int | None:
-    """Of a module's operators on parameters of its own the one that takes most, else the first of all."""
-    mine = [at for at, n in enumerate(graph.nodes) if n.module == module and rules[at] is not None]
-    params = {value for _, value in graph.params}
-    own = [at for at in mine if params.intersection(graph.nodes[at].ins)]
-    if own:
-        return max(own, key=lambda at: (sum(map(prod, graph.shapes(graph.nodes[at]))), -at))
-    return next(iter(mine), None)
+def _axis_names(matrix: Sequence[int]) -> list[str]:
+    return [NAMES[a] if a < len(NAMES) else f"a{a}" for a in range(len(matrix))]
+
+
+def _named_dims(layout: TensorLayout, names: Sequence[str]) -> list[Any]:
+    dims = [[names[a] for a in axes] for axes in layout.dims]
+    return [dim if len(dim) > 1 else (dim[0] if dim else None) for dim in dims]
 
 
 @dataclass(frozen=True)
@@ -123,16 +169,32 @@ class _Operator:
 
 def _read(value: Any, op: _Operator, at: int, key: str) -> Written:
     if not isinstance(value, Mapping) or not value:
-        raise _Unfit(f"{value!r}: not a strategy such as {{in: [[2, 4], [4, 1]]}}")
+        shown = dict(value) if isinstance(value, FromFile) else value
+        raise _Unfit(f"{shown!r}: not a strategy such as {{in: [[2, 4], [4, 1]]}}")
+    file = value if isinstance(value, FromFile) else None
+    value = _over_matrix(value)
     unknown = [k for k in value if k not in (*WORDS, *op.params)]
     if unknown:
         there = ", ".join([*WORDS, *op.params])
         raise _Unfit(f"{unknown[0]}: no such key; there are {there}")
     tensors = dict(_tensors(value, op))
-    out = _output(value)
+    asked = _output(value)
     if "matrix" in value or "axes" in value:
-        return _named(value, op, tensors=tensors, out=out, at=at, key=key)
-    return _sliced(op, tensors, out, at=at, key=key)
+        strategy, out = _named(value, op, tensors=tensors, out=asked)
+    else:
+        strategy, out = _sliced(op, tensors, asked)
+    if file is None:
+        return Written(at, key, strategy, out)
+    return Written(at, file.key or key, strategy, out, file.assigned)
+
+
+def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With a device matrix in these words where it is in MindSpore's."""
+    layout = value.get("layout")
+    if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
+        return value
+    others = {k: v for k, v in value.items() if k != "layout"}
+    return {"matrix": layout["device_matrix"], "axes": layout["alias_name"], **others}
 
 
 def _tensors(value: Mapping[str, Any], op: _Operator) -> Iterator[tuple[int, Any]]:
@@ -154,14 +216,18 @@ def _output(value: Mapping[str, Any]) -> Any:
     if "output" in value:
         return value["output"]
     listed = value.get("out")
-    if listed is None:
-        return None
+    if listed is None or isinstance(listed, Mapping):
+        return listed
     if not isinstance(listed, list | tuple) or len(listed) != 1:
         raise _Unfit(f"out: {listed!r}: not a list with a list for the tensor that it makes")
     return listed[0]
 
 
-def _sliced(op: _Operator, tensors: Mapping[int, Any], out: Any, *, at: int, key: str) -> Written:
+Cut = tuple[OpStrategy, TensorLayout | None]
+"""An operator's, and of what it makes."""
+
+
+def _sliced(op: _Operator, tensors: Mapping[int, Any], out: Any) -> Cut:
     """By numbers of slices, over a device matrix of these numbers in their order."""
     why = ""
     for order in _orders(op, tensors):
@@ -184,7 +250,7 @@ def _sliced(op: _Operator, tensors: Mapping[int, Any], out: Any, *, at: int, key
     rest = () if used == op.ranks else (op.ranks // used,)
     matrix = (*ways.values(), *rest) or (op.ranks,)
     strategy = OpStrategy(matrix, tuple((letter, (i,)) for i, letter in enumerate(ways)))
-    return Written(at, key, strategy, None if out is None else _sliced_output(op, strategy, out))
+    return strategy, None if out is None else _sliced_output(op, strategy, out)
 
 
 def _orders(op: _Operator, tensors: Mapping[int, Any]) -> Iterator[Mapping[int, Any]]:
@@ -242,10 +308,7 @@ def layout_of(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> Ten
         listed = asked.get("in")
         if not isinstance(listed, list | tuple) or len(listed) <= place:
             return f"in: {listed!r}: not a list with an entry a tensor of a batch"
-        layout = TensorLayout(axes.matrix, tuple(_names(f"in[{place}]", listed[place], shape, axes)))
-        if not layout.divides(shape):
-            return f"in[{place}]: {listed[place]}: does not divide {list(shape)}"
-        return layout
+        return _named_layout(f"in[{place}]", listed[place], shape, axes)
     except _Unfit as error:
         return str(error)
 
@@ -253,6 +316,8 @@ def layout_of(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> Ten
 def _sliced_output(op: _Operator, strategy: OpStrategy, out: Any) -> TensorLayout:
     """On the operator's own axes where they cut so, else on a matrix of these numbers."""
     shape = op.graph.values[op.node.outs[0]].shape
+    if isinstance(out, Mapping):
+        return _own_output(out, shape, op.ranks)
     counts = tuple(_counts("out", out, shape))
     own = strategy.makes(op.rule, 0).summed()
     return own if own.slices == counts else _slices_alone("out", counts, shape, op.ranks)
@@ -271,19 +336,43 @@ def _slices_alone(where: str, asked: Any, shape: tuple[int, ...], ranks: int) ->
     return TensorLayout((*cuts, *rest) or (ranks,), dims)
 
 
-def _named(
-    value: Mapping[str, Any], op: _Operator, *, tensors: Mapping[int, Any], out: Any, at: int, key: str
-) -> Written:
+def _named(value: Mapping[str, Any], op: _Operator, *, tensors: Mapping[int, Any], out: Any) -> Cut:
     """By the names of the axes of a device matrix that is written, too."""
     axes = device_matrix(value.get("matrix"), value.get("axes"), op.ranks)
     if isinstance(axes, str):
         raise _Unfit(axes)
+    why = ""
+    for order in _orders(op, tensors):
+        try:
+            cut = _letters(op, order, value.get("makes"), axes)
+            break
+        except _Unfit as error:
+            why = why or str(error)
+    else:
+        raise _Unfit(why)
+    strategy = OpStrategy(axes.matrix, tuple((letter, own) for letter, own in cut.items() if own))
+    if out is None:
+        return strategy, None
+    shape = op.graph.values[op.node.outs[0]].shape
+    if isinstance(out, Mapping):
+        return strategy, _own_output(out, shape, op.ranks)
+    return strategy, _named_layout("out", out, shape, axes)
+
+
+def _letters(
+    op: _Operator, tensors: Mapping[int, Any], makes: Any, axes: _Axes
+) -> dict[str, tuple[int, ...]]:
+    """The axes that cut each letter, in the order in which they are met."""
+    said = [(f"in[{place}]", op.rule.ins[place], op.shape(place), d) for place, d in sorted(tensors.items())]
+    if makes is not None:
+        if not isinstance(makes, list | tuple) or len(makes) != len(op.rule.outs):
+            raise _Unfit(f"makes: {makes!r}: not a list with a list for each tensor that it makes")
+        shapes = op.graph.makes(op.node)
+        said += [(f"makes[{i}]", op.rule.outs[i], shapes[i], d) for i, d in enumerate(makes)]
+
     cut: dict[str, tuple[int, ...]] = {}
-    for place, dims in sorted(tensors.items()):
-        where = f"in[{place}]"
-        for d, (letter, own) in enumerate(
-            zip(op.rule.ins[place], _names(where, dims, op.shape(place), axes), strict=True)
-        ):
+    for where, letters, shape, dims in said:
+        for d, (letter, own) in enumerate(zip(letters, _names(where, dims, shape, axes), strict=True)):
             if own:
                 _cuttable(op, where, d, letter, prod(axes.matrix[a] for a in own))
             if letter and cut.setdefault(letter, own) != own:
@@ -293,14 +382,25 @@ def _named(
     if len(flat) != len(set(flat)):
         twice = next(n for n, a in axes.places.items() if flat.count(a) > 1)
         raise _Unfit(f"axis {twice} cuts two dims that are not one")
-    strategy = OpStrategy(axes.matrix, tuple((letter, own) for letter, own in cut.items() if own))
-    made = None
-    if out is not None:
-        shape = op.graph.values[op.node.outs[0]].shape
-        made = TensorLayout(axes.matrix, tuple(_names("out", out, shape, axes)))
-        if not made.divides(shape):
-            raise _Unfit(f"out: {out}: does not divide {list(shape)}")
-    return Written(at, key, strategy, made)
+    return cut
+
+
+def _own_output(out: Mapping[str, Any], shape: tuple[int, ...], ranks: int) -> TensorLayout:
+    """Over a device matrix that is not the operator's."""
+    axes = device_matrix(out.get("matrix"), out.get("axes"), ranks)
+    if isinstance(axes, str):
+        raise _Unfit(f"out: {axes}")
+    listed = out.get("out")
+    if not isinstance(listed, list | tuple) or len(listed) != 1:
+        raise _Unfit(f"out: {listed!r}: not a list with a list for the tensor that it makes")
+    return _named_layout("out", listed[0], shape, axes)
+
+
+def _named_layout(where: str, dims: Any, shape: tuple[int, ...], axes: _Axes) -> TensorLayout:
+    layout = TensorLayout(axes.matrix, tuple(_names(where, dims, shape, axes)))
+    if not layout.divides(shape):
+        raise _Unfit(f"{where}: {dims}: does not divide {list(shape)}")
+    return layout
 
 
 def device_matrix(matrix: Any, names: Any, ranks: int) -> _Axes | str:
