@@ -106,9 +106,9 @@ def planning() -> Iterator[None]:
 def _unlike(job: Job, own: bool) -> list[Problem]:
     """Slices of the data set that are not those of its tensors; a user's ``own`` class is opened to know."""
     strategy = job.parallel.dataset_strategy
-    if not isinstance(strategy, tuple) or isinstance(job.data, Target) is not own:
+    if isinstance(strategy, str) or isinstance(job.data, Target) is not own:
         return []
-    if not (strategy and all(strategy)):
+    if not dataset_strategy.formed(strategy):
         return []
     from launcher.data.spec import input_specs, target_spec
 

@@ -12,6 +12,7 @@ from launcher.plan.plan import Plan
 from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.sharding.parameters import global_layout
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
+from launcher.plan.sharding.traffic import sharded_traffic
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import many
 
@@ -24,7 +25,15 @@ def onto(job: Job, made: Plan, sharding: Sharding) -> Plan:
         for crossings, stage in zip(made.boundaries, sharding.stages, strict=True)
     )
     settings = (*made.settings, *_hsdp(job, sharding))
-    return replace(made, params=params, boundaries=boundaries, sharding=sharding, settings=settings)
+    traffic = sharded_traffic(sharding, made.sizes, made.schedule, boundaries, params=params, ties=made.ties)
+    return replace(
+        made,
+        params=params,
+        boundaries=boundaries,
+        sharding=sharding,
+        settings=settings,
+        estimate=replace(made.estimate, traffic=traffic),
+    )
 
 
 def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:

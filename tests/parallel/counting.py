@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +13,8 @@ from launcher.planner.plan_job import plan_job
 from launcher.testing.collective_counter import Collectives
 from tests.parity import build, step
 from tests.ranks import on_ranks
+
+K = TypeVar("K")
 
 
 def rank_counts(world: Any, j: Any, plan: Plan) -> dict[str, tuple[int, int]]:
@@ -38,3 +41,20 @@ def assert_as_planned(j: Any) -> list[dict[str, tuple[int, int]]]:
     got = on_ranks(plan.sizes.grid.size, rank_counts, j, plan)
     assert got == want, f"{got} != {want}"
     return want
+
+
+def all_counts(world: Any, cells: Mapping[K, tuple[Any, Plan]]) -> dict[K, dict[str, tuple[int, int]]]:
+    """Of each of them, one after the other."""
+    return {k: rank_counts(world, j, plan) for k, (j, plan) in cells.items()}
+
+
+def assert_all_as_planned(jobs: Mapping[K, Any]) -> dict[K, Plan]:
+    """Ranks are forked once a size. Their plans."""
+    plans = {k: plan_job(j) for k, j in jobs.items()}
+    for size in {p.sizes.grid.size for p in plans.values()}:
+        cells = {k: (jobs[k], p) for k, p in plans.items() if p.sizes.grid.size == size}
+        ranks = on_ranks(size, all_counts, cells)
+        for k, (_, plan) in cells.items():
+            got, want = [r[k] for r in ranks], planned(plan)
+            assert got == want, f"{k}: {got} != {want}"
+    return plans

@@ -25,6 +25,8 @@ SMALLER = {  # what two steps of it need not take so long
     "lm_tp2": (*LM, "steps.sample.tokens=8"),
     "broadcast_after_load": ("steps.evaluate.batches=1",),
     "lm_recompute": LM,
+    "mlp_propagated": ("steps.evaluate.batches=1",),
+    "lm_recursive": LM,
     "mlp_autoparallel": ("steps.evaluate.batches=1",),
     "smollm2_pp2_tp2": ("data.seq_len=16", "steps.evaluate.batches=1", "steps.sample.tokens=4"),
     "resnet50_cifar_pp2": ("model.depth=18", "model.width=8", "train.batch_size=4", "steps.evaluate.batches=1"),

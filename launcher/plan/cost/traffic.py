@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from launcher.plan.cost.cut_model import CutModel
 from launcher.plan.cost.fusion import Bucket, Fused, Group
 from launcher.plan.cost.reduce_scatters import reduced
-from launcher.plan.partition.params import Placed
+from launcher.plan.partition.params import Placed, Tie
 from launcher.plan.partition.sizes import Sizes
 from launcher.plan.partition.stages import Crossing
+from launcher.plan.schedule.actions import Row
 from launcher.plan.values.facts import ITEMSIZE
 from launcher.plan.values.precision import Precision
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "send", "receive")
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "receive")
 Event = tuple[str, int]
 """A kind, and its bytes: of the whole tensor, that is what a gather yields and what a scatter is given."""
 
@@ -40,11 +41,13 @@ def traffic(model: CutModel, fused: Fused) -> tuple[Traffic, ...]:
     out: dict[int, list[Traffic]] = {}
     cuts = sorted({axis for tie in model.ties for axis in named[tie.name].layout.axes})
     for pp in range(model.sizes.grid["pp"]):
-        same = [*_replicas(model, fused, named, pp), *_messages(model, pp), *_scalars(model.sizes, pp)]
+        sent = between_stages(model.boundaries, model.schedule[pp], model.sizes.places, pp, model.lengths)
+        same = [*_replicas(model, fused, named, pp), *sent, *scalars(model.sizes, pp)]
 
         # ranks of a stage differ in their shards of what is tied
         for ranks in model.sizes.grid.alike(*cuts, pp=pp):
-            sums = list(_sums(ranks[0], [*same, *_tied(model, named, ranks[0])]))
+            tied = between_copies(model.ties, named, model.sizes, ranks[0])
+            sums = list(added_up(ranks[0], [*same, *tied]))
             out |= {rank: [replace(t, rank=rank) for t in sums] for rank in ranks}
     return tuple(t for rank in sorted(out) for t in out[rank])
 
@@ -55,7 +58,8 @@ def messages(sent: tuple[Traffic, ...], sizes: Sizes) -> int:
     return sum(t.count for t in sent if t.kind == "send" and t.rank in pipeline)
 
 
-def _sums(rank: int, events: list[Event]) -> Iterator[Traffic]:
+def added_up(rank: int, events: list[Event]) -> Iterator[Traffic]:
+    """In the order of ``KINDS``."""
     count: Counter[str] = Counter(kind for kind, _ in events)
     for kind in KINDS:
         if count[kind]:
@@ -80,7 +84,7 @@ def _replicas(model: CutModel, fused: Fused, named: Mapping[str, Placed], pp: in
     yield from _statistics(model.params, model.sizes, pp)
 
 
-def _scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
+def scalars(sizes: Sizes, pp: int) -> Iterator[Event]:
     """Single numbers that ranks agree on each step."""
     yield "all_reduce", 24  # of the loss, the gradient norm, and whether any rank was asked to stop
     if sizes.places[-1] == pp and sizes.replicas > 1:
@@ -127,19 +131,24 @@ def _statistics(params: tuple[Placed, ...], sizes: Sizes, pp: int) -> Iterator[E
         yield "broadcast", found[dtype]
 
 
-def _messages(model: CutModel, pp: int) -> Iterator[Event]:
+def between_stages(
+    boundaries: Sequence[tuple[Crossing, ...]],
+    row: Row,
+    places: Sequence[int],
+    pp: int,
+    pieces: Sequence[int] = (),
+) -> Iterator[Event]:
     """Values go forward, gradients of what is floating come back; within a rank nothing is sent."""
-    place, pieces = model.sizes.places, model.lengths
-    for action in model.schedule[pp]:
+    for action in row:
         if action.kind == "W":
             continue
         forward, stage = action.kind == "F", action.stage
         before, after = ("receive", "send") if forward else ("send", "receive")
         part = (pieces[action.micro % len(pieces)], sum(pieces)) if pieces else (1, 1)
-        if stage > 0 and place[stage - 1] != pp:
-            yield from ((before, n) for n in _specs(model.boundaries[stage - 1], forward, *part))
-        if stage < len(place) - 1 and place[stage + 1] != pp:
-            yield from ((after, n) for n in _specs(model.boundaries[stage], forward, *part))
+        if stage > 0 and places[stage - 1] != pp:
+            yield from ((before, n) for n in _specs(boundaries[stage - 1], forward, *part))
+        if stage < len(places) - 1 and places[stage + 1] != pp:
+            yield from ((after, n) for n in _specs(boundaries[stage], forward, *part))
 
 
 def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: int) -> list[int]:
@@ -147,12 +156,14 @@ def _specs(crossing: tuple[Crossing, ...], forward: bool, length: int, whole: in
     return [t.nbytes * length // whole for c in crossing for t in c.specs if forward or "float" in t.dtype]
 
 
-def _tied(model: CutModel, named: Mapping[str, Placed], rank: int) -> Iterator[Event]:
+def between_copies(
+    ties: Sequence[Tie], named: Mapping[str, Placed], sizes: Sizes, rank: int
+) -> Iterator[Event]:
     """One sum for the tensors of a dtype that the same pipeline ranks share."""
     found: Counter[tuple[tuple[int, ...], str]] = Counter()
-    pp = model.sizes.grid.coords(rank)["pp"]
-    for tie in model.ties:
-        at = tuple(sorted({model.sizes.places[s] for s in tie.stages}))
+    pp = sizes.grid.coords(rank)["pp"]
+    for tie in ties:
+        at = tuple(sorted({sizes.places[s] for s in tie.stages}))
         box = named[tie.name].layout.box(rank)
         if tie.trained and pp in at and len(at) > 1 and box is not None:
             dtype = named[tie.name].spec.dtype

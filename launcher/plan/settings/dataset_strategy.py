@@ -22,15 +22,12 @@ Slices = tuple[tuple[int, ...], ...]
 def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
     """Slices that this layout cannot hand out."""
     strategy = job.parallel.dataset_strategy
-    if not isinstance(strategy, tuple) or sizes is None or over_device_matrix(job):
+    if isinstance(strategy, str):
         return
-    if not strategy or not all(strategy):
-        text = f"{written(strategy)}: should be a list a tensor, with a number of slices a dim"
-        yield Problem(KEY, text)
+    if not formed(strategy):
+        yield Problem(KEY, f"{written(strategy)}: should be {_form(strategy)}")
         return
-    within = _within(strategy)
-    if within is not None:
-        yield within
+    if isinstance(strategy, dict) or sizes is None or over_device_matrix(job):
         return
 
     # dim 0, the samples: cut alike in all tensors, and evenly over the ranks
@@ -47,28 +44,39 @@ def refused(job: Job, sizes: Sizes | None) -> Iterator[Problem]:
         yield Problem(KEY, text, _pasted(tuple((fewer, *dims[1:]) for dims in strategy)))
 
 
-def _within(strategy: Slices) -> Problem | None:
-    """A dim other than the samples that is cut."""
-    for i, dims in enumerate(strategy):
-        for dim, n in enumerate(dims[1:], 1):
-            if n > 1:
-                text = f"{written(strategy)}: item [{i}][{dim}] = {n}"
-                text += ": only dim 0, the samples, is handed out to ranks"
-                text += "; what cuts a sequence cuts it inside the model (parallel.operators)"
-                return Problem(KEY, text, _pasted(tuple(_whole(d[0], len(d)) for d in strategy)))
-    return None
+def formed(strategy: Slices | dict[str, Any]) -> bool:
+    """Whether there is a list for each tensor that it names."""
+    if isinstance(strategy, tuple):
+        return bool(strategy) and all(strategy)
+    tensors = strategy.get("in")
+    lists = isinstance(tensors, list | tuple) and all(isinstance(dims, list | tuple) for dims in tensors)
+    return lists and set(strategy) == {"matrix", "axes", "in"}
 
 
-def refused_for(strategy: Slices, dims: tuple[int, ...]) -> Problem | None:
-    """Slices for another number of tensors, or of dims, than a batch has: its inputs, then its target."""
-    if tuple(map(len, strategy)) == dims:
+def _form(strategy: Slices | dict[str, Any]) -> str:
+    if isinstance(strategy, tuple):
+        return "a list a tensor, with a number of slices a dim"
+    return "a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with a list a tensor"
+
+
+def refused_for(strategy: Slices | dict[str, Any], dims: tuple[int, ...]) -> Problem | None:
+    """Another number of tensors, or of dims, than a batch has: its inputs, then its target."""
+    tensors = strategy["in"] if isinstance(strategy, dict) else strategy
+    if tuple(map(len, tensors)) == dims:
         return None
     have = ", ".join(f"input {i} has {many(n, 'dim')}" for i, n in enumerate(dims[:-1]))
     text = f"{written(strategy)}: a batch has {many(len(dims), 'tensor')}: {have}"
     text += f", the target has {many(dims[-1], 'dim')}"
-    if len({slices[0] for slices in strategy}) > 1:
+    if isinstance(strategy, dict) or len({slices[0] for slices in strategy}) > 1:
         return Problem(KEY, text)
-    return Problem(KEY, text, _pasted(tuple(_whole(strategy[0][0], n) for n in dims)))
+
+    # entries that fit stay; of others only the samples are known
+    fits = [len(slices) == n for slices, n in zip(strategy, dims, strict=False)]
+    if any(max(s[1:], default=1) > 1 for s, fit in zip(strategy, fits, strict=False) if not fit):
+        return Problem(KEY, text)
+    kept = [s if fit else _whole(s[0], n) for s, fit, n in zip(strategy, fits, dims, strict=False)]
+    more = [_whole(strategy[0][0], n) for n in dims[len(kept) :]]
+    return Problem(KEY, text, _pasted((*kept, *more)))
 
 
 def _whole(count: int, dims: int) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from launcher.errors import Problem
 from launcher.job.schema.job import Job
 from launcher.plan.operators import strategy
 from launcher.plan.schedule.schedules import RULES
+from launcher.plan.settings import mode
+from launcher.plan.settings.mode import searches
 from launcher.plan.values.text import many
 
 OPERATORS = "parallel.operators"
@@ -23,7 +25,7 @@ def over_device_matrix(job: Job) -> bool:
     beside one of data-parallel ranks.
     """
     par = job.parallel
-    if par.mode != "semi_auto" or _other_dims(par.dataset_strategy):
+    if searches(job) or _other_dims(par.dataset_strategy):
         return True
     values = [v for v in par.operators.values() if isinstance(v, Mapping)]
     if any("matrix" in v or "axes" in v for v in values):
@@ -91,6 +93,9 @@ def ranks(job: Job, found: list[Problem]) -> int | None:
 def refused(job: Job, size: int | None) -> Iterator[Problem]:
     """What cannot be beside device matrices over the ``size`` ranks of a stage."""
     par = job.parallel
+    if searches(job) and size == 1:
+        text = f"{par.mode} has nothing to decide: each stage has one rank"
+        yield Problem(mode.KEY, text, f"{mode.KEY}=semi_auto")
     for axis, n in (("dp_replicate", par.grid.dp_replicate), ("dp_shard", par.grid.dp_shard)):
         if n not in (None, 1):
             text = f"{n}: each operator shares all ranks of a stage out in its own way"

@@ -9,7 +9,6 @@ __all__ = [
     "moves",
     "op_graph",
     "op_rule",
-    "operator_rows",
     "parameters",
     "sharded_graph",
     "stage_sharding",

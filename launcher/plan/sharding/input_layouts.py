@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import gcd
+from collections.abc import Mapping, Sequence
+from math import gcd, prod
+from shlex import quote
+from typing import Any
 
 from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
+from launcher.plan.settings.dataset_strategy import written
+from launcher.plan.sharding.tensor_dims import (
+    UnfitError,
+    device_matrix,
+    named_axes,
+    named_layout,
+    nearest_slices,
+    over_ranks,
+    sliced_layout,
+    text,
+)
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from launcher.plan.sharding.written import layout_of
 from launcher.plan.values.facts import TensorSpec
 
 KEY = "parallel.dataset_strategy"
@@ -24,15 +36,46 @@ def input_layouts(job: Job, specs: Sequence[TensorSpec], ranks: int) -> tuple[Te
         return tuple(TensorLayout.whole(len(s.shape), ranks) for s in specs)
     if asked == "data_parallel":
         return tuple(_samples(s, ranks) for s in specs)
-    out, found = [], []
+    found: list[Problem] = []
+    out = []
     for place, spec in enumerate(specs):
-        got = layout_of(asked, place, spec.shape, ranks)
-        if isinstance(got, str):
-            found.append(Problem(KEY, got))
-        else:
-            out.append(got)
-    refuse(found)
+        try:
+            out.append(_layout(asked, place, spec.shape, ranks))
+        except UnfitError as error:
+            found.append(Problem(KEY, str(error), _cure(asked, place, spec.shape, ranks)))
+    refuse([*found, *_target(asked, len(specs), ranks)])
     return tuple(out)
+
+
+def _layout(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> TensorLayout:
+    where = f"input {place}"
+    if not isinstance(asked, Mapping):
+        return sliced_layout(where, asked[place], shape, ranks)
+    axes = device_matrix(asked["matrix"], asked["axes"], ranks)
+    return named_layout(where, asked["in"][place], shape, axes)
+
+
+def _target(asked: Any, place: int, ranks: int) -> list[Problem]:
+    """Targets are cut as the loss takes them; what is written of them is to be of the right form."""
+    try:
+        if isinstance(asked, Mapping):
+            dims = asked["in"][place]
+            named_axes("target", dims, dims, device_matrix(asked["matrix"], asked["axes"], ranks))
+        else:
+            over_ranks(f"target: {text(asked[place])}: ", asked[place], ranks)
+    except UnfitError as error:
+        return [Problem(KEY, str(error))]
+    return []
+
+
+def _cure(asked: Any, place: int, shape: tuple[int, ...], ranks: int) -> str:
+    """The most slices that fit, of slices."""
+    if isinstance(asked, Mapping):
+        return ""
+    nearest = tuple(nearest_slices(asked[place], shape, ranks))
+    if prod(nearest) == 1:  # what cuts nothing is not what was meant
+        return ""
+    return quote(f"{KEY}={written((*asked[:place], nearest, *asked[place + 1 :]))}")
 
 
 def _samples(spec: TensorSpec, ranks: int) -> TensorLayout:

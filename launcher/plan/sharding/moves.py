@@ -14,10 +14,11 @@ from launcher.plan.values.facts import WIDTH
 
 @dataclass(frozen=True)
 class Move:
-    """A redistribution, and that of the gradient; ``None`` where no gradient comes back."""
+    """A redistribution, and that of the gradient if one comes back. ``itemsize``: bytes."""
 
     forward: Redistribution
     backward: Redistribution | None
+    itemsize: int
 
 
 def taken(graph: ShardedGraph, way: Taken) -> Move | None:
@@ -43,7 +44,7 @@ def _move(
     of = graph.graph.values[value]
     size = WIDTH[of.spec.dtype]
     backward = back(src, dst, terms, of.shape, size) if of.trains else None
-    return Move(redistribution(src, dst, of.shape, size), backward)
+    return Move(redistribution(src, dst, of.shape, size), backward, size)
 
 
 def moves(graph: ShardedGraph) -> Iterator[Move]:

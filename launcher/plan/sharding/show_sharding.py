@@ -93,10 +93,9 @@ def _gathered(graph: ShardedGraph) -> Rows:
 
 def _sent(graph: ShardedGraph) -> Iterator[tuple[Redistribution, int]]:
     for move in moves(graph):
-        size = 4
-        yield move.forward, size
+        yield move.forward, move.itemsize
         if move.backward is not None:
-            yield move.backward, size
+            yield move.backward, move.itemsize
 
 
 def told(sharding: Sharding) -> dict[str, Any]:

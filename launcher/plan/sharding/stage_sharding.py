@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
 from launcher.plan.operators.operator_file import SearchedFile
-from launcher.plan.operators.resolve import strategy_problem
 from launcher.plan.settings.mode import searches
 from launcher.plan.sharding.assign import assign
 from launcher.plan.sharding.cost import CostModel, Layouts
+from launcher.plan.sharding.files.operator_names import operator_names
 from launcher.plan.sharding.input_layouts import input_layouts
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.operator_names import operator_names
 from launcher.plan.sharding.parameters import ShardedParam, at_rest
 from launcher.plan.sharding.search.found import Found
 from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from launcher.plan.sharding.written import Written, read
+from launcher.plan.sharding.written import read, unmatched
+from launcher.plan.sharding.written_operator import Written
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.text import bytes_text
 
@@ -110,20 +110,16 @@ def resolve(job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, terms: Ter
     known: dict[str, TensorLayout] = {}
     ranks = terms.ranks
     names = operator_names([g.train for g in graphs])
-    met: set[str] = set()
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
         place = Place(index, len(graphs), names[index])
-        made, wrong, here = _stage(job, both, rule_of, terms, arrive=arrive, known=known, place=place)
+        made, wrong = _stage(job, both, rule_of, terms, arrive=arrive, known=known, place=place)
         found += wrong
-        met |= here
         stages.append(made)
         known |= {p.name: p.used for p in made.params if p.name not in known}
         arrive = tuple(made.train.taken[at].layout for at in made.train.returns)
-    for key, value in job.parallel.operators.items():
-        if key not in met:
-            text = "no operator of a stage is that of this module, or of one it matches"
-            found.append(strategy_problem(key, value, text))
+    modules = [n.module for both in graphs for n in both.train.nodes]
+    found += unmatched(job.parallel.operators, modules, [name for each in names for name in each])
     refuse(list(dict.fromkeys(found)))
     level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
     saved = job.parallel.operator_strategy
@@ -156,16 +152,12 @@ def _stage(
     arrive: Sequence[TensorLayout],
     known: Mapping[str, TensorLayout],
     place: Place,
-) -> tuple[StageSharding, list[Problem], frozenset[str]]:
-    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too.
-
-    Returns which keys of strategies are of any of its operators, too.
-    """
+) -> tuple[StageSharding, list[Problem]]:
+    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too."""
     graph, ranks = graphs.train, terms.ranks
     last = place.index == place.stages - 1
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
-    said = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
-    written, found = said.written, [*said.problems]
+    written, found = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
 
     # a search has inputs of the model as their users take them, where nobody wrote how they come
     free = place.index == 0 and _searched(job) and isinstance(job.parallel.dataset_strategy, str)
@@ -192,7 +184,7 @@ def _stage(
     # evaluation: the same strategies for the same operators, parameters as training lays them out
     params = tuple(_param(job, train, name, v) for name, v in graph.params if train.users[v])
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
-    return StageSharding(train, other, params, written, reasons), found, said.met
+    return StageSharding(train, other, params, written, reasons), found
 
 
 def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:

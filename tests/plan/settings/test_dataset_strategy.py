@@ -11,8 +11,6 @@ from tests.plan.made import job, words
 KEY = "parallel.dataset_strategy"
 
 REFUSED = {
-    "[[2,2],[2,2]]": "[[2,2],[2,2]]: item [0][1] = 2: only dim 0, the samples, is handed out to ranks; what cuts a "
-    f"sequence cuts it inside the model (parallel.operators) (try: '{KEY}=[[2,1],[2,1]]')",
     "[[2,1],[1,1]]": "[[2,1],[1,1]]: dim 0 is cut in 1 and in 2: inputs and targets of a sample go together",
     "[[3,1],[3,1]]": "[[3,1],[3,1]]: dim 0 is cut in 3: does not divide the 4 data-parallel ranks; what does: 1, 2, 4 "
     f"(try: '{KEY}=[[2,1],[2,1]]')",
@@ -22,6 +20,14 @@ REFUSED = {
     f"(try: '{KEY}=[[4,1],[4,1]]')",
     "[]": "[]: should be a list a tensor, with a number of slices a dim",
     "[[]]": "[[]]: should be a list a tensor, with a number of slices a dim",
+    "[[1,2],[]]": "[[1,2],[]]: should be a list a tensor, with a number of slices a dim",
+    "[[1,2]]": "[[1,2]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims (try: "
+    f"'{KEY}=[[1,2],[1,1]]')",
+    "[[1,2,2],[1,1]]": "[[1,2,2],[1,1]]: a batch has 2 tensors: input 0 has 2 dims, the target has 2 dims",
+    "{matrix:[2,2],axes:[x,y]}": "{matrix:[2,2],axes:[x,y]}: should be a layout such as {matrix: [2, 4], axes: [x, "
+    "y], in: [[x, y], [x]]}, with a list a tensor",
+    "{matrix:[2,2],axes:[x,y],in:[[x,y],[x]]}": "{matrix:[2,2],axes:[x,y],in:[[x,y],[x]]}: a batch has 2 tensors: "
+    "input 0 has 2 dims, the target has 2 dims",
 }  # fmt: skip
 
 

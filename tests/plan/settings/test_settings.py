@@ -14,9 +14,10 @@ PIPE = "parallel.pipeline"
 
 REFUSED = {
     f"{P}.mode=sharding_propagation":
-        f"{P}.mode: sharding_propagation is not available yet (try: {P}.mode=semi_auto)",
-    f"{P}.mode=recursive_programming":
-        f"{P}.mode: recursive_programming is not available yet (try: {P}.mode=semi_auto)",
+        f"{P}.mode: sharding_propagation has nothing to decide: each stage has one rank (try: {P}.mode=semi_auto)",
+    f"{P}.mode=recursive_programming launch.nproc=4 {P}.operators.head={{in: [[1,1,1],[4,1]]}}":
+        f"{P}.mode: recursive_programming finds every strategy itself; sharding_propagation keeps those that are "
+        f"written (try: {P}.mode=sharding_propagation)",
     "checkpoint.encrypt=aes-gcm":
         "checkpoint.encrypt: this does not say where the key is; a key itself belongs into no configuration "
         "(try: checkpoint.encrypt=env:CHECKPOINT_KEY)",
@@ -35,17 +36,15 @@ def typed(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_what_is_not_there_yet_is_refused_and_the_cure_accepted(override: str) -> None:
+def test_what_cannot_be_is_refused_and_the_cure_accepted(override: str) -> None:
     error = refusal(*typed(override))
     assert str(error) == REFUSED[override]
     ask(job(*typed(override), *words(error)))
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    error = refusal(
-        "parallel.mode=sharding_propagation", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]"
-    )
-    assert [p.key for p in error.problems] == ["parallel.mode", "launch.nproc", "steps.transform"]
+    error = refusal("checkpoint.encrypt=aes-gcm", "launch.nproc=3", f"{PIPE}.stages=2", "steps=[train,transform]")
+    assert [p.key for p in error.problems] == ["checkpoint.encrypt", "launch.nproc", "steps.transform"]
 
 
 HSDP = "launch.nproc=2 parallel.hsdp={}"

@@ -16,7 +16,7 @@ from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import constants
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.facts import WIDTH
-from launcher.plan.values.text import bytes_text
+from launcher.plan.values.text import bytes_text, many
 
 COLLECTIVES = {
     "all_gather": "an all-gather", "all_to_all": "an all-to-all", "reduce_scatter": "a reduce-scatter",
@@ -64,14 +64,14 @@ class Reasons:
             groups.setdefault(key, []).append(at)
         for (module, kind, words, main), nodes in groups.items():
             modules = len({self.graph.nodes[at].module for at in nodes})
-            many = f" ({modules})" if modules > 1 else ""
+            count = f" ({modules})" if modules > 1 else ""
             if not main:
-                light = f"{len(nodes) // modules} views and elementwise"
-                yield f"inferred: {module or 'the model'}{many}, {light}: {words}"
+                light = many(len(nodes) // modules, "light operator")
+                yield f"inferred: {module or 'the model'}{count}, {light}: {words}"
                 continue
             several = any(k[0] == module and k[3] and k[1] != kind for k in groups)
             what = f"{module}.{kind}" if module and several else module or kind
-            yield f"inferred: {what}{many}: {words}{self.why(nodes[len(nodes) // 2])}"
+            yield f"inferred: {what}{count}: {words}{self.why(nodes[len(nodes) // 2])}"
 
     def words(self, at: int, chosen: OpStrategy | None = None) -> str:
         """``batch 4 x columns 2``, or one word where all ranks are in it."""

@@ -93,7 +93,7 @@ def test_inputs_cut_in_batch_give_data_parallelism() -> None:
     assert found.cost.communication == 0
     assert found.reasons == (
         "inferred: layers.* (3): batch, saves an all-gather of 224.0 MB",
-        "inferred: layers.* (3), 1 views and elementwise: batch",
+        "inferred: layers.* (3), 1 light operator: batch",
     )
 
 

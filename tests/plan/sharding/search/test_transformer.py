@@ -33,7 +33,7 @@ def test_projections_by_columns_and_an_output_by_rows_give_megatrons_plan() -> N
     said = [line for line in found.reasons if ": mlp." in line or ": mlp," in line]
     assert said == [
         "inferred: mlp.gate: columns, saves an all-gather of 98.0 MB",
-        "inferred: mlp, 2 views and elementwise: features",
+        "inferred: mlp, 2 light operators: features",
         "inferred: mlp.up: columns, saves an all-gather of 98.0 MB",
         "inferred: mlp.down: rows, saves an all-gather of 98.0 MB",
     ]

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from launcher.plan.operators.operator_file import ASSIGNED, KEY, Searched, digest, text
-from launcher.plan.sharding.operator_names import main_operators, operator_names
+from launcher.plan.sharding.files.operator_names import main_operators, operator_names
 from launcher.plan.sharding.stage_sharding import Sharding
 from launcher.plan.sharding.written import as_written
 

@@ -1,0 +1,256 @@
+"""What is wrong with a strategy over a device matrix is told with key, value and the nearest that fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launcher.__main__ import main
+from launcher.errors import RequestError
+from launcher.planner.plan_job import plan_job
+from tests.plan.made import job, words
+
+NET = (
+    "model=mlp", "data=mnist5k", "optim=sgd", "schedule=constant", "steps=[train]", "launch.nproc=8",
+    "train.batch_size=32", "train.precision=fp64", "parallel.hsdp=null",
+)  # fmt: skip
+"""flatten, layer1 (784 to 512), relu1, layer2 (512 to 512), relu2, layer3 (512 to 10)."""
+
+OPS = "parallel.operators"
+SET = "parallel.dataset_strategy"
+X = f"{OPS}.layer2={{matrix:[8],axes:[x],in:[[x,null]]}}"
+"""So that there is a device matrix."""
+THERE = "there are those of flatten, layer1, relu1, layer2, relu2, layer3"
+XY = "matrix:[2,4],axes:[x,y]"
+
+STRATEGIES = {
+    "dim no multiple": (
+        f"{OPS}.layer1={{in:[[3,1],[1,1]]}}",
+        "layer1: in[0]: [3, 1]: dim 0 of [32, 784] is no multiple of 3 "
+        f"(try: '{OPS}.layer1.in=[[2, 1], [1, 1]]')",
+    ),
+    "more slices than ranks": (
+        f"{OPS}.layer1={{in:[[16,1],[1,1]]}}",
+        "layer1: in: 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        f"(try: '{OPS}.layer1.in=[[8, 1], [1, 1]]')",
+    ),
+    "slices that do not divide the ranks": (
+        f"{OPS}.layer1={{in:[[4,4],[4,1]]}}",
+        "layer1: in: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        f"(try: '{OPS}.layer1.in=[[4, 2], [2, 1]]')",
+    ),
+    "weight as a matrix product takes it": (
+        f"{OPS}.layer3={{in:[[1,1],[1,4]]}}",
+        f"layer3: in[1]: [1, 4]: dim 1 of [512, 10] is no multiple of 4 (try: '{OPS}.layer3.in=[[1, 1], [1, 2]]')",
+    ),
+    "tensors that disagree": (
+        f"{OPS}.layer1={{in:[[2,4],[2,1]]}}",
+        "layer1: in[1]: [2, 1]: dim 0 is cut in 2, and the same dim in in[0] in 4",
+    ),
+    "tensors whose axes disagree": (
+        f"{OPS}.layer1={{{XY},in:[[x,y],[x,null]]}}",
+        "layer1: in[1]: [x, null]: dim 0 is cut by x, and the same dim in in[0] by y",
+    ),
+    "axis used twice in a tensor": (
+        f"{OPS}.layer1={{{XY},in:[[x,x],[x,null]]}}",
+        "layer1: in[0]: [x, x]: axis x cannot cut twice",
+    ),
+    "axis for two dims of two tensors": (
+        f"{OPS}.layer1={{{XY},in:[[x,null],[x,null]]}}",
+        "layer1: in: axis x cuts two dims that are not the same",
+    ),
+    "unknown axis": (
+        f"{OPS}.layer1={{{XY},in:[[x,z],[z,null]]}}",
+        "layer1: in[0]: [x, z]: z is no axis; there are x, y and null",
+    ),
+    "matrix that does not divide the ranks": (
+        f"{OPS}.layer1={{matrix:[3,4],axes:[x,y],in:[[x,y],[null,y]]}}",
+        "layer1: matrix: [3, 4]: its 12 ranks do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        f"(try: '{OPS}.layer1.matrix=[2, 4]')",
+    ),
+    "matrix of no sizes": (
+        f"{OPS}.layer1={{matrix:[2,0],axes:[x,y],in:[[x,y]]}}",
+        "layer1: matrix: [2, 0]: not the sizes of its axes, as in {matrix: [2, 4], axes: [x, y]}",
+    ),
+    "axes without a matrix": (
+        f"{OPS}.layer1={{axes:[x,y],in:[[x,y]]}}",
+        "layer1: matrix: null: not the sizes of its axes, as in {matrix: [2, 4], axes: [x, y]}",
+    ),
+    "matrix without axes": (
+        f"{OPS}.layer1={{matrix:[2,4],in:[[x,y]]}}",
+        "layer1: axes: null: not the names of the axes of the matrix, as in {matrix: [2, 4], axes: [x, y]}",
+    ),
+    "axis without a name": (
+        f"{OPS}.layer1={{matrix:[2,4],axes:[x],in:[[x,null]]}}",
+        "layer1: axes: [x]: not a name for each of the 2 axes of matrix [2, 4]",
+    ),
+    "two axes of one name": (
+        f"{OPS}.layer1={{matrix:[2,4],axes:[x,x],in:[[x,null]]}}",
+        "layer1: axes: [x, x]: two axes are called x",
+    ),
+    "no such module": (
+        f"{OPS}.lyer1={{{XY},in:[[x,y]]}}",
+        f"lyer1: no operator is of such a module; {THERE}, did you mean 'layer1'? (try: '~{OPS}.lyer1')",
+    ),
+    "glob of no module": (
+        f"{OPS}.block*={{{XY},in:[[x,y]]}}",
+        f"block*: no operator is of such a module; {THERE} (try: '~{OPS}.block*')",
+    ),
+    "glob of modules that differ": (
+        f"{OPS}.*={{matrix:[8],axes:[x],in:[[x,null]]}}",
+        "*: flatten: in[0]: [x, null]: 2 dims, and the tensor is [32, 1, 28, 28]",
+    ),
+    "too many tensors": (
+        f"{OPS}.layer1={{{XY},in:[[x,y],[null,y],[null],[x]]}}",
+        "layer1: in: [[x, y], [null, y], [null], [x]]: 4 tensors, and linear takes [32, 784], [512, 784], [512]",
+    ),
+    "too many dims": (
+        f"{OPS}.layer1={{{XY},in:[[x,y,null]]}}",
+        "layer1: in[0]: [x, y, null]: 3 dims, and the tensor is [32, 784]",
+    ),
+    "no list of tensors": (f"{OPS}.layer1={{{XY},in:3}}", "layer1: in: 3: not a list with a list a tensor"),
+    "no list of dims": (
+        f"{OPS}.layer1={{{XY},in:[x]}}",
+        "layer1: in[0]: x: not a list with axes, or null, a dim",
+    ),
+    "names without a matrix": (
+        f"{OPS}.layer1={{weight:[tp,null]}}",
+        "layer1: in[1]: [tp, null]: not positive numbers of slices; names need matrix and axes",
+    ),
+    "no strategy": (f"{OPS}={{layer1:3}}", "layer1: 3: not a strategy such as {in: [[2, 4], [4, 1]]}"),
+    "no module": (
+        f"{OPS}.layer1=3",
+        "{layer1: 3}: should be a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}",
+    ),
+    "unknown key": (
+        f"{OPS}.layer1={{in:[[2,4]],wait:[1,1]}}",
+        "layer1: wait: no such key; there are in, out, input, output, matrix, axes, weight, bias",
+    ),
+    "dim that cannot be cut": (
+        f"{OPS}.flatten={{in:[[2,1,1,2]]}}",
+        "flatten: in[0]: [2, 1, 1, 2]: dim 3 of [32, 1, 28, 28] is cut, and flatten needs all of it "
+        f"(try: '{OPS}.flatten.in=[[2, 1, 1, 1]]')",
+    ),
+    "out of more tensors": (
+        f"{OPS}.layer1={{{XY},in:[[x,y]],out:[[x,null],[x]]}}",
+        "layer1: out: [[x, null], [x]]: not a list with one list, for the tensor that it makes",
+    ),
+    "out of fewer dims": (
+        f"{OPS}.layer1={{{XY},in:[[x,y]],out:[[x]]}}",
+        "layer1: out: [x]: 1 dim, and the tensor is [32, 512]",
+    ),
+    "out that does not divide": (
+        f"{OPS}.layer3={{{XY},in:[[x,y]],out:[[x,y]]}}",
+        f"layer3: out: [x, y]: dim 1 of [32, 10] is no multiple of 4 (try: '{OPS}.layer3.out=[[x, null]]')",
+    ),
+    "out in slices": (
+        f"{OPS}.layer3={{in:[[8,1]],out:[[3,2]]}}",
+        f"layer3: out: [3, 2]: dim 0 of [32, 10] is no multiple of 3 (try: '{OPS}.layer3.out=[[2, 2]]')",
+    ),
+    "out in slices that do not divide the ranks": (
+        f"{OPS}.layer1={{in:[[8,1]],out:[[4,4]]}}",
+        "layer1: out: [4, 4]: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+        f"(try: '{OPS}.layer1.out=[[4, 2]]')",
+    ),
+}  # fmt: skip
+
+
+def refused(*typed: str) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        plan_job(job(*NET, *typed))
+    return caught.value
+
+
+@pytest.mark.parametrize("case", STRATEGIES)
+def test_a_strategy_that_does_not_fit_is_refused_and_the_cure_accepted(case: str) -> None:
+    typed, message = STRATEGIES[case]
+    error = refused(X, typed)
+    assert str(error) == (f"{OPS}: {message}" if case == "no module" else f"{OPS}.{message}")
+    if "try: " in message:
+        plan_job(job(*NET, X, typed, *words(error)))
+
+
+INPUTS = {
+    "[[1,1,1,3],[8]]": "input 0: [1, 1, 1, 3]: dim 3 of [32, 1, 28, 28] is no multiple of 3 "
+    f"(try: '{SET}=[[1,1,1,2],[8]]')",
+    "[[1,1,28,1],[8]]": "input 0: [1, 1, 28, 1]: 28 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8 "
+    f"(try: '{SET}=[[1,1,4,1],[8]]')",
+    "[[1,1,4,1],[3]]": "target: [3]: 3 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8",
+    "[[1,1,4,1]]": "[[1,1,4,1]]: a batch has 2 tensors: input 0 has 4 dims, the target has 1 dim "
+    f"(try: '{SET}=[[1,1,4,1],[1]]')",
+    "{matrix:[2,4],axes:[x,y],in:[[x,null,z,null],[x]]}": "input 0: [x, null, z, null]: z is no axis; there are x, y "
+    "and null",
+    "{matrix:[2,4],axes:[x,y],in:[[x,null,x,null],[x]]}": "input 0: [x, null, x, null]: axis x cannot cut twice",
+    "{matrix:[8],axes:[x],in:[[null,null,x,null],[x]]}": "input 0: [null, null, x, null]: dim 2 of [32, 1, 28, 28] is "
+    "no multiple of 8",
+    "{matrix:[2,4],axes:[x,y],in:[[x,null,y,null],[z]]}": "target: [z]: z is no axis; there are x, y and null",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", INPUTS)
+def test_parts_of_a_batch_that_do_not_fit_are_refused_and_the_cure_accepted(typed: str) -> None:
+    error = refused(f"{SET}={typed}")
+    assert str(error) == f"{SET}: {INPUTS[typed]}"
+    if "try: " in INPUTS[typed]:
+        plan_job(job(*NET, f"{SET}={typed}", *words(error)))
+
+
+def test_a_matrix_that_does_not_divide_the_ranks_is_told_once_of_all_tensors() -> None:
+    assert str(refused(f"{SET}={{matrix:[2,3],axes:[x,y],in:[[x,null,y,null],[x]]}}")) == (
+        f"{SET}: matrix: [2, 3]: its 6 ranks do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8"
+    )
+
+
+BESIDE = {
+    "parallel.grid.dp_shard=2": "parallel.grid.dp_shard: 2: each operator shares all ranks of a stage out in its own "
+    "way (try: '~parallel.grid.dp_shard')",
+    "parallel.grid.dp_replicate=2": "parallel.grid.dp_replicate: 2: each operator shares all ranks of a stage out in "
+    "its own way (try: '~parallel.grid.dp_replicate')",
+    "parallel.grid.tp=4": "parallel.grid.tp: 4: operators are cut over all 8 ranks of a stage (try: "
+    "'~parallel.grid.tp')",
+    "parallel.recompute={modules:'*'}": "parallel.recompute: operators over device matrices do not run again in the "
+    "backward yet (try: '~parallel.recompute')",
+    "train.compile={modules:stages}": "train.compile: operators over device matrices are not compiled yet (try: "
+    "'~train.compile')",
+    "train.precision=bf16": "train.precision: bf16: operators over device matrices compute in fp32 or fp64 (try: "
+    "train.precision=fp32)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", BESIDE)
+def test_what_cannot_be_beside_device_matrices_is_refused_and_the_cure_accepted(typed: str) -> None:
+    error = refused(X, typed)
+    assert str(error) == BESIDE[typed]
+    plan_job(job(*NET, X, typed, *words(error)))
+
+
+def test_a_backward_that_is_cut_in_two_is_refused() -> None:
+    typed = [
+        f"{OPS}.layer2={{matrix:[4],axes:[x],in:[[x,null]]}}",
+        "parallel.pipeline.stages=2",
+        "parallel.pipeline.stage_config=auto",
+        "parallel.pipeline.scheduler=zero_bubble_h1",
+    ]
+    error = refused(*typed)
+    assert str(error) == (
+        "parallel.pipeline.scheduler: zero_bubble_h1: a backward over device matrices is not cut in two (try: "
+        "parallel.pipeline.scheduler=1f1b)"
+    )
+    plan_job(job(*NET, *typed, *words(error)))
+
+
+SHOWN = """
+  parallel.operators.layer1: in: 4 x 4 = 16 slices do not divide the 8 ranks of a stage; what does: 1, 2, 4, 8
+    set by: parallel.operators.layer1={in:[[4,4],[4,1]]} (command line)
+    try:    'parallel.operators.layer1={in:[[4,2],[2,1]]}'
+"""
+
+
+def test_the_command_line_refuses_with_2_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    net = [*NET, "parallel.pipeline.stages=1", "parallel.pipeline.stage_config=auto"]
+    assert main([*net, X, f"{OPS}.layer1={{in:[[4,4],[4,1]]}}", f"run_dir={run}"]) == 2
+    out, err = capsys.readouterr()
+    assert SHOWN in out + err
+    assert not run.exists()
