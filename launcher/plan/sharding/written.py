@@ -100,8 +100,11 @@ def unmatched(
             form = "a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
             found.append(Problem(KEY, f"{text(value)}: should be {form}"))
             continue
-        meant = did_you_mean(nearest(key, there))
+        own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
+        meant = did_you_mean(nearest(key, own or there))
         why = f"no operator is of such a module; there are those of {listed(there)}{meant}"
+        if own:
+            why = f"its module has no such operator; there are {listed(own)}{meant}"
         found.append(_problem(key, key, value, why, quote(f"~{KEY}.{key}")))
     return found
 

@@ -12,7 +12,7 @@ from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import show, to_json
 from launcher.plan.plan import Plan
-from launcher.plan.sharding.operator_rows import as_json
+from launcher.plan.sharding.files.operator_rows import as_json
 from launcher.planner.plan_job import plan_job
 from tests.parallel.sharding.test_device_matrices import DOCUMENT, SHAPES, drawn, network
 from tests.tiers import some
@@ -53,7 +53,10 @@ def test_strategies_of_a_file_make_the_plan_that_wrote_it(tmp_path: Path, net: s
     assert as_json(again.sharding) == as_json(plan.sharding)
 
 
-@pytest.mark.parametrize(("net", "stages"), some([(net, stages) for net in SHAPES for stages in (1, 2)], 4))
+@pytest.mark.parametrize(
+    ("net", "stages"),
+    some([(net, stages) for net in SHAPES for stages in ((1,) if net == "Convolutions" else (1, 2))], 4),
+)
 def test_a_search_that_was_saved_is_not_made_again(tmp_path: Path, net: str, stages: int) -> None:
     job = with_parallel(network(net, 8, stages), mode="recursive_programming")
     plan = plan_job(job)
@@ -87,10 +90,10 @@ def test_what_is_written_beats_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "text"),
     [
-        ("matmul9", {"in": [[2, 4]]}, "matmul9: no operator of a stage is that of this module, or of one it matches"),
-        ("relu1", {"in": [[3, 1]]}, "relu1: relu1: in[0]: [3, 1]: dim 0 of [16, 32] has 16, no multiple of 3"),
+        ("matmul9", {"in": [[2, 4]]}, "matmul9: no operator is of such a module; there are those of flatten, matmul1, relu1, matmul2, relu2, matmul3"),
+        ("relu1", {"in": [[3, 1]]}, "relu1: in[0]: [3, 1]: dim 0 of [16, 32] is no multiple of 3"),
         ("relu1:gelu", {"in": [[2, 1]]},
-         "relu1:gelu: no operator of a stage is that of this module, or of one it matches"),
+         "relu1:gelu: its module has no such operator; there are relu1:relu, did you mean 'relu1:relu'?"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_is_said_of_the_file(tmp_path: Path, name: str, row: dict[str, Any], text: str) -> None:
