@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from launcher.errors import refuse
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
+from launcher.plan.operators.resolve import unwrapped
 from launcher.plan.plan import GB, Plan
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
@@ -16,19 +18,22 @@ from launcher.plan.sharding.search.cost import CostModel
 from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
 from launcher.planner.sharded_plan import onto
+from launcher.planner.trace_model import ModelRead
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> Plan:
+def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
     """``made`` with the strategies of ``job``; ``model`` (on meta) is whole. Raises ``RequestError``."""
     from launcher.parallel.trace.model_facts import default_dtype, dtype_of
 
+    operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
+    refuse(wrong)
+    job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
-        graphs = [
-            _named(g, made) for g in _graphs(made, model, specs, ours=not isinstance(job.model, Target))
-        ]
+        ours = not isinstance(job.model, Target)
+        graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made)))
 
 
