@@ -5,6 +5,7 @@ All ranks of a pipeline stage are one set here, which each operator cuts in its 
 """
 
 __all__ = [
+    "cost",
     "meeting_ranks",
     "moves",
     "op_graph",
@@ -13,4 +14,5 @@ __all__ = [
     "sharded_graph",
     "stage_sharding",
     "tensor_layout",
+    "traffic",
 ]
