@@ -5,13 +5,13 @@ All ranks of a pipeline stage are one set here, which each operator cuts in its 
 """
 
 __all__ = [
-    "cost",
     "meeting_ranks",
     "moves",
     "op_graph",
     "op_rule",
     "parameters",
     "sharded_graph",
+    "show_sharding",
     "stage_sharding",
     "tensor_layout",
     "traffic",
