@@ -294,7 +294,7 @@ def _planned(
     made = plan(job, asked, traced, [*notes, *more], traits=traits)
     if over_device_matrix(job):
         with unmarked(model.marks):
-            made = shard_operators(job, made, model.module, specs)
+            made = shard_operators(job, made, model, specs)
     if made.compilation is not None and made.compilation.fullgraph and not seen.graph.looks:
         refuse(compile.broken(breaks(made, made.compilation, model, specs)))
     return made

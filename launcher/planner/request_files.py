@@ -11,7 +11,7 @@ from launcher.checkpoint.mindspore.formats.operator_json import parse as node_st
 from launcher.checkpoint.mindspore.operator_strategies import strategies
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
-from launcher.plan.operators.operator_file import parsed
+from launcher.plan.operators.operator_file import Searched, SearchedFile, parsed, searched
 from launcher.plan.operators.strategy import FromFile
 from launcher.plan.settings import transformer_opt
 from launcher.planner.param_layouts import TP_KEY, degrees
@@ -39,8 +39,11 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
         if isinstance(got, Problem):
             found.append(got)
         else:
-            tp, operators = got
+            tp, operators, found_by = got
             changes["operators"] = operators | par.operators
+            if found_by is not None:
+                said = par.operator_strategy.model_dump()
+                changes["operator_strategy"] = SearchedFile(**said, reasons=found_by.reasons)
             if par.grid.tp is None and tp is not None:
                 changes["grid"] = par.grid.model_copy(update={"tp": tp})
 
@@ -56,15 +59,15 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     return job.model_copy(update={"parallel": par.model_copy(update=changes)}), found
 
 
-def _operators(path: str) -> tuple[int | None, dict[str, FromFile]] | Problem:
-    """The operator strategies of a file, ours or MindSpore's."""
+def _operators(path: str) -> tuple[int | None, dict[str, FromFile], Searched | None] | Problem:
+    """The operator strategies of a file, or why there are none: also ``tp``, and what a search says."""
     values = _json(path)
     if isinstance(values, Unreadable):
         return _unread(OPERATORS, values)
     try:
         if is_mindspores(values):
-            return None, strategies(node_strategies(values), OPERATORS, path)
-        return parsed(values, OPERATORS, path)
+            return None, strategies(node_strategies(values), OPERATORS, path), None
+        return *parsed(values, OPERATORS, path), searched(values)
     except ValueError as error:
         return _unread(OPERATORS, f"{path}: {error}")
 

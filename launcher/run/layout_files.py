@@ -24,6 +24,7 @@ from launcher.plan.operators import operator_file
 from launcher.plan.partition import rank_groups
 from launcher.plan.partition.stages import covers
 from launcher.plan.plan import Plan
+from launcher.plan.sharding.files import operator_rows
 from launcher.runtime import folder
 
 
@@ -119,6 +120,8 @@ def _layouts(strategy: Strategy, stage: int | None, path: str) -> bytes:
 def _operators(plan: Plan, path: str) -> bytes:
     """In MindSpore's form where the name asks for it: that has to end in .json too."""
     tp = plan.sizes.grid["tp"]
+    if plan.sharding is not None:
+        return operator_rows.as_json(plan.sharding).encode()
     if not path.endswith(MINDSPORES_JSON):
         return operator_file.as_json(plan.operators, tp).encode()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from launcher.job.schema.parallel import OperatorStrategy
 from launcher.plan.operators.resolve import Flow, Operator
 from launcher.plan.operators.strategy import Axes, FromFile, Reading
 
@@ -16,8 +19,31 @@ OVER_TP = 1
 KEY = "key"
 """Of a row: the name or glob that its strategy was written under."""
 
+ASSIGNED = "assigned"
+"""Of a row: that nobody wrote its strategy."""
+
+SEARCHED = "searched"
+
 Rows = Mapping[str, Mapping[str, Any]]
 """Of each module the strategy, as ``parallel.operators`` has it."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search says of the strategies that it found; ``rows``: their digest, which an edit changes."""
+
+    rows: str
+    reasons: tuple[str, ...]
+
+
+class SearchedFile(OperatorStrategy):
+    """Of a request whose strategies are from a file that a search has filled, with what it says of them."""
+
+    reasons: tuple[str, ...] = ()
+
+
+def digest(rows: Rows) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:32]
 
 
 def as_json(flow: Flow, tp: int) -> str:
@@ -25,9 +51,11 @@ def as_json(flow: Flow, tp: int) -> str:
     return text({s.operator.module: _row(s.operator) for s in flow.spreads}, tp)
 
 
-def text(rows: Rows, tp: int | None) -> str:
+def text(rows: Rows, tp: int | None, searched: Searched | None = None) -> str:
     """The file; ``tp``: the ranks of that axis, where rows name it."""
-    head = {"format": FORMAT, "version": VERSION} | ({} if tp is None else {"tp": tp})
+    head: dict[str, Any] = {"format": FORMAT, "version": VERSION} | ({} if tp is None else {"tp": tp})
+    if searched is not None:
+        head[SEARCHED] = {"rows": searched.rows, "reasons": searched.reasons}
     lines = [f"  {json.dumps(k)}: {json.dumps(v)},\n" for k, v in head.items()]
     listed = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     return "{\n" + "".join(lines) + '  "operators": {' + (f"\n{listed}\n  " if rows else "") + "}\n}\n"
@@ -73,6 +101,22 @@ def parsed(data: Any, setting: str, path: str) -> tuple[int | None, dict[str, Fr
     return tp, {name: _from_file(row, setting, path) for name, row in operators.items()}
 
 
+def searched(data: Any) -> Searched | None:
+    """What a search has said of a file's strategies, its reasons only where these are as it left them.
+
+    Raises ``ValueError``.
+    """
+    said = data.get(SEARCHED)
+    if said is None:
+        return None
+    reasons = said.get("reasons") if isinstance(said, Mapping) else None
+    if not isinstance(reasons, list) or not all(isinstance(reason, str) for reason in reasons):
+        raise ValueError(f'"{SEARCHED}" should be an object: {{"rows": digest, "reasons": [text]}}')
+    rows = digest(data["operators"])
+    return Searched(rows, tuple(reasons) if said.get("rows") == rows else ())
+
+
 def _from_file(row: Mapping[str, Any], setting: str, path: str) -> FromFile:
-    values = {name: value for name, value in row.items() if name != KEY}
-    return FromFile(values, setting=setting, path=path, key=str(row.get(KEY, "")))
+    values = {name: value for name, value in row.items() if name not in (KEY, ASSIGNED)}
+    assigned = row.get(ASSIGNED) is True
+    return FromFile(values, setting=setting, path=path, key=str(row.get(KEY, "")), assigned=assigned)

@@ -115,11 +115,11 @@ def unwrapped(config: Mapping[str, Any], skeleton: Skeleton) -> tuple[dict[str, 
         if not value:
             if module is not None:
                 text = f"{value.key} of its own forward: only modules have strategies here"
-                found.append(_problem(name, value, text))
+                found.append(strategy_problem(name, value, text))
         elif module is None:
-            found.append(_problem(name, value, str(no_such_module(name, skeleton))))
+            found.append(strategy_problem(name, value, str(no_such_module(name, skeleton))))
         elif module in from_names:
-            found.append(_problem(name, value, f"is {module}, and so is {from_names[module]}"))
+            found.append(strategy_problem(name, value, f"is {module}, and so is {from_names[module]}"))
         else:
             from_names[module] = name
             out.setdefault(module, value)
@@ -134,13 +134,13 @@ def _form(key: str, value: Any, skeleton: Skeleton) -> list[Problem]:
     if not isinstance(value, Mapping) or not value:
         shown = dict(value) if isinstance(value, FromFile) else value
         text = f"{shown!r}: not a strategy such as {{weight: [tp, null]}} or {{in: [[1, 2], [2, 1]]}}"
-        return [_problem(key, value, text)]
+        return [strategy_problem(key, value, text)]
     missing = no_such_module(key, skeleton)
     cure = "" if isinstance(value, FromFile) else quote(f"~{KEY}.{key}")
-    return [_problem(key, value, missing, cure)] if missing else []
+    return [strategy_problem(key, value, missing, cure)] if missing else []
 
 
-def _problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
+def strategy_problem(key: str, value: Any, text: str, cure: str = "") -> Problem:
     """Of one strategy: that of a file is found by the file."""
     if isinstance(value, FromFile):
         return Problem(value.setting, f"{value.path}: {key}: {text}", cure)
@@ -174,7 +174,7 @@ def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -
     got = [readings(value, names, order, grid) for order in _orders(module.kind, names)]
     found = list(dict.fromkeys(r for readable, _ in got for r in readable))
     if not found:
-        return _problem(key, value, "; ".join(got[0][1]))
+        return strategy_problem(key, value, "; ".join(got[0][1]))
 
     # exactly one of them has to fit the module
     ways = [w for r in found for w in _orientations(r, module.kind, value)]
@@ -182,11 +182,11 @@ def _operator(module: _Module, key: str, value: Mapping[str, Any], grid: Grid) -
     good = {o: None for _, o, why in tried if o is not None and not why}
     if not good:
         text = " and ".join(dict.fromkeys(f"{w.written()}: {why}" for w, _, why in tried)) or "says nothing"
-        return _problem(key, value, text if len(tried) < 2 else f"no reading of it can be: {text}")
+        return strategy_problem(key, value, text if len(tried) < 2 else f"no reading of it can be: {text}")
     if len(good) > 1:
         both = " or as ".join(w.written() for w in good)
         cure = quote(f"{KEY}.{key}={next(iter(good)).written()}")
-        return _problem(key, value, f"can be read as {both}; say which", cure)
+        return strategy_problem(key, value, f"can be read as {both}; say which", cure)
 
     reading = next(iter(good))
     uneven = _uneven(module, reading, grid)

@@ -22,17 +22,26 @@ class FromFile(dict[str, Any]):
     """A strategy that a file has for one module.
 
     ``setting`` names the file ``path``; ``key`` is the name or glob that it was written under, ``outside``:
-    its module is called as MindSpore calls it, maybe below wrappers that are around the model.
+    its module is called as MindSpore calls it, maybe below wrappers that are around the model; ``assigned``:
+    by a mode, when the file was written.
     """
 
     def __init__(
-        self, values: Mapping[str, Any], *, setting: str, path: str, key: str = "", outside: bool = False
+        self,
+        values: Mapping[str, Any],
+        *,
+        setting: str,
+        path: str,
+        key: str = "",
+        outside: bool = False,
+        assigned: bool = False,
     ) -> None:
         super().__init__(values)
         self.setting = setting
         self.path = path
         self.key = key
         self.outside = outside
+        self.assigned = assigned
 
 
 @dataclass(frozen=True)

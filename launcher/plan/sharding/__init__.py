@@ -14,4 +14,5 @@ __all__ = [
     "sharded_graph",
     "stage_sharding",
     "tensor_layout",
+    "traffic",
 ]

@@ -53,7 +53,7 @@ def rows(sharding: Sharding | None) -> Rows:
 def _operators(stage: StageSharding) -> Iterator[tuple[str, str]]:
     """Those that were written, and those that take parameters."""
     graph = stage.train
-    written = {w.node: w for w in stage.written}
+    written = {w.node for w in stage.written if not w.assigned}
     for at, node in enumerate(graph.graph.nodes):
         rule = graph.rules[at]
         if rule is None or not (at in written or graph.params.intersection(node.ins)):

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
+from launcher.plan.operators.operator_file import SearchedFile
 from launcher.plan.settings.mode import searches
 from launcher.plan.sharding.assign import assign
-from launcher.plan.sharding.cost import CostModel, Layouts
+from launcher.plan.sharding.files.operator_names import operator_names
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.parameters import ShardedParam, at_rest
+from launcher.plan.sharding.search.cost import CostModel, Layouts
 from launcher.plan.sharding.search.found import Found
 from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
@@ -72,12 +74,14 @@ def _part(spec: TensorSpec, layout: TensorLayout) -> TensorSpec:
 class Sharding:
     """``ranks`` of each stage, of which the operators of each virtual stage have their own matrices.
 
-    ``level``: hsdp's, if replicas share parameters out.
+    ``level``: hsdp's, if replicas share parameters out. ``searched``: strategies were found, now or
+    before they were saved to the file that has them.
     """
 
     ranks: int
     level: str | None
     stages: tuple[StageSharding, ...]
+    searched: bool = False
 
     @property
     def params(self) -> dict[str, ShardedParam]:
@@ -105,20 +109,38 @@ def resolve(job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, terms: Ter
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
     ranks = terms.ranks
+    names = operator_names([g.train for g in graphs])
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
-        made, wrong = _stage(
-            job, both, rule_of, terms, arrive=arrive, known=known, place=(index, len(graphs))
-        )
+        place = Place(index, len(graphs), names[index])
+        made, wrong = _stage(job, both, rule_of, terms, arrive=arrive, known=known, place=place)
         found += wrong
         stages.append(made)
         known |= {p.name: p.used for p in made.params if p.name not in known}
         arrive = tuple(made.train.taken[at].layout for at in made.train.returns)
     modules = [n.module for both in graphs for n in both.train.nodes]
-    found += unmatched(job.parallel.operators, modules)
+    found += unmatched(job.parallel.operators, modules, [name for each in names for name in each])
     refuse(list(dict.fromkeys(found)))
     level = None if job.parallel.hsdp is None else job.parallel.hsdp.optimizer_level
-    return Sharding(ranks, level, tuple(stages))
+    saved = job.parallel.operator_strategy
+    if isinstance(saved, SearchedFile):
+        first = replace(stages[0], reasons=(*saved.reasons, *stages[0].reasons))
+        stages[0] = first
+    return Sharding(ranks, level, tuple(stages), _searched(job))
+
+
+def _searched(job: Job) -> bool:
+    """Whether a search has laid out the inputs, too: now, or for the file that has the strategies."""
+    return searches(job) or isinstance(job.parallel.operator_strategy, SearchedFile)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many stages it is, and what its operators are called."""
+
+    index: int
+    stages: int
+    names: tuple[str, ...]
 
 
 def _stage(
@@ -129,19 +151,16 @@ def _stage(
     *,
     arrive: Sequence[TensorLayout],
     known: Mapping[str, TensorLayout],
-    place: tuple[int, int],
+    place: Place,
 ) -> tuple[StageSharding, list[Problem]]:
-    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too.
-
-    ``place``: its number, and that of all.
-    """
+    """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too."""
     graph, ranks = graphs.train, terms.ranks
-    last = place[0] == place[1] - 1
+    last = place.index == place.stages - 1
     rules = tuple(rule_of(n, graph) for n in graph.nodes)
-    written, found = read(job.parallel.operators, graph, rules, ranks)
+    written, found = read(job.parallel.operators, graph, rules, names=place.names, ranks=ranks)
 
     # a search has inputs of the model as their users take them, where nobody wrote how they come
-    free = place[0] == 0 and searches(job) and isinstance(job.parallel.dataset_strategy, str)
+    free = place.index == 0 and _searched(job) and isinstance(job.parallel.dataset_strategy, str)
     given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
     given |= {v: known[name] for name, v in graph.params if name in known}
     rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
@@ -153,7 +172,7 @@ def _stage(
         asked = Layouts(rest={**given, **rests})
         got = propagate(graph, rules, ranks, own, terms.costs, asked=asked, memory=terms.memory)
         strategies, reasons = got.strategies, got.reasons
-        found += _lacking(got, place[0], terms)
+        found += _lacking(got, place.index, terms)
     else:
         strategies = assign(graph, rules, ranks, written=own, given=given, rests=rests)
     outputs: list[TensorLayout | None] = [None] * len(graph.outputs)

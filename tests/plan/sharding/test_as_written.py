@@ -45,6 +45,6 @@ def test_what_is_written_is_read_back_through_a_file(data: st.DataObject, matrix
     text = operator_file.text(rows, tp=None)
     tp, config = operator_file.parsed(json.loads(text), "parallel.operator_strategy.load", "o.json")
     assert (tp, config["up"].key) == (None, "u*")
-    (got,), problems = read(config, GRAPH, [MATMUL], prod(matrix))
+    (got,), problems = read(config, GRAPH, [MATMUL], names=["up:mm"], ranks=prod(matrix))
     assert problems == []
     assert (got.strategy.matrix, got.strategy.of, got.out) == (matrix, strategy.of, leaves)

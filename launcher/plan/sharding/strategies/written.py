@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from math import prod
 from shlex import quote
 from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.similar_names import did_you_mean, nearest
+from launcher.plan.operators.resolve import Lookup
 from launcher.plan.operators.strategy import FromFile
+from launcher.plan.sharding.files.operator_names import MARK, main_operators
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.strategies.tensor_dims import UnfitError, text
@@ -26,31 +27,61 @@ from launcher.plan.values.text import listed
 
 
 def read(
-    config: Mapping[str, Any], graph: OpGraph, rules: Sequence[OpRule | None], ranks: int
+    config: Mapping[str, Any],
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    *,
+    names: Sequence[str],
+    ranks: int,
 ) -> tuple[tuple[Written, ...], list[Problem]]:
-    """What ``config`` says of the operators of one stage. Exact names beat globs, later keys earlier."""
+    """What ``config`` says of the operators of one stage, which are called ``names``.
+
+    Exact names beat globs, later keys earlier, and each of them what a file has.
+    """
     found: list[Written] = []
     wrong: list[Problem] = []
-    for module in dict.fromkeys(n.module for n in graph.nodes):
-        key = key_of(config, module)
-        if key is None:
-            continue
+    for (name, at), key in _keys(config, graph, rules, names).items():
         value = config[key]
-        at = _operator(graph, rules, module)
-        if at is None:
-            ops = listed(tuple(dict.fromkeys(f"aten.{n.op}" for n in graph.nodes if n.module == module)))
+        rule = None if at is None else rules[at]
+        if at is None or rule is None:
+            places = [n for i, n in enumerate(graph.nodes) if (n.module == name if at is None else i == at)]
+            ops = listed(tuple(dict.fromkeys(f"aten.{n.op}" for n in places)))
             why = f"none of its operators can be cut: there is no rule for {ops}"
-            cure = quote(f"~{KEY}.{key}") if key == module else ""
-            wrong.append(_problem(key, module, value, why, cure))
+            cure = quote(f"~{KEY}.{key}") if key == name else ""
+            wrong.append(_problem(key, name, value, why, cure))
             continue
-        rule = rules[at]
-        assert rule is not None
         op = Operator(graph, graph.nodes[at], rule, ranks, graph.shapes(graph.nodes[at]))
         try:
             found.append(strategy_of(value, op, at, key))
         except UnfitError as error:
-            wrong.append(_problem(key, module, value, str(error), nearest_cure(key, value, op)))
+            wrong.append(_problem(key, name, value, str(error), nearest_cure(key, value, op)))
     return tuple(found), wrong
+
+
+def _keys(
+    config: Mapping[str, Any], graph: OpGraph, rules: Sequence[OpRule | None], names: Sequence[str]
+) -> dict[tuple[str, int | None], str]:
+    """The name or glob that says how an operator is cut, by what it is called there and its place."""
+    modules = Lookup.of({k: v for k, v in config.items() if MARK not in k})
+    operators = Lookup.of({k: v for k, v in config.items() if MARK in k})
+    main = main_operators(graph, rules)
+    out: dict[tuple[str, int | None], str] = {}
+    for module, at in main.items():
+        key = modules.key(module)
+        if key is not None:
+            out[module, at] = key
+
+    # an operator's own name says more, unless a file has it and the request that of the module
+    for at, name in enumerate(names):
+        key = operators.key(name)
+        if key is None:
+            continue
+        module = graph.nodes[at].module
+        other = out.get((module, at)) if main[module] == at else None
+        if other is None or not isinstance(config[key], FromFile) or isinstance(config[other], FromFile):
+            out.pop((module, at), None)
+            out[name, at] = key
+    return out
 
 
 def _problem(key: str, module: str, value: Any, why: str, cure: str) -> Problem:
@@ -61,19 +92,25 @@ def _problem(key: str, module: str, value: Any, why: str, cure: str) -> Problem:
     return Problem(f"{KEY}.{key}".rstrip("."), why, cure)
 
 
-def unmatched(config: Mapping[str, Any], modules: Sequence[str]) -> list[Problem]:
-    """Names and globs that no operator's module goes by."""
+def unmatched(
+    config: Mapping[str, Any], modules: Sequence[str], operators: Sequence[str] = ()
+) -> list[Problem]:
+    """Names and globs that no operator's module goes by, and none of the ``operators`` itself."""
     there = tuple(m for m in dict.fromkeys(modules) if m)
     found = []
     for key, value in config.items():
-        if key in modules or any(fnmatchcase(m, key) for m in there):
+        names = operators if MARK in key else modules
+        if key in names or any(fnmatchcase(n, key) for n in names if n):
             continue
         if not key:
             form = "a strategy a module, such as {layer1: {in: [[2, 4], [4, 1]]}}"
             found.append(Problem(KEY, f"{text(value)}: should be {form}"))
             continue
-        meant = did_you_mean(nearest(key, there))
+        own = tuple(n for n in operators if MARK in key and n.partition(MARK)[0] == key.partition(MARK)[0])
+        meant = did_you_mean(nearest(key, own or there))
         why = f"no operator is of such a module; there are those of {listed(there)}{meant}"
+        if own:
+            why = f"its module has no such operator; there are {listed(own)}{meant}"
         found.append(_problem(key, key, value, why, quote(f"~{KEY}.{key}")))
     return found
 
@@ -90,29 +127,29 @@ def as_written(strategy: OpStrategy, rule: OpRule, out: TensorLayout | None = No
     >>> row
     {'matrix': [2, 4], 'axes': ['x', 'y'], 'in': [['x', 'y'], ['y', None]]}
     """
-    names = [NAMES[a] if a < len(NAMES) else f"a{a}" for a in range(len(strategy.matrix))]
+    names = _axis_names(strategy.matrix)
+    said: dict[str, Any] = {
+        "matrix": list(strategy.matrix),
+        "axes": names,
+        "in": [_named_dims(strategy.cut(letters), names) for letters in rule.ins],
+    }
 
-    def tensor(layout: TensorLayout) -> list[Any]:
-        dims = [[names[a] for a in axes] for axes in layout.dims]
-        return [dim if len(dim) > 1 else (dim[0] if dim else None) for dim in dims]
-
-    ins = [tensor(strategy.cut(letters)) for letters in rule.ins]
-    said = {"matrix": list(strategy.matrix), "axes": names, "in": ins}
-    return said if out is None else {**said, "out": [tensor(out)]}
-
-
-def key_of(config: Mapping[str, Any], module: str) -> str | None:
-    """The name or glob that says how ``module`` is cut."""
-    if module in config:
-        return module
-    return next((k for k in reversed(list(config)) if fnmatchcase(module, k)), None)
+    # dims of what it makes that nothing it takes has
+    taken = {letter for letters in rule.ins for letter in letters}
+    if any(axes and letter not in taken for letter, axes in strategy.axes):
+        said["makes"] = [_named_dims(strategy.cut(letters), names) for letters in rule.outs]
+    if out is None:
+        return said
+    if out.matrix == strategy.matrix:
+        return {**said, "out": [_named_dims(out, names)]}
+    names = _axis_names(out.matrix)
+    return {**said, "out": {"matrix": list(out.matrix), "axes": names, "out": [_named_dims(out, names)]}}
 
 
-def _operator(graph: OpGraph, rules: Sequence[OpRule | None], module: str) -> int | None:
-    """Of a module's operators on parameters of its own the one that takes most, else the first of all."""
-    mine = [at for at, n in enumerate(graph.nodes) if n.module == module and rules[at] is not None]
-    params = {value for _, value in graph.params}
-    own = [at for at in mine if params.intersection(graph.nodes[at].ins)]
-    if own:
-        return max(own, key=lambda at: (sum(map(prod, graph.shapes(graph.nodes[at]))), -at))
-    return next(iter(mine), None)
+def _axis_names(matrix: Sequence[int]) -> list[str]:
+    return [NAMES[a] if a < len(NAMES) else f"a{a}" for a in range(len(matrix))]
+
+
+def _named_dims(layout: TensorLayout, names: Sequence[str]) -> list[Any]:
+    dims = [[names[a] for a in axes] for axes in layout.dims]
+    return [dim if len(dim) > 1 else (dim[0] if dim else None) for dim in dims]

@@ -28,17 +28,21 @@ from launcher.plan.sharding.strategies.tensor_dims import (
 from launcher.plan.sharding.tensor_layout import TensorLayout
 
 KEY = "parallel.operators"
-WORDS = ("in", "out", "input", "output", "matrix", "axes")
+WORDS = ("in", "out", "input", "output", "makes", "matrix", "axes")
 
 
 @dataclass(frozen=True)
 class Written:
-    """What ``key`` says of node ``node``; ``out``: how it is to hand on what it makes, if that is said."""
+    """What ``key`` says of node ``node``; ``out``: how it is to hand on what it makes, if that is said.
+
+    ``assigned``: by a mode, before it was saved to the file that says it.
+    """
 
     node: int
     key: str
     strategy: OpStrategy
     out: TensorLayout | None = None
+    assigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,8 @@ class Operator:
 def strategy_of(value: Any, op: Operator, at: int, key: str) -> Written:
     if not isinstance(value, Mapping) or not value:
         raise UnfitError(f"{text(value)}: not a strategy such as {{in: [[2, 4], [4, 1]]}}")
+    file = value if isinstance(value, FromFile) else None
+    value = _over_matrix(value)
     unknown = [k for k in value if k not in (*WORDS, *op.params)]
     if unknown:
         there = ", ".join([*WORDS, *op.params])
@@ -85,8 +91,22 @@ def strategy_of(value: Any, op: Operator, at: int, key: str) -> Written:
     tensors = dict(_tensors(value, op))
     axes = _axes(value, op.ranks)
     cut = _cut(op, tensors, axes)
+    if "makes" in value:
+        _made(value["makes"], op, cut, axes)
     strategy = _strategy(op, cut, axes)
-    return Written(at, key, strategy, _output(value, op, strategy, axes))
+    out = _output(value, op, strategy, axes)
+    if file is None:
+        return Written(at, key, strategy, out)
+    return Written(at, file.key or key, strategy, out, file.assigned)
+
+
+def _over_matrix(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With a device matrix in these words where it is in MindSpore's."""
+    layout = value.get("layout")
+    if not isinstance(layout, Mapping) or {*layout} != {"device_matrix", "alias_name"}:
+        return value
+    others = {k: v for k, v in value.items() if k != "layout"}
+    return {"matrix": layout["device_matrix"], "axes": layout["alias_name"], **others}
 
 
 def _axes(value: Mapping[str, Any], ranks: int) -> Axes | None:
@@ -154,6 +174,24 @@ def _cut_of(op: Operator, tensors: Mapping[int, Any], axes: Axes | None) -> Cut:
     return cut
 
 
+def _made(makes: Any, op: Operator, cut: Cut, axes: Axes | None) -> None:
+    """Adds dims of what it makes that nothing it takes has."""
+    shapes = op.graph.makes(op.node)
+    if not isinstance(makes, list | tuple) or len(makes) != len(shapes):
+        raise UnfitError(f"makes: {text(makes)}: not a list with a list for each tensor that it makes")
+    for i, (dims, shape, letters) in enumerate(zip(makes, shapes, op.rule.outs, strict=True)):
+        where = f"makes[{i}]"
+        for d, (letter, own) in enumerate(zip(letters, _dims(where, dims, shape, axes), strict=True)):
+            if _ways(own, axes) > 1 and (not letter or op.rule.size[letter] % _ways(own, axes)):
+                raise UnfitError(f"{where}: {text(dims)}: dim {d} of {list(shape)} cannot be cut so")
+            if letter and cut.setdefault(letter, own) != own:
+                raise UnfitError(f"{where}: {text(dims)}: dim {d} is cut in another way than what it takes")
+    if axes is None:
+        over_ranks("makes: ", [n for (n,) in cut.values()], op.ranks)
+    else:
+        _once(cut, axes)
+
+
 def _dims(where: str, dims: Any, shape: Sequence[int], axes: Axes | None) -> list[tuple[int, ...]]:
     if axes is None:
         return [(n,) for n in slices(where, dims, shape)]
@@ -216,6 +254,9 @@ def _output(
     said = _said_of_output(value)
     if said is None:
         return None
+    if isinstance(said, Mapping):  # over a device matrix that is not the operator's
+        own_axes = device_matrix(said.get("matrix"), said.get("axes"), op.ranks)
+        return named_layout("out", _said_of_output({"out": said.get("out", ())}), op.made, own_axes)
     if axes is not None:
         return named_layout("out", said, op.made, axes)
     own = strategy.makes(op.rule, 0).summed()
@@ -227,8 +268,8 @@ def _said_of_output(value: Mapping[str, Any]) -> Any:
     if "output" in value:
         return value["output"]
     said = value.get("out")
-    if said is None:
-        return None
+    if said is None or isinstance(said, Mapping):
+        return said
     if not isinstance(said, list | tuple) or len(said) != 1:
         raise UnfitError(f"out: {text(said)}: not a list with one list, for the tensor that it makes")
     return said[0]

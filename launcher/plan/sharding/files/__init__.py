@@ -1,0 +1,3 @@
+"""What files say of operators over device matrices: their names, rows of strategies, layouts to follow."""
+
+__all__ = ["operator_names", "operator_rows"]
