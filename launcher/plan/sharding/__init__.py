@@ -5,7 +5,6 @@ All ranks of a pipeline stage are one set here, which each operator cuts in its 
 """
 
 __all__ = [
-    "cost",
     "meeting_ranks",
     "moves",
     "op_graph",

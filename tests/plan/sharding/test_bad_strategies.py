@@ -125,7 +125,7 @@ STRATEGIES = {
     ),
     "unknown key": (
         f"{OPS}.layer1={{in:[[2,4]],wait:[1,1]}}",
-        "layer1: wait: no such key; there are in, out, input, output, matrix, axes, weight, bias",
+        "layer1: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight, bias",
     ),
     "dim that cannot be cut": (
         f"{OPS}.flatten={{in:[[2,1,1,2]]}}",

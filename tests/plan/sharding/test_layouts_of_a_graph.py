@@ -19,6 +19,7 @@ from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.parameters import at_rest
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
+from launcher.plan.sharding.strategies.operator_names import operator_names
 from launcher.plan.sharding.strategies.written import read, unmatched
 from launcher.plan.sharding.strategies.written_operator import Written
 from launcher.plan.sharding.tensor_layout import TensorLayout
@@ -45,10 +46,11 @@ GRAPH = OpGraph(
 )
 """relu(x @ up.T + b) @ down.T"""
 RULES = tuple(rule_of(n, GRAPH) for n in GRAPH.nodes)
+(NAMES,) = operator_names([GRAPH])
 
 
 def written(config: dict[str, Any], ranks: int = RANKS) -> tuple[Written, ...]:
-    found, problems = read(config, GRAPH, RULES, ranks)
+    found, problems = read(config, GRAPH, RULES, names=NAMES, ranks=ranks)
     assert problems == []
     return found
 
@@ -108,12 +110,12 @@ def test_an_exact_name_beats_a_glob_and_a_later_glob_an_earlier_one() -> None:
 def test_what_is_wrong_with_a_strategy_of_a_file_is_told_of_the_file() -> None:
     load = "parallel.operator_strategy.load"
     of_file = FromFile({"in": [[3, 1]]}, setting=load, path="o.json")
-    _, (problem,) = read({"up": of_file}, GRAPH, RULES, RANKS)
+    _, (problem,) = read({"up": of_file}, GRAPH, RULES, names=NAMES, ranks=RANKS)
     assert problem == Problem(load, "o.json: up: in[0]: [3, 1]: dim 0 of [16, 32] is no multiple of 3")
 
 
 def test_a_module_none_of_whose_operators_has_a_rule_is_refused() -> None:
-    _, (problem,) = read({"act": {"in": [[2, 1]]}}, GRAPH, [RULES[0], None, RULES[2]], RANKS)
+    _, (problem,) = read({"act": {"in": [[2, 1]]}}, GRAPH, [RULES[0], None, RULES[2]], names=NAMES, ranks=RANKS)
     text = "none of its operators can be cut: there is no rule for aten.relu"
     assert problem == Problem("parallel.operators.act", text, "'~parallel.operators.act'")
 

@@ -11,9 +11,9 @@ from launcher.errors import Problem
 from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.plan.operators.resolve import Lookup
 from launcher.plan.operators.strategy import FromFile
-from launcher.plan.sharding.files.operator_names import MARK, main_operators
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.strategies.operator_names import MARK, main_operators
 from launcher.plan.sharding.strategies.tensor_dims import UnfitError, text
 from launcher.plan.sharding.strategies.written_operator import (
     KEY,
