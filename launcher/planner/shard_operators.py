@@ -12,7 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.operators.resolve import unwrapped
 from launcher.plan.plan import GB, Plan
-from launcher.plan.sharding.files.known_params import KnownParams, over_stage
+from launcher.plan.sharding.known_params import KnownParams, over_stage
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.search.cost import CostModel

@@ -5,6 +5,7 @@ All ranks of a pipeline stage are one set here, which each operator cuts in its 
 """
 
 __all__ = [
+    "known_params",
     "meeting_ranks",
     "moves",
     "op_graph",

@@ -13,7 +13,7 @@ from launcher.plan.operators.operator_file import SearchedFile
 from launcher.plan.operators.param_layouts import KEY as FILE
 from launcher.plan.settings.mode import searches
 from launcher.plan.sharding.assign import assign
-from launcher.plan.sharding.files.known_params import KnownParams, conflicts, followed, used
+from launcher.plan.sharding.known_params import KnownParams, conflicts, followed, used
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.parameters import ShardedParam, at_rest

@@ -15,7 +15,7 @@ from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import show, to_json
 from launcher.plan.plan import Plan
-from launcher.plan.sharding.files.operator_rows import as_json
+from launcher.plan.sharding.operator_rows import as_json
 from launcher.planner.plan_job import plan_job
 from tests.parallel.sharding.test_device_matrices import DOCUMENT, SHAPES, drawn, network
 from tests.tiers import some
