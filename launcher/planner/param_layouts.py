@@ -21,6 +21,7 @@ from launcher.plan.operators import param_layouts, strategy
 from launcher.plan.operators.param_layouts import KEY, SHARD, ParamLayouts, on_grid
 from launcher.plan.operators.strategy import TP
 from launcher.plan.plan import Plan
+from launcher.plan.settings.device_matrix import LayoutsOverMatrices
 from launcher.plan.values.facts import Skeleton, TensorSpec
 from launcher.plan.values.grid import Grid
 from launcher.plan.values.text import many
@@ -30,16 +31,20 @@ MOST = 3
 TP_KEY = "parallel.grid.tp"
 
 
-def degrees(par: Parallel, tp_from: str) -> tuple[dict[str, Any], list[Problem]]:
+def degrees(par: Parallel, tp_from: str, *, apart: bool) -> tuple[dict[str, Any], list[Problem]]:
     """What of ``parallel`` follows from the file before a model is read: ``tp``, and who shares weights.
 
-    ``tp_from``: the setting that has given ``tp``, if any has.
+    ``tp_from``: the setting that has given ``tp``, if any has. ``apart``: operators are over device matrices;
+    so they are, too, where the layouts fit no ``tp``.
     """
     path = par.param_strategy.load
     assert path is not None
     try:
         stored = _stored(Path(path))
-        tp, shards = _degrees(stored, sharded=par.hsdp is not None and (par.grid.tp or 1) == 1)
+        sharded = par.hsdp is not None and (par.grid.tp or 1) == 1
+        if apart or (par.grid.tp is None and _over_matrices(stored, sharded=sharded)):
+            return {"param_strategy": LayoutsOverMatrices(**par.param_strategy.model_dump())}, []
+        tp, shards = _degrees(stored, sharded=sharded)
     except (RequestError, ValueError) as error:
         problems = error.problems if isinstance(error, RequestError) else (Problem(KEY, f"{path}: {error}"),)
         return {}, [*problems]
@@ -72,6 +77,17 @@ def _degrees(stored: Strategy | StrategyFile, *, sharded: bool) -> tuple[int, in
     else:
         shards = 1
     return param_layouts.degree((e.layout for e in stored.entries.values()), sharded=sharded), shards
+
+
+def _over_matrices(stored: Strategy | StrategyFile, *, sharded: bool) -> bool:
+    """Whether parameters have layouts of their own each, or such as fit no ``tp``."""
+    if isinstance(stored, Strategy) and stored.matrices:
+        return True
+    tp, _ = _degrees(stored, sharded=sharded)
+    if isinstance(stored, StrategyFile):
+        stored = on_paper(stored, None)[0]
+    layouts = [entry.layout for entry in stored.entries.values() if entry.kind == "param"]
+    return not param_layouts.over_axes(layouts, tp)
 
 
 class SharesOfFile(Hsdp):

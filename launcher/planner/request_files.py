@@ -14,6 +14,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.operators.operator_file import Searched, SearchedFile, parsed, searched
 from launcher.plan.operators.strategy import FromFile
 from launcher.plan.settings import transformer_opt
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.planner.param_layouts import TP_KEY, degrees
 from launcher.untrusted.files import RefusedFile, read_json, read_text
 
@@ -50,7 +51,9 @@ def inlined(job: Job) -> tuple[Job, list[Problem]]:
     # layouts of parameters, which operators and hsdp follow
     if par.param_strategy.load is not None:
         tp_from = OPERATORS if par.grid.tp is None else TP_KEY
-        more, wrong = degrees(par.model_copy(update=changes), tp_from)
+        so_far = par.model_copy(update=changes)
+        apart = over_device_matrix(job.model_copy(update={"parallel": so_far}))
+        more, wrong = degrees(so_far, tp_from, apart=apart)
         changes |= more
         found += wrong
 

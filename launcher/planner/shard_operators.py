@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.errors import refuse
+from launcher.errors import RequestError, refuse
 from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.operators.resolve import unwrapped
 from launcher.plan.plan import GB, Plan
+from launcher.plan.sharding.files.known_params import KnownParams, over_stage
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.search.cost import CostModel
 from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
+from launcher.planner.param_layouts import laid_out
 from launcher.planner.sharded_plan import onto
 from launcher.planner.trace_model import ModelRead
 
@@ -34,7 +36,19 @@ def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[Tens
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         ours = not isinstance(job.model, Target)
         graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
-    return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made)))
+    return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made), _known(job, made, model)))
+
+
+def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
+    """Layouts of a file that parameters get."""
+    file = laid_out(job, model.skeleton, made.sizes.grid.size)
+    if file is None:
+        return None
+    firsts = {n: p.name for p in made.params for n in p.names}
+    known = over_stage(file, firsts, made.sizes.grid["tp"])
+    if isinstance(known, KnownParams):
+        return known
+    raise RequestError(tuple(known))
 
 
 def _terms(job: Job, made: Plan) -> Terms:

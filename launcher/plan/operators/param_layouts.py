@@ -82,7 +82,7 @@ def _over_tp(file: ParamLayouts, skeleton: Skeleton, grid: Grid) -> tuple[dict[s
             continue
         split = on_grid(layout, grid)
         if split is None or not all(_had(dim, axes) for dim, axes in enumerate(split)):
-            text = f"{file.path}: {name} is cut {_written(layout)}, which cannot be had on {_sizes(grid)}: "
+            text = f"{file.path}: {name} is cut {cut_text(layout)}, which cannot be had on {_sizes(grid)}: "
             text += f"{TP} cuts one dim, and {SHARD} dim 0 of what it leaves"
             found.append(Problem(KEY, text))
             continue
@@ -97,15 +97,15 @@ def _had(dim: int, axes: tuple[str, ...]) -> bool:
     return axes in ((), (TP,)) or (dim == 0 and axes in ((SHARD,), (TP, SHARD)))
 
 
-def _written(layout: Layout) -> str:
+def cut_text(layout: Layout) -> str:
     """For each dim into how many parts, over ranks how far apart.
 
-    >>> _written(Layout(Grid.of(x=2, y=4), (8, 8), (("y", "x"), ())))
+    >>> cut_text(Layout(Grid.of(x=2, y=4), (8, 8), (("y", "x"), ())))
     '[4 x 2, whole] (ranks [1, 4] apart)'
     """
-    spans = _spans(layout)
-    parts = ", ".join(" x ".join(str(n) for _, n in dim) or "whole" for dim in spans)
-    apart = [stride for dim in spans for stride, _ in dim]
+    cuts = spans(layout)
+    parts = ", ".join(" x ".join(str(n) for _, n in dim) or "whole" for dim in cuts)
+    apart = [stride for dim in cuts for stride, _ in dim]
     return f"[{parts}] (ranks {apart} apart)"
 
 
@@ -124,7 +124,7 @@ def on_grid(layout: Layout, grid: Grid) -> Axes | None:
     """
     places = _places(grid)
     out = []
-    for dim in _spans(layout):
+    for dim in spans(layout):
         axes: list[str] = []
         for stride, n in dim:
             inside = [axis for axis, (lo, size) in places.items() if stride <= lo and lo * size <= stride * n]
@@ -146,7 +146,7 @@ def _places(grid: Grid) -> dict[str, RankSpan]:
     return out
 
 
-def _spans(layout: Layout) -> tuple[tuple[RankSpan, ...], ...]:
+def spans(layout: Layout) -> tuple[tuple[RankSpan, ...], ...]:
     """Those that cut each dim; neighbours that count on are one, where the dim divides evenly."""
     places = _places(layout.grid)
     out = []
@@ -173,5 +173,28 @@ def degree(layouts: Iterable[Layout], *, sharded: bool) -> int:
     4
     """
     first = 1 if sharded else 0
-    sizes = [n for each in layouts for dim in _spans(each)[first:] for stride, n in dim if stride == 1]
+    sizes = [n for each in layouts for dim in spans(each)[first:] for stride, n in dim if stride == 1]
     return max(sizes, default=1)
+
+
+def over_axes(layouts: Iterable[Layout], tp: int) -> bool:
+    """Whether ``tp`` neighbouring ranks cut one dim of each at most, and data-parallel ranks dim 0 alone.
+
+    >>> grid = Grid.of(x=2, y=4)
+    >>> over_axes([Layout(grid, (8, 8), (("x",), ("y",)))], tp=4)
+    True
+    >>> over_axes([Layout(grid, (8, 8), (("y",), ("x",)))], tp=4)
+    False
+    """
+    return all(_over_axes(layout, tp) for layout in layouts)
+
+
+def _over_axes(layout: Layout, tp: int) -> bool:
+    cut_by_tp = 0
+    for d, dim in enumerate(spans(layout)):
+        for at, (stride, n) in enumerate(dim):
+            if tp > 1 and (stride, n) == (1, tp) and at == 0:
+                cut_by_tp += 1
+            elif d > 0 or stride < tp or at < len(dim) - 1:
+                return False
+    return cut_by_tp < 2

@@ -9,6 +9,7 @@ from typing import Any
 
 from launcher.errors import Problem
 from launcher.job.schema.job import Job
+from launcher.job.schema.parallel import ParamStrategy
 from launcher.plan.operators import strategy
 from launcher.plan.schedule.schedules import RULES
 from launcher.plan.settings import mode
@@ -16,6 +17,10 @@ from launcher.plan.settings.mode import searches
 from launcher.plan.values.text import many
 
 OPERATORS = "parallel.operators"
+
+
+class LayoutsOverMatrices(ParamStrategy):
+    """Of a request whose parameters get layouts from a file that one axis tp beside another cannot have."""
 
 
 def over_device_matrix(job: Job) -> bool:
@@ -26,6 +31,8 @@ def over_device_matrix(job: Job) -> bool:
     """
     par = job.parallel
     if searches(job) or _other_dims(par.dataset_strategy):
+        return True
+    if isinstance(par.param_strategy, LayoutsOverMatrices):
         return True
     values = [v for v in par.operators.values() if isinstance(v, Mapping)]
     if any("matrix" in v or "axes" in v for v in values):

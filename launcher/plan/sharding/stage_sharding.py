@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 
 from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
 from launcher.plan.operators.operator_file import SearchedFile
+from launcher.plan.operators.param_layouts import KEY as FILE
 from launcher.plan.settings.mode import searches
 from launcher.plan.sharding.assign import assign
+from launcher.plan.sharding.files.known_params import KnownParams, conflicts, followed, used
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.parameters import ShardedParam, at_rest
@@ -103,8 +106,14 @@ class Terms:
     memory: float | None
 
 
-def resolve(job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, terms: Terms) -> Sharding:
-    """Raises ``RequestError`` with all that is wrong with what was written."""
+def resolve(
+    job: Job,
+    graphs: Sequence[StageGraphs],
+    rule_of: RuleOf,
+    terms: Terms,
+    file: KnownParams | None = None,
+) -> Sharding:
+    """``file``: layouts of parameters. Raises ``RequestError`` with all that is wrong."""
     found: list[Problem] = []
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
@@ -113,7 +122,7 @@ def resolve(job: Job, graphs: Sequence[StageGraphs], rule_of: RuleOf, terms: Ter
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
         place = Place(index, len(graphs), names[index])
-        made, wrong = _stage(job, both, rule_of, terms, arrive=arrive, known=known, place=place)
+        made, wrong = _stage(job, both, rule_of, terms, arrive=arrive, known=known, file=file, place=place)
         found += wrong
         stages.append(made)
         known |= {p.name: p.used for p in made.params if p.name not in known}
@@ -151,6 +160,7 @@ def _stage(
     *,
     arrive: Sequence[TensorLayout],
     known: Mapping[str, TensorLayout],
+    file: KnownParams | None,
     place: Place,
 ) -> tuple[StageSharding, list[Problem]]:
     """``arrive``: layouts of its inputs; ``known``: of parameters that an earlier stage holds, too."""
@@ -162,11 +172,18 @@ def _stage(
     # a search has inputs of the model as their users take them, where nobody wrote how they come
     free = place.index == 0 and _searched(job) and isinstance(job.parallel.dataset_strategy, str)
     given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
+    of_file, wrong = _of_file(job, graph, file)
+    found += wrong
+    given |= of_file
     given |= {v: known[name] for name, v in graph.params if name in known}
     rests = {graph.nodes[w.node].outs[0]: w.out for w in written if w.out is not None}
 
     # training
     own = {w.node: w.strategy for w in written}
+    if file is not None:
+        own |= followed(graph, rules, of_file, own)
+        config = job.parallel.operators
+        found += conflicts(graph, rules, written, known=of_file, path=file.path, config=config)
     reasons: tuple[str, ...] = ()
     if searches(job) and not found:
         asked = Layouts(rest={**given, **rests})
@@ -185,6 +202,25 @@ def _stage(
     params = tuple(_param(job, train, name, v) for name, v in graph.params if train.users[v])
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
     return StageSharding(train, other, params, written, reasons), found
+
+
+def _of_file(
+    job: Job, graph: OpGraph, file: KnownParams | None
+) -> tuple[dict[int, TensorLayout], list[Problem]]:
+    """Parameters as operators take what the file has, with what hsdp shares out."""
+    out, found = {}, []
+    for name, value in graph.params:
+        rest = file.rests.get(name) if file is not None else None
+        if rest is None or file is None or name in graph.buffers:
+            continue
+        shards = job.parallel.hsdp if graph.values[value].trains else None
+        layout = used(rest, graph.values[value].spec, shards)
+        if layout is None:
+            text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, as parallel.hsdp keeps none"
+            found.append(Problem(FILE, text, quote("parallel.hsdp=null")))
+        else:
+            out[value] = layout
+    return out, found
 
 
 def _lacking(got: Found, stage: int, terms: Terms) -> list[Problem]:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from launcher.checkpoint.layout.canonical import meaning
+from launcher.checkpoint.layout.derived import of_plan
+from launcher.checkpoint.layout.strategy_file import text as strategy_text
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import show, to_json
@@ -90,7 +93,8 @@ def test_what_is_written_beats_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "row", "text"),
     [
-        ("matmul9", {"in": [[2, 4]]}, "matmul9: no operator is of such a module; there are those of flatten, matmul1, relu1, matmul2, relu2, matmul3"),
+        ("matmul9", {"in": [[2, 4]]}, "matmul9: no operator is of such a module; there are those of "
+         "flatten, matmul1, relu1, matmul2, relu2, matmul3"),
         ("relu1", {"in": [[3, 1]]}, "relu1: in[0]: [3, 1]: dim 0 of [16, 32] is no multiple of 3"),
         ("relu1:gelu", {"in": [[2, 1]]},
          "relu1:gelu: its module has no such operator; there are relu1:relu, did you mean 'relu1:relu'?"),
@@ -106,3 +110,38 @@ def test_what_is_wrong_in_a_file_is_said_of_the_file(tmp_path: Path, name: str, 
     with pytest.raises(RequestError) as error:
         plan_job(load)
     assert [(p.key, p.text) for p in error.value.problems] == [(LOAD, f"{path}: {text}")]
+
+
+def layouts_of(plan: Plan, path: Path) -> str:
+    """A file with the layouts of all parameters of ``plan``."""
+    strategy = of_plan(plan)
+    path.write_text(strategy_text(strategy, tuple(range(strategy.stages))))
+    return str(path)
+
+
+@pytest.mark.parametrize(("net", "seed"), some([(net, seed) for net in SHAPES for seed in range(12)], 8))
+def test_parameters_get_the_layouts_of_a_file_and_operators_follow(tmp_path: Path, net: str, seed: int) -> None:
+    job = drawn(net, seed)
+    plan = plan_job(job)
+    path = layouts_of(plan, tmp_path / "p.json")
+    again = plan_job(with_parallel(job, operators={}, param_strategy={"load": path, "only_trainable": False}))
+    assert {p.name: meaning(p.layout) for p in again.params} == {p.name: meaning(p.layout) for p in plan.params}
+
+
+def test_a_file_whose_layouts_fit_no_axis_needs_no_other_word_for_device_matrices(tmp_path: Path) -> None:
+    path = layouts_of(plan_job(network("Document", 8, operators=DOCUMENT)), tmp_path / "p.json")
+    text = show.text(plan_job(network("Document", 8, param_strategy={"load": path})))
+    assert "matmul1: matmul [2, 4] x [4, 1] -> [2, 1], 4 terms added up" in text
+    assert "matmul2: matmul [1, 8] x [8, 1] -> [1, 1], 8 terms added up" in text
+
+
+def test_a_strategy_that_the_file_contradicts_is_refused_with_both(tmp_path: Path) -> None:
+    path = layouts_of(plan_job(network("Document", 8, operators=DOCUMENT)), tmp_path / "p.json")
+    operators = {"matmul1": {"in": [[2, 1], [1, 4]]}}
+    with pytest.raises(RequestError) as error:
+        plan_job(network("Document", 8, operators=operators, param_strategy={"load": path}))
+    (problem,) = error.value.problems
+    assert problem.key == "parallel.operators.matmul1"
+    here, there = "[whole, 4] (ranks [1] apart)", "[4, whole] (ranks [1] apart)"
+    assert problem.text == f"matmul1.weight is cut {here} here, and {there} in {path} of parallel.param_strategy.load"
+    assert problem.cure == "'~parallel.operators.matmul1'"

@@ -1,0 +1,179 @@
+"""Layouts that a file gives parameters, and the strategies of operators that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, product
+from math import prod
+from shlex import quote
+from typing import Any
+
+from launcher.errors import Problem
+from launcher.job.schema.parallel import Hsdp
+from launcher.plan.operators.param_layouts import KEY, ParamLayouts, cut_text, spans
+from launcher.plan.operators.resolve import strategy_problem
+from launcher.plan.sharding.op_graph import OpGraph
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.parameters import at_rest, global_layout
+from launcher.plan.sharding.strategies.written_operator import Written
+from launcher.plan.sharding.tensor_layout import TensorLayout, primes
+from launcher.plan.values.facts import TensorSpec
+from launcher.plan.values.layout import Layout
+
+
+@dataclass(frozen=True)
+class KnownParams:
+    """``rests``: by first name how parameters of the file ``path`` are kept on the ranks of a stage."""
+
+    path: str
+    rests: Mapping[str, TensorLayout]
+
+
+def over_stage(file: ParamLayouts, firsts: Mapping[str, str], ranks: int) -> KnownParams | list[Problem]:
+    """On the ``ranks`` of a stage; ``firsts``: of every name the first. Or what cannot be had."""
+    found = []
+    out: dict[str, TensorLayout] = {}
+    for name, layout in file.layouts.items():
+        mine = _of_stage(layout, ranks)
+        if mine is None:
+            text = f"{file.path}: {name} is cut {cut_text(layout)}, and a stage has {ranks} ranks"
+            found.append(Problem(KEY, text))
+        elif not mine.divides(layout.shape):
+            text = (
+                f"{file.path}: {name} is cut {cut_text(layout)}, which does not divide {list(layout.shape)}"
+            )
+            found.append(Problem(KEY, f"{text}; parts of tensors over device matrices are alike"))
+        elif out.setdefault(firsts[name], mine).canonical != mine.canonical:
+            text = f"{file.path}: {name} is the same tensor as {firsts[name]}, and not cut like it"
+            found.append(Problem(KEY, text))
+    return found or KnownParams(file.path, out)
+
+
+def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
+    """The axes of its device matrix are the runs of ranks that cut dims, and what is between them.
+
+    >>> from launcher.plan.values.grid import Grid
+    >>> _of_stage(Layout(Grid.of(pp=2, x=2, y=4), (8, 8), (("y",), ())), 8)
+    TensorLayout(matrix=(2, 4), dims=((1,), ()), partial=())
+    """
+    cuts = sorted({span for dim in spans(layout) for span in dim}, reverse=True)
+    if any(stride * n > ranks for stride, n in cuts):
+        return None
+    matrix: list[int] = []
+    places: dict[tuple[int, int], int] = {}
+    above = ranks
+    for stride, n in cuts:
+        if above > stride * n:
+            matrix.append(above // (stride * n))
+        places[stride, n] = len(matrix)
+        matrix.append(n)
+        above = stride
+    if above > 1 or not matrix:
+        matrix.append(above)
+    return TensorLayout(tuple(matrix), tuple(tuple(places[s] for s in dim) for dim in spans(layout)))
+
+
+def used(rest: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None) -> TensorLayout | None:
+    """As operators take what is kept so: what hsdp would share out of dim 0 is left to it.
+
+    ``None`` where it would share it out in another way.
+    """
+    if hsdp is None:
+        return rest
+    for fine in _refined(rest):
+        first = fine.dims[0] if fine.dims else ()
+        for n in range(len(first) + 1):
+            whole = TensorLayout(fine.matrix, (first[:n], *fine.dims[1:]) if fine.dims else ())
+            for each in (whole.canonical, whole):
+                if at_rest(each, spec, hsdp).canonical == rest.canonical:
+                    return each
+    return None
+
+
+def _refined(layout: TensorLayout) -> Iterator[TensorLayout]:
+    """Over axes of prime sizes, in every order in which these make up an axis.
+
+    >>> [fine.matrix for fine in _refined(TensorLayout((6,), ((0,),)))]
+    [(2, 3), (3, 2)]
+    """
+    for parts in product(*map(_orders, layout.matrix)):
+        starts = [0, *accumulate(map(len, parts))]
+        axes = [tuple(range(lo, hi)) for lo, hi in pairwise(starts)]
+        dims = tuple(tuple(b for a in dim for b in axes[a]) for dim in layout.dims)
+        yield TensorLayout(tuple(n for part in parts for n in part), dims)
+
+
+def _orders(n: int) -> list[tuple[int, ...]]:
+    """Of the prime factors of ``n``."""
+    return [(p, *rest) for p in sorted({*primes(n)}) for rest in _orders(n // p)] or [()]
+
+
+def followed(
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    known: Mapping[int, TensorLayout],
+    written: Mapping[int, OpStrategy],
+) -> dict[int, OpStrategy]:
+    """Of operators on parameters with ``known`` layouts that were not ``written``: cut like the largest.
+
+    Ranks among which that is the same have other samples.
+    """
+    params = {value for _, value in graph.params}
+    out = {}
+    for at, (node, rule) in enumerate(zip(graph.nodes, rules, strict=True)):
+        places = [i for i, value in enumerate(node.ins) if value in known]
+        if rule is None or at in written or not places:
+            continue
+        largest = max(places, key=lambda i: (prod(graph.values[node.ins[i]].shape), -i))
+        layout = known[node.ins[largest]]
+        axes = dict[str, tuple[int, ...]]()
+        for letter, cut in zip(rule.ins[largest], layout.dims, strict=True):
+            if letter and cut and rule.size[letter] % prod(layout.matrix[a] for a in cut) == 0:
+                axes[letter] = cut
+
+        # samples: dim 0 of the first tensor that is no parameter
+        first = next((i for i, v in enumerate(node.ins) if v not in params and rule.ins[i]), None)
+        samples = rule.ins[first][0] if first is not None else ""
+        if samples and samples not in axes:
+            axes[samples] = _dividing(layout, axes, rule.size[samples])
+        out[at] = OpStrategy(layout.matrix, tuple((letter, cut) for letter, cut in axes.items() if cut))
+    return out
+
+
+def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: int) -> tuple[int, ...]:
+    """Those of the axes that are left which divide ``size`` together."""
+    taken = {a for cut in axes.values() for a in cut}
+    out: list[int] = []
+    for a in range(len(layout.matrix)):
+        if a not in taken and size % prod(layout.matrix[b] for b in (*out, a)) == 0:
+            out.append(a)
+    return tuple(out)
+
+
+def conflicts(
+    graph: OpGraph,
+    rules: Sequence[OpRule | None],
+    written: Sequence[Written],
+    *,
+    known: Mapping[int, TensorLayout],
+    path: str,
+    config: Mapping[str, Any],
+) -> Iterator[Problem]:
+    """Parameters that an operator takes in one way and the file has in another."""
+    names = {value: name for name, value in graph.params}
+    for w in written:
+        rule, node = rules[w.node], graph.nodes[w.node]
+        assert rule is not None
+        for place, value in enumerate(node.ins):
+            if value not in known or w.strategy.takes(rule, place).canonical == known[value].canonical:
+                continue
+            spec = graph.values[value].spec
+            mine, theirs = (
+                cut_text(global_layout(layout, spec, 1, (0,)))
+                for layout in (w.strategy.takes(rule, place), known[value])
+            )
+            text = f"{names[value]} is cut {mine} here, and {theirs} in {path} of {KEY}"
+            cure = quote(f"~parallel.operators.{w.key}") if w.key in config else ""
+            yield strategy_problem(w.key, config.get(w.key), text, cure)
+            break
