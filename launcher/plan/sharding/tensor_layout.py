@@ -120,7 +120,8 @@ class TensorLayout:
         """Whether two axes, one right after the other, do as one."""
         for axes in self.dims:
             if a in axes:
-                return axes[axes.index(a) + 1 :][:1] == (b,)
+                after = (x for x in axes[axes.index(a) + 1 :] if self.matrix[x] > 1)
+                return next(after, None) == b
         cut = {x for axes in self.dims for x in axes}
         return b not in cut and (a in self.partial) == (b in self.partial)
 

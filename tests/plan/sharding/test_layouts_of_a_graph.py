@@ -185,3 +185,7 @@ def test_a_canonical_layout_has_the_same_boxes_on_every_rank(seed: int, ranks: i
         assert all(other.box(layout.slices, r) == layout.box(layout.slices, r) for r in range(ranks))
         assert prod(other.matrix[a] for a in other.partial) == prod(layout.matrix[a] for a in layout.partial)
     assert layout.over_primes.canonical == layout.canonical.canonical == layout.canonical
+
+
+def test_an_axis_of_one_does_not_keep_its_neighbours_apart() -> None:
+    assert TensorLayout((2, 1, 2), ((0, 1, 2),)).canonical == TensorLayout((4,), ((0,),))
