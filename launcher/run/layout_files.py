@@ -24,7 +24,7 @@ from launcher.plan.operators import operator_file
 from launcher.plan.partition import rank_groups
 from launcher.plan.partition.stages import covers
 from launcher.plan.plan import Plan
-from launcher.plan.sharding.files import operator_rows
+from launcher.plan.sharding import operator_rows
 from launcher.runtime import folder
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "moves",
     "op_graph",
     "op_rule",
+    "operator_rows",
     "parameters",
     "sharded_graph",
     "show_sharding",
