@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import ast
-import copy
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 
-from launcher.errors import RequestError
-from launcher.job.compose import compose
-from launcher.job.schema import schema_keys
 from launcher.job.schema.base import Settings
-from launcher.job.schema.job import Job
 from launcher.job.yaml.config_files import ConfigFiles
-from launcher.plan.plan import ask
-from launcher.plan.settings import mode
 from tests.pages import (
     DRY,
     LAUNCHER,
@@ -48,25 +39,6 @@ AGAIN = "a page is behind: python -m tests.test_readme writes their tables and t
 ERROR = re.compile(r"(?<=largest error )\S+(?=, allowed)")
 PRINTED = re.compile(r"^print\(.*\)  # (.+)$", re.MULTILINE)
 SPECIAL = re.compile(r"(?<!\w)_|[<*|]")  # what Markdown would take for its own
-
-# A value other than the default, where the schema cannot tell one.
-SAMPLES: dict[str, Any] = {
-    "parallel.pipeline.seq_chunks": 2,
-    "parallel.comm_fusion.allreduce": {"mode": "size", "config": 32},
-    "parallel.comm_fusion.allgather": {"mode": "size", "config": 32},
-    "parallel.comm_fusion.reducescatter": {"mode": "size", "config": 32},
-    "parallel.operators": {"layers.*": {"in": [[1, 2], [2, 1]]}},
-    "parallel.grid.tp": 2,
-    "parallel.local_norm.dump": "norms",
-    "parallel.shared": [["embed.weight", "head.weight"]],
-    "parallel.param_strategy.save": "params.json",
-    "parallel.param_strategy.load": "params.json",
-    "parallel.operator_strategy.save": "/operators.json",
-    "parallel.operator_strategy.load": "/operators.json",
-    "parallel.group_file": "groups.json",
-    "parallel.transformer_opt": "parallel_speed_up.json",
-    "checkpoint.encrypt": "env:CHECKPOINT_KEY",
-}
 
 
 def fast(script: str, comment: str) -> str:
@@ -168,51 +140,11 @@ def settable() -> Iterator[tuple[str, str, str]]:
 
 
 def rows() -> Iterator[str]:
-    yield from ("| setting | default | what it does | today |", "|---|---|---|---|")
-    refused = unavailable()
+    yield from ("| setting | default | what it does |", "|---|---|---|")
     for key, default, comment in settable():
         shown = f"`{default}`" if default else "required"
         text = SPECIAL.sub(lambda m: "\\" + m[0], comment)
-        yield f"| `{key}` | {shown} | {text} | {refused.get(key, 'yes')} |"
-
-
-def others(key: str) -> Iterator[Any]:
-    """Values of a setting other than its default."""
-    field = dict(keys())[key]
-    default = field.get_default()
-    yield from (word for word in schema_keys.literals(schema_keys.typed(field)) if word != default)
-    yield from (not default,) if isinstance(default, bool) else ()
-    yield from (SAMPLES[key],) if key in SAMPLES else ()
-
-
-@cache
-def unavailable() -> dict[str, str]:
-    """What the planner refuses today, by asking it."""
-    base = compose([]).data
-    found = {}
-    for key, _, _ in settable():
-        tried = list(others(key))
-        refused = [value for value in tried if later(base, key, value)]
-        if refused and len(refused) == len(tried):
-            found[key] = "not yet"
-        elif refused:
-            found[key] = f"not yet: {', '.join(map(str, refused))}"
-    return found
-
-
-def later(base: dict[str, Any], key: str, value: Any) -> bool:
-    """Whether a request that is right but for this value is told that it is not available yet."""
-    data = copy.deepcopy(base)
-    node = data
-    *parts, last = key.split(".")
-    for part in parts:
-        node = node.setdefault(part, {})
-    node[last] = value
-    try:
-        ask(Job.model_validate(data))
-    except RequestError as error:
-        return any(mode.LATER in p.text for p in error.problems)
-    return False
+        yield f"| `{key}` | {shown} | {text} |"
 
 
 @pytest.mark.parametrize("name", [name for name in files() if name.endswith(".py")])
@@ -250,22 +182,12 @@ def test_every_table_is_on_a_page() -> None:
     assert {name for _, name in SHOWN_TABLES} == set(TABLES)
 
 
-def test_whatever_the_planner_refuses_for_now_is_in_the_table() -> None:
-    """A section that refuses what is not available yet says so with ``LATER``, of its ``KEY`` or one below."""
-    texts = [path.read_text(encoding="utf-8") for path in Path(mode.__file__).parent.glob("*.py")]
-    refused = [key for text in texts if "LATER" in text for key in re.findall('^KEY = "(.*)"$', text, re.MULTILINE)]
-    found = unavailable()
-    assert refused
-    assert [key for key in refused if not any(known.startswith(key) for known in found)] == []
-
-
 def test_no_setting_is_accepted_and_then_ignored() -> None:
     schema = [f"launcher.job.{name}" for name in ("schema", "models", "parallel", "steps")]
     read = {
         n.attr for m, tree in trees().items() if m not in schema for n in ast.walk(tree) if isinstance(n, ast.Attribute)
     }
-    refused = {key for key, why in unavailable().items() if why == "not yet"}
-    lone = {name: key for key, _, _ in settable() if key not in refused for name in [key.rpartition(".")[2]]}
+    lone = {key.rpartition(".")[2]: key for key, _, _ in settable()}
     renamed = {"async": "asynchronous"}
     assert [key for name, key in lone.items() if renamed.get(name, name) not in read] == []
 

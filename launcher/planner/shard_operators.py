@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from launcher.errors import RequestError, refuse
+from launcher.job.schema.components import Target
 from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.operators.resolve import unwrapped
 from launcher.plan.plan import GB, Plan
-from launcher.plan.sharding.cost import CostModel
-from launcher.plan.sharding.files.known_params import KnownParams, over_stage
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
+from launcher.plan.sharding.search.cost import CostModel
 from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
+from launcher.plan.sharding.strategies.known_params import KnownParams, over_stage
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
 from launcher.planner.param_layouts import laid_out
 from launcher.planner.sharded_plan import onto
@@ -33,7 +34,8 @@ def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[Tens
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
-        graphs = [_named(g, made) for g in _graphs(made, model.module, specs)]
+        ours = not isinstance(job.model, Target)
+        graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made), _known(job, made, model)))
 
 
@@ -89,12 +91,13 @@ def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
     return StageGraphs(renamed(graphs.train), renamed(graphs.evaluate))
 
 
-def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> list[StageGraphs]:
-    """What each virtual stage runs."""
+def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: bool) -> list[StageGraphs]:
+    """What each virtual stage runs. ``ours``: only modules of torch may do something else in evaluation."""
     from launcher.parallel.dispatch.modes import evaluating
     from launcher.parallel.model_state.deep_copy import copied
     from launcher.parallel.sharding.record import record
     from launcher.parallel.stages.split import split, traced
+    from launcher.parallel.trace.fx_glue import modal
     from launcher.parallel.trace.model_facts import meta
 
     model = copied(model)
@@ -109,8 +112,9 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> list[S
             given = [t for c in crossings for t in meta(c.specs)]
             trains = [c.trains for c in crossings for _ in c.specs]
             given = [t.requires_grad_(g) for t, g in zip(given, trains, strict=True)]
-        train = record(module, given)
-        with evaluating([module]):
-            other = record(module, given)
+        train = other = record(module, given)
+        if not ours or modal(module):
+            with evaluating([module]):
+                other = record(module, given)
         out.append(StageGraphs(train, train if other == train else other))
     return out

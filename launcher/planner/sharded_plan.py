@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from launcher.errors import refuse
 from launcher.job.schema.job import Job
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
+from launcher.plan.settings import transformer_opt
 from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.sharding.parameters import global_layout
+from launcher.plan.sharding.show_sharding import gathered
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
 from launcher.plan.sharding.traffic import sharded_traffic
 from launcher.plan.values.setting import Setting
@@ -18,7 +21,11 @@ from launcher.plan.values.text import many
 
 
 def onto(job: Job, made: Plan, sharding: Sharding) -> Plan:
-    """``made``, which has every tensor whole on all ranks of a stage, with what ``sharding`` cuts."""
+    """``made``, which has every tensor whole on all ranks of a stage, with what ``sharding`` cuts.
+
+    Raises ``RequestError`` for operators on gathered tensors, where ``strict`` does not want them.
+    """
+    refuse(transformer_opt.gathered(job, map(str, gathered(sharding))))
     params = tuple(_placed(p, made, sharding) for p in made.params)
     boundaries = tuple(
         tuple(_crossings(crossings, stage))

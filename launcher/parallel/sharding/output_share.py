@@ -54,7 +54,7 @@ def output_share(plan: Plan, axis: Axis, rank: int, groups: StageGroups | None) 
     last = layout.dims[-1] if layout.dims else ()
     at = layout.coords(rank)
     counts = not any(at[a] for a in (*layout.repeated, *last))
-    if not last or groups is None:
+    if groups is None or not last or layout.slices[-1] == 1:
         return OutputShare(None, counts, layout, rank)
     group, _ = groups.of(rows_over(layout.matrix, tuple(sorted(last))))
     return OutputShare(Axis(layout.slices[-1], layout.part(last, rank), group), counts, layout, rank)

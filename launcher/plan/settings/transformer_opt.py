@@ -200,6 +200,15 @@ def _half_done(job: Job, found: Iterable[Switch]) -> Iterator[Problem]:
         yield from (_refusal(job, s, "strict: ") for s in found if s.status == "degraded")
 
 
+def gathered(job: Job, found: Iterable[str]) -> list[Problem]:
+    """Operators that work on gathered tensors, which ``strict`` does not want."""
+    if asked_for(job).get(STRICT) is not True:
+        return []
+    of_file = isinstance(asked_for(job), FromFile)
+    key, cure = (KEY, f"{KEY}=null") if of_file else (f"{KEY}.{STRICT}", f"{KEY}.{STRICT}=false")
+    return [Problem(key, f"true: an operator works on gathered tensors: {what}", cure) for what in found]
+
+
 def _refusal(job: Job, s: Switch, half: str) -> Problem:
     if isinstance(asked_for(job), FromFile):
         return Problem(KEY, f"{s.name} = {s.value}: {half}{s.why}", f"{KEY}=null")

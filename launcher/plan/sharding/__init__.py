@@ -11,6 +11,8 @@ __all__ = [
     "op_rule",
     "parameters",
     "sharded_graph",
+    "show_sharding",
     "stage_sharding",
     "tensor_layout",
+    "traffic",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from launcher.plan.sharding.moves import moves
@@ -36,8 +37,8 @@ def rows(sharding: Sharding | None) -> Rows:
         yield "operators", f"{name or 'the model itself'}: {said}"
     for reason in dict.fromkeys(reason for stage in sharding.stages for reason in stage.reasons):
         yield "operators", reason
-    for stage in sharding.stages:
-        yield from _gathered(stage.train)
+    for whole in gathered(sharding):
+        yield "operators", f"gathered: {whole}"
     sent = Counter(dict[str, int]())
     nbytes = 0
     for stage in sharding.stages:
@@ -80,15 +81,26 @@ def _slices(layout: TensorLayout) -> str:
     return str(list(layout.slices))
 
 
-def _gathered(graph: ShardedGraph) -> Rows:
-    """Operators without a rule, which work on whole tensors."""
-    for node, rule, takes in zip(graph.graph.nodes, graph.rules, graph.takes, strict=True):
-        ways = [graph.taken[t] for t in takes]
-        cut = [w for w in ways if any(graph.layouts[w.value].dims)]
-        if rule is None and cut:
-            size = sum(graph.graph.values[w.value].spec.nbytes for w in cut)
-            where = node.module or "the model itself"
-            yield "operators", f"gathered: {where}, {bytes_text(size)}, no rule for aten.{node.op}"
+@dataclass(frozen=True)
+class Gathered:
+    """An operator without a rule, which works on whole tensors; ``nbytes`` of those that it finds cut."""
+
+    module: str
+    op: str
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.module or 'the model itself'}, {bytes_text(self.nbytes)}, no rule for aten.{self.op}"
+
+
+def gathered(sharding: Sharding) -> Iterator[Gathered]:
+    for stage in sharding.stages:
+        graph = stage.train
+        for node, rule, takes in zip(graph.graph.nodes, graph.rules, graph.takes, strict=True):
+            values = {graph.taken[t].value for t in takes}
+            cut = [v for v in values if any(graph.layouts[v].dims)]
+            if rule is None and cut:
+                yield Gathered(node.module, node.op, sum(graph.graph.values[v].spec.nbytes for v in cut))
 
 
 def _sent(graph: ShardedGraph) -> Iterator[tuple[Redistribution, int]]:

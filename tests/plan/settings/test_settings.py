@@ -30,9 +30,8 @@ def apart(text: str) -> list[str]:
 
 
 def typed(text: str) -> list[str]:
-    """Overrides apart: the last may be a second one, after a space."""
-    first, *second = text.split(" launch.")
-    return [first, *(f"launch.{s}" for s in second)]
+    """Overrides apart: each begins with its section, after a space."""
+    return re.split(r" (?=launch\.|parallel\.)", text)
 
 
 @pytest.mark.parametrize("override", REFUSED)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from launcher.plan.operators import operator_file
 from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref, Value
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.strategies.written import as_written, read
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from launcher.plan.sharding.written import as_written, read
 from launcher.plan.values.facts import TensorSpec
 
 N = 216

@@ -125,7 +125,7 @@ STRATEGIES = {
     ),
     "unknown key": (
         f"{OPS}.layer1={{in:[[2,4]],wait:[1,1]}}",
-        "layer1: wait: no such key; there are in, out, input, output, matrix, axes, weight, bias",
+        "layer1: wait: no such key; there are in, out, input, output, makes, matrix, axes, weight, bias",
     ),
     "dim that cannot be cut": (
         f"{OPS}.flatten={{in:[[2,1,1,2]]}}",
@@ -213,8 +213,6 @@ BESIDE = {
     "backward yet (try: '~parallel.recompute')",
     "train.compile={modules:stages}": "train.compile: operators over device matrices are not compiled yet (try: "
     "'~train.compile')",
-    "train.precision=bf16": "train.precision: bf16: operators over device matrices compute in fp32 or fp64 (try: "
-    "train.precision=fp32)",
 }  # fmt: skip
 
 

@@ -1,3 +1,3 @@
-"""What files say of operators over device matrices: their names, rows of strategies, layouts to follow."""
+"""What files have of operators over device matrices: rows of strategies."""
 
-__all__ = ["known_params", "operator_names", "operator_rows"]
+__all__ = ["operator_rows"]

@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from launcher.plan.operators.operator_file import ASSIGNED, KEY, Searched, digest, text
-from launcher.plan.sharding.files.operator_names import main_operators, operator_names
 from launcher.plan.sharding.stage_sharding import Sharding
-from launcher.plan.sharding.written import as_written
+from launcher.plan.sharding.strategies.operator_names import main_operators, operator_names
+from launcher.plan.sharding.strategies.written import as_written
 
 
 def as_json(sharding: Sharding) -> str:

@@ -1,4 +1,4 @@
-"""What ranks agree on inside of operators that are cut along ``OpRule.inside``: how often, how many bytes."""
+"""What ranks agree on inside of operators that are cut along ``OpRule.inside``: bytes of each all-reduce."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launcher.plan.sharding.cost import Cost, graph_cost
 from launcher.plan.sharding.op_rule import OpStrategy
+from launcher.plan.sharding.search.cost import Cost, graph_cost
 from launcher.plan.sharding.search.reasons import Reasons
 from launcher.plan.sharding.search.tables import Pricer
 

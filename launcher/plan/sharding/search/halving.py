@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from launcher.plan.sharding.cost import CostModel, Layouts, fixed_layouts
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule
 from launcher.plan.sharding.search.candidates import Cuts
+from launcher.plan.sharding.search.cost import CostModel, Layouts, fixed_layouts
 from launcher.plan.sharding.search.solve import search
 from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import State, Variable, Variables

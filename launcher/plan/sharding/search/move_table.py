@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from launcher.plan.sharding.cost import CostModel, move_cost
 from launcher.plan.sharding.op_graph import Value
+from launcher.plan.sharding.search.cost import CostModel, move_cost
 from launcher.plan.sharding.search.elimination import Array
 from launcher.plan.sharding.tensor_layout import TensorLayout
 

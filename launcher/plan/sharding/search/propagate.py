@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher.plan.sharding.cost import CostModel, Layouts, fixed_layouts
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.search.candidates import dims_of_model
+from launcher.plan.sharding.search.cost import CostModel, Layouts, fixed_layouts
 from launcher.plan.sharding.search.explore import alike, explore, few, order, unfolded
 from launcher.plan.sharding.search.found import Found, found
 from launcher.plan.sharding.search.halving import halved

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from launcher.plan.sharding.cost import Cost, made, moved, node_cost, parameter_cost, port, value_cost
-from launcher.plan.sharding.flops import PRODUCTS
 from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.redistribution.planned import redistribution
 from launcher.plan.sharding.search.candidates import Dims, dims_of_model, ordered, strategy
+from launcher.plan.sharding.search.cost import Cost, made, moved, node_cost, parameter_cost, port, value_cost
+from launcher.plan.sharding.search.flops import PRODUCTS
 from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import constants
 from launcher.plan.sharding.tensor_layout import TensorLayout

@@ -9,7 +9,9 @@ from math import prod
 
 import numpy as np
 
-from launcher.plan.sharding.cost import (
+from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref
+from launcher.plan.sharding.op_rule import OpRule, OpStrategy
+from launcher.plan.sharding.search.cost import (
     Cost,
     CostModel,
     Layouts,
@@ -19,8 +21,6 @@ from launcher.plan.sharding.cost import (
     stored_cost,
     uses,
 )
-from launcher.plan.sharding.op_graph import OpGraph, OpNode, Ref
-from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.search.elimination import Array, Eliminator, Scoped, Table
 from launcher.plan.sharding.search.move_table import MoveTable
 from launcher.plan.sharding.search.variables import State

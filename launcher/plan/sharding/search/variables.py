@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
 
-from launcher.plan.sharding.flops import PRODUCTS
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.search.candidates import (
@@ -18,6 +17,7 @@ from launcher.plan.sharding.search.candidates import (
     followed,
     strategy,
 )
+from launcher.plan.sharding.search.flops import PRODUCTS
 
 State = tuple[OpStrategy, ...]
 """Of a variable: a strategy for each of its members."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.plan.sharding.cost import CostModel, Layouts, graph_cost
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.search.candidates import dims_of_model
+from launcher.plan.sharding.search.cost import CostModel, Layouts, graph_cost
 from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.search.variables import variables
 from launcher.plan.sharding.tensor_layout import TensorLayout

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.plan.sharding.cost import CostModel, Layouts, fixed_layouts, graph_cost
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.search.candidates import dims_of_model
+from launcher.plan.sharding.search.cost import CostModel, Layouts, fixed_layouts, graph_cost
 from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.search.repeats import shortened
 from launcher.plan.sharding.search.solve import search

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
-from launcher.plan.sharding.cost import CostModel, graph_cost
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.search.candidates import strategy
+from launcher.plan.sharding.search.cost import CostModel, graph_cost
 from launcher.plan.sharding.search.propagate import propagate, recursive
 from tests.plan.sharding.search.recorded import block, megatron
 from tests.plan.sharding.search.small_graphs import rules_of

@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import Problem, refuse
 from launcher.job.schema.job import Job
 from launcher.plan.settings.dataset_strategy import written
-from launcher.plan.sharding.tensor_dims import (
+from launcher.plan.sharding.strategies.tensor_dims import (
     UnfitError,
     device_matrix,
     named_axes,

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.plan.operators.strategy import FromFile
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.tensor_dims import (
+from launcher.plan.sharding.strategies.tensor_dims import (
     Axes,
     UnfitError,
     device_matrix,

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import gcd, lcm, log, prod
 
-from launcher.plan.sharding.flops import forward_flops, is_view, reads
 from launcher.plan.sharding.op_graph import OpGraph, OpNode, Value
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.redistribution.planned import redistribution
+from launcher.plan.sharding.search.flops import forward_flops, is_view, reads
 from launcher.plan.sharding.tensor_layout import TensorLayout
 from launcher.plan.values.facts import WIDTH
 

@@ -16,8 +16,8 @@ from launcher.plan.operators.resolve import strategy_problem
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.parameters import at_rest, global_layout
+from launcher.plan.sharding.strategies.written_operator import Written
 from launcher.plan.sharding.tensor_layout import TensorLayout, primes
-from launcher.plan.sharding.written_operator import Written
 from launcher.plan.values.facts import TensorSpec
 from launcher.plan.values.layout import Layout
 

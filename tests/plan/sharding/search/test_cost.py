@@ -6,12 +6,12 @@ from random import Random
 
 import pytest
 
-from launcher.plan.sharding.cost import CostModel, Layouts, graph_cost
-from launcher.plan.sharding.flops import forward_flops
 from launcher.plan.sharding.moves import moves
 from launcher.plan.sharding.op_graph import Name, OpGraph, OpNode, Ref
 from launcher.plan.sharding.op_rule import OpStrategy
 from launcher.plan.sharding.search.candidates import dims_of_model
+from launcher.plan.sharding.search.cost import CostModel, Layouts, graph_cost
+from launcher.plan.sharding.search.flops import forward_flops
 from launcher.plan.sharding.search.variables import variables
 from launcher.plan.sharding.sharded_graph import sharded
 from launcher.plan.sharding.tensor_layout import TensorLayout

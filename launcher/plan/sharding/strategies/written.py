@@ -11,12 +11,18 @@ from launcher.errors import Problem
 from launcher.job.schema.similar_names import did_you_mean, nearest
 from launcher.plan.operators.resolve import Lookup
 from launcher.plan.operators.strategy import FromFile
-from launcher.plan.sharding.files.operator_names import MARK, main_operators
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
-from launcher.plan.sharding.tensor_dims import UnfitError, text
+from launcher.plan.sharding.strategies.operator_names import MARK, main_operators
+from launcher.plan.sharding.strategies.tensor_dims import UnfitError, text
+from launcher.plan.sharding.strategies.written_operator import (
+    KEY,
+    Operator,
+    Written,
+    nearest_cure,
+    strategy_of,
+)
 from launcher.plan.sharding.tensor_layout import TensorLayout
-from launcher.plan.sharding.written_operator import KEY, Operator, Written, nearest_cure, strategy_of
 from launcher.plan.values.text import listed
 
 

@@ -1,0 +1,1 @@
+"""Strategies as they are written: of operators, and of the tensors of a batch; the nearest that fits."""
