@@ -46,6 +46,23 @@ OPERATORS = {
     "layers.*.mlp.gate": {"weight": ["tp", None]}, "layers.*.mlp.up": {"weight": ["tp", None]},
     "layers.*.mlp.down": {"weight": [None, "tp"]},
 }  # fmt: skip
+OVER = {"matrix": [2, 2], "axes": ["x", "y"]}
+MATRICES = {
+    "operators": {
+        "layers.*.attn.[qkv]": {**OVER, "in": [["x", None, None], ["y", None]]},
+        "layers.*.attn.o": {**OVER, "in": [["y", None, "x"], [None, "x"]]},
+        "layers.*.mlp.down": {"in": [[1, 2, 2], [1, 2]]},
+        "norm": {"in": [[1, 4, 1], [1]]},
+        "head": {"in": [[2, 1, 1], [2, 1]]},
+    }
+}  # fmt: skip
+"""Neighbours disagree; what is not named goes by samples."""
+
+
+def _matrices(level: str) -> dict[str, Any]:
+    return {**MATRICES, "hsdp": {"threshold": 0, "optimizer_level": level}}
+
+
 LAYOUTS: dict[str, dict[str, Any]] = {
     "none": {},
     "level1": _hsdp("level1"),
@@ -53,7 +70,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "level3": _hsdp("level3"),
     "HSDP 2x2": {**_hsdp("level1"), "grid": {"dp_replicate": 2}},
     "TP": {"grid": {"tp": 2}, "operators": OPERATORS},
+    "device matrices": MATRICES,
+    "device matrices level1": _matrices("level1"),
+    "device matrices level2": _matrices("level2"),
+    "device matrices level3": _matrices("level3"),
 }
+NPROC = {name: 8 for name in LAYOUTS if name.startswith("device matrices")}
+"""What the sizes of a layout do not say."""
 TIES = {"tied": True, "untied": False}
 Cell = tuple[str, str, str]
 """Schedule, layout, tie."""
@@ -63,8 +86,11 @@ TRIED: list[Cell] = some(product(SCHEDULES, LAYOUTS, TIES), 8)
 def asked(cell: Cell) -> Job:
     schedule, layout, tie = cell
     pipeline = {"stages": 2, "micro_batch_num": 4, **SCHEDULES[schedule]}
-    return job(parallel={"pipeline": pipeline, **LAYOUTS[layout]}, model={**LM, "layers": 2, "tied": TIES[tie]},
+    made = job(parallel={"pipeline": pipeline, **LAYOUTS[layout]}, model={**LM, "layers": 2, "tied": TIES[tie]},
                train__batch_size=16)  # fmt: skip
+    if layout not in NPROC:
+        return made
+    return made.model_copy(update={"launch": made.launch.model_copy(update={"nproc": NPROC[layout]})})
 
 
 def planned(cell: Cell) -> Plan | str:

@@ -6,7 +6,8 @@ import json
 from itertools import product
 from pathlib import Path
 
-from launcher.plan.settings import pipeline
+from launcher.plan.settings import device_matrix, pipeline
+from launcher.plan.settings.device_matrix import over_device_matrix
 from launcher.plan.settings.grid import sizes
 from tests.compatibility import LAYOUTS, SCHEDULES, TIES, TRIED, Cell, asked, once
 
@@ -32,7 +33,9 @@ def test_every_combination_is_as_written_down() -> None:
 
 def test_what_is_refused_is_refused_by_the_planners_one_table() -> None:
     for cell, said in golden().items():
-        found = [f"{p.key}: {p.text}" for p in pipeline.refused(asked(cell), sizes(asked(cell))[0])]
+        job = asked(cell)
+        problems = [*device_matrix.refused(job, 4)] if over_device_matrix(job) else []
+        found = [f"{p.key}: {p.text}" for p in [*problems, *pipeline.refused(job, sizes(job)[0])]]
         assert said == (f"refused: {'; '.join(found)}" if found else "exact to 1e-12")
 
 

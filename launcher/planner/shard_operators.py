@@ -12,11 +12,11 @@ from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.operators.resolve import unwrapped
 from launcher.plan.plan import GB, Plan
-from launcher.plan.sharding.known_params import KnownParams, over_stage
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.search.cost import CostModel
 from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
+from launcher.plan.sharding.strategies.known_params import KnownParams, over_stage
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
 from launcher.planner.param_layouts import laid_out
 from launcher.planner.sharded_plan import onto

@@ -13,7 +13,6 @@ from launcher.plan.operators.operator_file import SearchedFile
 from launcher.plan.operators.param_layouts import KEY as FILE
 from launcher.plan.settings.mode import searches
 from launcher.plan.sharding.assign import assign
-from launcher.plan.sharding.known_params import KnownParams, conflicts, followed, used
 from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.parameters import ShardedParam, at_rest
@@ -22,6 +21,7 @@ from launcher.plan.sharding.search.found import Found
 from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
 from launcher.plan.sharding.strategies.input_layouts import input_layouts
+from launcher.plan.sharding.strategies.known_params import KnownParams, conflicts, followed, used
 from launcher.plan.sharding.strategies.operator_names import operator_names
 from launcher.plan.sharding.strategies.written import read, unmatched
 from launcher.plan.sharding.strategies.written_operator import Written
