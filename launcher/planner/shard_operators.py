@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,13 @@ from launcher.plan.plan import GB, Plan
 from launcher.plan.sharding.cost import CostModel
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
-from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
+from launcher.plan.sharding.stage_sharding import Sharding, StageGraphs, StageSharding, Terms, resolve
+from launcher.plan.sharding.step_memory import StageBytes
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
 from launcher.planner.sharded_plan import onto
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[TensorSpec]) -> Plan:
@@ -26,7 +27,42 @@ def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[Tens
 
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         graphs = [_named(g, made) for g in _graphs(made, model, specs)]
-    return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made)))
+    terms = _terms(job, made)
+    sharding = resolve(job, graphs, rule_of, terms)
+    return onto(job, made, sharding, _measured(sharding, terms.class_dim))
+
+
+def _measured(sharding: Sharding, class_dim: int | None) -> list[StageBytes]:
+    """What each virtual stage holds while it trains."""
+    from launcher.parallel.sharding.measure_stage import measure_stage
+
+    last = len(sharding.stages) - 1
+    loss = _loss(sharding.stages[last], class_dim)
+    return [
+        measure_stage(stage, sharding.level, loss if at == last else None)
+        for at, stage in enumerate(sharding.stages)
+    ]
+
+
+def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Tensor]:
+    """Of a rank's part of the output, on meta tensors."""
+    import torch
+
+    from launcher.models.loss import cross_entropy
+    from launcher.parallel.tensor_parallel.collectives import Axis
+
+    layout = stage.train.taken[stage.train.returns[0]].layout
+    cut = layout.slices[-1] if layout.dims else 1
+    parts = Axis(cut) if cut > 1 else None
+
+    def loss(out: Tensor) -> Tensor:
+        if class_dim is None:
+            return out.sum()
+        shape = [n for dim, n in enumerate(out.shape) if dim != class_dim]
+        target = torch.empty(shape, dtype=torch.int64, device="meta")
+        return cross_entropy(out, target, parts, "sum")
+
+    return loss
 
 
 def _terms(job: Job, made: Plan) -> Terms:

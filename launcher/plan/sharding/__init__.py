@@ -13,6 +13,7 @@ __all__ = [
     "parameters",
     "sharded_graph",
     "stage_sharding",
+    "step_memory",
     "tensor_layout",
     "traffic",
 ]
