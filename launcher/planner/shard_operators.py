@@ -29,17 +29,18 @@ def shard_operators(job: Job, made: Plan, model: nn.Module, specs: Sequence[Tens
         graphs = [_named(g, made) for g in _graphs(made, model, specs)]
     terms = _terms(job, made)
     sharding = resolve(job, graphs, rule_of, terms)
-    return onto(job, made, sharding, _measured(sharding, terms.class_dim))
+    return onto(job, made, sharding, _measured(made, sharding, terms.class_dim))
 
 
-def _measured(sharding: Sharding, class_dim: int | None) -> list[StageBytes]:
+def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[StageBytes]:
     """What each virtual stage holds while it trains."""
     from launcher.parallel.sharding.measure_stage import measure_stage
 
     last = len(sharding.stages) - 1
     loss = _loss(sharding.stages[last], class_dim)
+    kept = {p.name: p.spec.dtype for p in made.params}
     return [
-        measure_stage(stage, sharding.level, loss if at == last else None)
+        measure_stage(stage, sharding.level, loss if at == last else None, kept)
         for at, stage in enumerate(sharding.stages)
     ]
 

@@ -32,7 +32,12 @@ def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes
     settings = (*made.settings, *_hsdp(job, sharding))
     traffic = sharded_traffic(sharding, made.sizes, made.schedule, boundaries, params=params, ties=made.ties)
     memory = sharded_memory(
-        measured, made.schedule, made.sizes, params, copies(job.optim, made.observed.optimizer)
+        measured,
+        boundaries,
+        made.schedule,
+        made.sizes,
+        params=params,
+        copies=copies(job.optim, made.observed.optimizer),
     )
     return replace(
         made,

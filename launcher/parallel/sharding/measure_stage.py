@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from launcher.parallel.cost.flash_attention import Flash
 from launcher.parallel.cost.memory_meter import MemoryMeter
+from launcher.parallel.fsdp.half_precision import HalfWeight, HalfWeights
 from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.sharding.stage_program import StageProgram
 from launcher.parallel.sharding.weights import Weights
@@ -57,42 +58,56 @@ class _MetaMeter(MemoryMeter):
             del self._alive[key]
 
 
-def measure_stage(stage: StageSharding, level: str | None, loss: Loss | None) -> StageBytes:
-    """``loss``: of the last stage's output. All ranks are alike, but for what an exchange sends."""
+def measure_stage(
+    stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str]
+) -> StageBytes:
+    """``loss``: of the last stage's output; ``kept``: the dtypes in which weights are kept.
+
+    All ranks are alike, but for what an exchange sends.
+    """
     groups = StageGroups(rank=0, groups={})
     graph = stage.train.graph
-    skeleton = _skeleton(stage.params, frozenset(n for n, v in graph.params if graph.values[v].trains))
+    trained = frozenset(n for n, v in graph.params if graph.values[v].trains)
+    skeleton = _skeleton(stage.params, trained, kept)
+    halves = _halves(skeleton, stage.params, kept)
     program = StageProgram(stage.train, groups, META)
     weights = Weights(skeleton, stage.params, level, groups, names={})
     with _MetaMeter() as meter, Flash():
-        for p in skeleton.parameters():
-            meter._see(p)
+        masters = list(skeleton.parameters())
+        for t in (*masters, *skeleton.buffers()):
+            meter._see(t)
         at_rest = meter.now
         weights.gather()
-        gathered = meter.now - at_rest
-        run = partial(_micro_batch, meter, program, weights, stage, loss)
-        kept, forward, first = run()
-        grads = sum(p.grad.untyped_storage().nbytes() for p in skeleton.parameters() if p.grad is not None)
-        whole = meter.now - at_rest - gathered - grads
-        _, _, later = run()
+        with halves.running():
+            ready = meter.now
+            run = partial(_micro_batch, meter, program, weights, halves, stage, loss)
+            left, forward, first = run()
+            shards = sum(p.grad.untyped_storage().nbytes() for p in masters if p.grad is not None)
+            whole = meter.now - ready - shards
+            _, _, later = run()
+            before = meter.now
         meter.since()
-        before = meter.now
         weights.reduce()
         return StageBytes(
-            gathered=gathered,
-            kept=kept,
+            gathered=ready - at_rest,
+            kept=left,
             forward=forward,
             first=first,
             later=later,
-            grads=grads,
+            grads=shards,
             whole=whole,
-            reduced=meter.peak - before,
+            reduced=max(0, meter.peak - before),
             left=meter.now - at_rest,
         )
 
 
 def _micro_batch(
-    meter: _MetaMeter, program: StageProgram, weights: Weights, stage: StageSharding, loss: Loss | None
+    meter: _MetaMeter,
+    program: StageProgram,
+    weights: Weights,
+    halves: HalfWeights,
+    stage: StageSharding,
+    loss: Loss | None,
 ) -> tuple[int, int, int]:
     """What is kept after its forward, the most in its forward, the most in its backward."""
     before = meter.now
@@ -108,6 +123,7 @@ def _micro_batch(
     meter.since()
     if made:
         torch.autograd.backward(made, [torch.empty_like(t) for t in made])
+        halves.collect()
     return kept, forward, meter.peak - before
 
 
@@ -115,7 +131,9 @@ def _empty(spec: TensorSpec) -> Tensor:
     return torch.empty(spec.shape, dtype=dtype_of(spec.dtype), device=META)
 
 
-def _skeleton(params: tuple[ShardedParam, ...], trained: frozenset[str]) -> nn.Module:
+def _skeleton(
+    params: tuple[ShardedParam, ...], trained: frozenset[str], kept: Mapping[str, str]
+) -> nn.Module:
     """A module with nothing but these, as they rest on a rank."""
     root = nn.Module()
     for p in params:
@@ -125,9 +143,21 @@ def _skeleton(params: tuple[ShardedParam, ...], trained: frozenset[str]) -> nn.M
             if step not in at._modules:
                 at.add_module(step, nn.Module())
             at = at.get_submodule(step)
-        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(p.spec.dtype), device=META)
+        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(kept[p.name]), device=META)
         if p.name in trained:
             at.register_parameter(name, nn.Parameter(t))
         else:
             at.register_buffer(name, t)
     return root
+
+
+def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping[str, str]) -> HalfWeights:
+    """Stand-ins for what is kept in another dtype than it computes in."""
+    found = []
+    for p in params:
+        owner, _, name = p.name.rpartition(".")
+        module = skeleton.get_submodule(owner)
+        master = module._parameters.get(name)
+        if master is not None and kept[p.name] != p.spec.dtype:
+            found.append(HalfWeight(master, dtype_of(p.spec.dtype), ((module, name),)))
+    return HalfWeights(tuple(found))

@@ -20,10 +20,12 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "1f1b": {"stages": 2, "micro_batch_num": 4},
     "interleaved": {"stages": 2, "interleave": True, "micro_batch_num": 4},
 }
+COLUMNS = [["y", None, None], ["x", None]]
+"""Of a product: samples over y, its columns over x."""
 STRATEGIES: dict[str, dict[str, Any]] = {
     "samples": {"layers.*.mlp.*": [["x", None, None], [None, None]], "head": [["x", None, None], ["y", None]]},
-    "columns": {"layers.*.attn.*": [["y", None, None], ["x", None]], "layers.*.mlp.*": [["y", None, None], ["x", None]]},
-    "norms": {"layers.*.*norm*": [["y", None, "x"], ["x"]], "layers.*.mlp.*": [["y", None, None], ["x", None]]},
+    "columns": {"layers.*.attn.*": COLUMNS, "layers.*.mlp.*": COLUMNS},
+    "norms": {"layers.*.*norm*": [["y", None, "x"], ["x"]], "layers.*.mlp.*": COLUMNS},
 }  # fmt: skip
 CASES = list(product(PIPELINES, LEVELS, ("fp32", "bf16"), STRATEGIES))
 
@@ -31,9 +33,7 @@ CASES = list(product(PIPELINES, LEVELS, ("fp32", "bf16"), STRATEGIES))
 def layout(pipeline: str, level: str, precision: str, strategy: str) -> Job:
     """On 4 ranks."""
     matrix = [2, 2] if pipeline == "one stage" else [2, 1]
-    operators = {
-        key: {"matrix": matrix, "axes": ["x", "y"], "in": dims} for key, dims in STRATEGIES[strategy].items()
-    }
+    operators = {key: {"matrix": matrix, "axes": ["x", "y"], "in": dims} for key, dims in STRATEGIES[strategy].items()}
     parallel: dict[str, Any] = {"pipeline": PIPELINES[pipeline], "operators": operators}
     if level != "unsharded":
         parallel["hsdp"] = {"threshold": 1, "optimizer_level": level}
