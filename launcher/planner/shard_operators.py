@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,8 @@ from launcher.plan.plan import GB, Plan
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.search.cost import CostModel
-from launcher.plan.sharding.stage_sharding import StageGraphs, Terms, resolve
+from launcher.plan.sharding.stage_sharding import Sharding, StageGraphs, StageSharding, Terms, resolve
+from launcher.plan.sharding.step_memory import StageBytes
 from launcher.plan.sharding.strategies.known_params import KnownParams, over_stage
 from launcher.plan.values.facts import DTYPE, ITEMSIZE, TensorSpec, class_dims
 from launcher.planner.param_layouts import laid_out
@@ -23,7 +24,7 @@ from launcher.planner.sharded_plan import onto
 from launcher.planner.trace_model import ModelRead
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
@@ -36,7 +37,9 @@ def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[Tens
     with default_dtype(dtype_of(DTYPE[job.train.precision])):
         ours = not isinstance(job.model, Target)
         graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
-    return onto(job, made, resolve(job, graphs, rule_of, _terms(job, made), _known(job, made, model)))
+    terms = _terms(job, made)
+    sharding = resolve(job, graphs, rule_of, terms, _known(job, made, model))
+    return onto(job, made, sharding, _measured(made, sharding, terms.class_dim))
 
 
 def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
@@ -49,6 +52,40 @@ def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
     if isinstance(known, KnownParams):
         return known
     raise RequestError(tuple(known))
+
+
+def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[StageBytes]:
+    """What each virtual stage holds while it trains."""
+    from launcher.parallel.sharding.measure_stage import measure_stage
+
+    last = len(sharding.stages) - 1
+    loss = _loss(sharding.stages[last], class_dim)
+    kept = {p.name: p.spec.dtype for p in made.params}
+    return [
+        measure_stage(stage, sharding.level, loss if at == last else None, kept)
+        for at, stage in enumerate(sharding.stages)
+    ]
+
+
+def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Tensor]:
+    """Of a rank's part of the output, on meta tensors."""
+    import torch
+
+    from launcher.models.loss import cross_entropy
+    from launcher.parallel.tensor_parallel.collectives import Axis
+
+    layout = stage.train.taken[stage.train.returns[0]].layout
+    cut = layout.slices[-1] if layout.dims else 1
+    parts = Axis(cut) if cut > 1 else None
+
+    def loss(out: Tensor) -> Tensor:
+        if class_dim is None:
+            return out.sum()
+        shape = [n for dim, n in enumerate(out.shape) if dim != class_dim]
+        target = torch.empty(shape, dtype=torch.int64, device="meta")
+        return cross_entropy(out, target, parts, "sum")
+
+    return loss
 
 
 def _terms(job: Job, made: Plan) -> Terms:

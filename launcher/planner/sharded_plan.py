@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from launcher.errors import refuse
 from launcher.job.schema.job import Job
+from launcher.plan.cost.memory import copies
 from launcher.plan.partition.params import Placed
 from launcher.plan.partition.stages import Crossing
 from launcher.plan.plan import Plan
@@ -15,15 +16,17 @@ from launcher.plan.settings.hsdp import LEVEL, LEVELS
 from launcher.plan.sharding.parameters import global_layout
 from launcher.plan.sharding.show_sharding import gathered
 from launcher.plan.sharding.stage_sharding import Sharding, StageSharding
+from launcher.plan.sharding.step_memory import StageBytes, sharded_memory
 from launcher.plan.sharding.traffic import sharded_traffic
 from launcher.plan.values.setting import Setting
 from launcher.plan.values.text import many
 
 
-def onto(job: Job, made: Plan, sharding: Sharding) -> Plan:
+def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes]) -> Plan:
     """``made``, which has every tensor whole on all ranks of a stage, with what ``sharding`` cuts.
 
-    Raises ``RequestError`` for operators on gathered tensors, where ``strict`` does not want them.
+    ``measured``: what each virtual stage holds. Raises ``RequestError`` for operators on gathered tensors,
+    where ``strict`` does not want them.
     """
     refuse(transformer_opt.gathered(job, map(str, gathered(sharding))))
     params = tuple(_placed(p, made, sharding) for p in made.params)
@@ -33,13 +36,21 @@ def onto(job: Job, made: Plan, sharding: Sharding) -> Plan:
     )
     settings = (*made.settings, *_hsdp(job, sharding))
     traffic = sharded_traffic(sharding, made.sizes, made.schedule, boundaries, params=params, ties=made.ties)
+    memory = sharded_memory(
+        measured,
+        boundaries,
+        made.schedule,
+        made.sizes,
+        params=params,
+        copies=copies(job.optim, made.observed.optimizer),
+    )
     return replace(
         made,
         params=params,
         boundaries=boundaries,
         sharding=sharding,
         settings=settings,
-        estimate=replace(made.estimate, traffic=traffic),
+        estimate=replace(made.estimate, traffic=traffic, memory=memory),
     )
 
 

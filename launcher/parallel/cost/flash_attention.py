@@ -8,13 +8,15 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+ATTENTION = (F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
+
 
 class Flash(TorchFunctionMode):
     """While entered, attention on meta tensors keeps for backward what it keeps on real devices."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = _fused(*args, **kwargs) if func is F.scaled_dot_product_attention else None
+        out = _fused(*args, **kwargs) if func in ATTENTION else None
         return func(*args, **kwargs) if out is None else out
 
 

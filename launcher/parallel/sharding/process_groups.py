@@ -65,8 +65,8 @@ class StageGroups:
         axes: tuple[int, ...],
         op: Literal["sum", "max"] = "sum",
     ) -> torch.Tensor:
-        """In place, over axes of a device matrix; ``x`` is contiguous."""
-        if prod(matrix[a] for a in axes) > 1:
+        """In place, over axes of a device matrix; ``x`` is contiguous. On meta tensors nothing is sent."""
+        if not x.is_meta and prod(matrix[a] for a in axes) > 1:
             dist.all_reduce(x, REDUCE[op], group=self.of(rows_over(matrix, axes))[0])
         return x
 

@@ -66,7 +66,7 @@ def memory(
         axes = sorted({axis for layout, _, _ in mine for axis in layout.axes})
         for ranks in sizes.grid.alike(*axes, pp=pp):
             held = [
-                (trainable, n * _local(layout, dtype, ranks[0]))
+                (trainable, n * local_bytes(layout, dtype, ranks[0]))
                 for (layout, dtype, trainable), n in mine.items()
             ]
             trained = sum(n for trainable, n in held if trainable)
@@ -83,6 +83,7 @@ def memory(
     return tuple(sorted(out, key=lambda m: m.rank))
 
 
-def _local(layout: Layout, dtype: str, rank: int) -> int:
+def local_bytes(layout: Layout, dtype: str, rank: int) -> int:
+    """Of the part that ``rank`` has."""
     box = layout.box(rank)
     return 0 if box is None else prod(box.shape) * ITEMSIZE[dtype]

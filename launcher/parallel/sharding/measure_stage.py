@@ -1,0 +1,163 @@
+"""Measures what a stage over device matrices holds, by running two of its micro batches on meta tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.parallel.cost.flash_attention import Flash
+from launcher.parallel.cost.memory_meter import MemoryMeter
+from launcher.parallel.fsdp.half_precision import HalfWeight, HalfWeights
+from launcher.parallel.sharding.process_groups import StageGroups
+from launcher.parallel.sharding.stage_program import StageProgram
+from launcher.parallel.sharding.weights import Weights
+from launcher.parallel.trace.model_facts import dtype_of
+from launcher.plan.sharding.parameters import ShardedParam
+from launcher.plan.sharding.stage_sharding import StageSharding
+from launcher.plan.sharding.step_memory import StageBytes
+from launcher.plan.values.facts import TensorSpec
+
+Loss = Callable[[Tensor], Tensor]
+META = torch.device("meta")
+
+
+class _MetaMeter(MemoryMeter):
+    """Adds up as storages come and go: on meta they do not change their size."""
+
+    kind = "meta"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = 0
+
+    @property
+    def now(self) -> int:
+        return self._held
+
+    def since(self) -> None:
+        """A new peak counts from here."""
+        self.peak = self._held
+
+    def _see(self, t: Tensor) -> None:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        known = self._alive.get(key)
+        if storage.device.type == "meta" and (known is None or known() is not storage):
+            size = storage.nbytes()
+            self._alive[key] = weakref.ref(storage, partial(self._let_go, key, size))
+            self._held += size
+
+    def _let_go(self, key: int, size: int, ref: Any) -> None:
+        self._held -= size
+        if self._alive.get(key) is ref:
+            del self._alive[key]
+
+
+def measure_stage(
+    stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str]
+) -> StageBytes:
+    """``loss``: of the last stage's output; ``kept``: the dtypes in which weights are kept.
+
+    All ranks are alike, but for what an exchange sends.
+    """
+    groups = StageGroups(rank=0, groups={})
+    graph = stage.train.graph
+    trained = frozenset(n for n, v in graph.params if graph.values[v].trains)
+    skeleton = _skeleton(stage.params, trained, kept)
+    halves = _halves(skeleton, stage.params, kept)
+    program = StageProgram(stage.train, groups, META)
+    weights = Weights(skeleton, stage.params, level, groups, names={})
+    with _MetaMeter() as meter, Flash():
+        masters = list(skeleton.parameters())
+        for t in (*masters, *skeleton.buffers()):
+            meter._see(t)
+        at_rest = meter.now
+        weights.gather()
+        with halves.running():
+            ready = meter.now
+            run = partial(_micro_batch, meter, program, weights, halves, stage, loss)
+            left, forward, first = run()
+            shards = sum(p.grad.untyped_storage().nbytes() for p in masters if p.grad is not None)
+            whole = meter.now - ready - shards
+            _, _, later = run()
+            before = meter.now
+        meter.since()
+        weights.reduce()
+        return StageBytes(
+            gathered=ready - at_rest,
+            kept=left,
+            forward=forward,
+            first=first,
+            later=later,
+            grads=shards,
+            whole=whole,
+            reduced=max(0, meter.peak - before),
+            left=meter.now - at_rest,
+        )
+
+
+def _micro_batch(
+    meter: _MetaMeter,
+    program: StageProgram,
+    weights: Weights,
+    halves: HalfWeights,
+    stage: StageSharding,
+    loss: Loss | None,
+) -> tuple[int, int, int]:
+    """What is kept after its forward, the most in its forward, the most in its backward."""
+    before = meter.now
+    meter.since()
+    values = stage.train.graph
+    specs = zip(stage.takes, (values.values[v].trains for v in values.inputs), strict=True)
+    outs, _ = program.run([_empty(s).requires_grad_(trains) for s, trains in specs], weights)
+    made = [t for t in outs if t.requires_grad]
+    if loss is not None and made:
+        made = [loss(outs[0])]
+    kept, forward = meter.now - before, meter.peak - before
+
+    meter.since()
+    if made:
+        torch.autograd.backward(made, [torch.empty_like(t) for t in made])
+        halves.collect()
+    return kept, forward, meter.peak - before
+
+
+def _empty(spec: TensorSpec) -> Tensor:
+    return torch.empty(spec.shape, dtype=dtype_of(spec.dtype), device=META)
+
+
+def _skeleton(
+    params: tuple[ShardedParam, ...], trained: frozenset[str], kept: Mapping[str, str]
+) -> nn.Module:
+    """A module with nothing but these, as they rest on a rank."""
+    root = nn.Module()
+    for p in params:
+        *path, name = p.name.split(".")
+        at = root
+        for step in path:
+            if step not in at._modules:
+                at.add_module(step, nn.Module())
+            at = at.get_submodule(step)
+        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(kept[p.name]), device=META)
+        if p.name in trained:
+            at.register_parameter(name, nn.Parameter(t))
+        else:
+            at.register_buffer(name, t)
+    return root
+
+
+def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping[str, str]) -> HalfWeights:
+    """Stand-ins for what is kept in another dtype than it computes in."""
+    found = []
+    for p in params:
+        owner, _, name = p.name.rpartition(".")
+        module = skeleton.get_submodule(owner)
+        master = module._parameters.get(name)
+        if master is not None and kept[p.name] != p.spec.dtype:
+            found.append(HalfWeight(master, dtype_of(p.spec.dtype), ((module, name),)))
+    return HalfWeights(tuple(found))
