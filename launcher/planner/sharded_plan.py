@@ -61,7 +61,10 @@ def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:
         return
     level = hsdp.optimizer_level
     shared = [p for p in sharding.params.values() if p.shared]
-    if shared:
+    if shared and level == "level3":
+        text = f"{many(len(shared), 'parameter')} over the ranks that repeat them; gathered for each forward"
+        yield Setting(LEVEL, level, "degraded", f"{text} and kept until its backward, gradients as at level2")
+    elif shared:
         text = f"{LEVELS[level]}; {many(len(shared), 'parameter')} over the ranks that repeat them"
         yield Setting(LEVEL, level, "applied", text)
     else:
