@@ -157,3 +157,12 @@ def test_mindspores_file_has_the_strategies_of_operators_too(tmp_path: Path) -> 
     path.write_bytes(node_text(of_sharding(plan.sharding, lambda stage: stage)))
     again = plan_job(with_parallel(job, operators={}, operator_strategy={"load": str(path)}))
     assert shown(again) == shown(plan)
+
+
+@pytest.mark.parametrize(("net", "seed"), some([(net, seed) for net in SHAPES for seed in range(12)], 10))
+def test_layouts_of_a_file_go_with_the_strategies_that_made_them(tmp_path: Path, net: str, seed: int) -> None:
+    job = drawn(net, seed)
+    plan = plan_job(job)
+    path = layouts_of(plan, tmp_path / "p.json")
+    again = plan_job(with_parallel(job, param_strategy={"load": path, "only_trainable": False}))
+    assert {p.name: meaning(p.layout) for p in again.params} == {p.name: meaning(p.layout) for p in plan.params}
