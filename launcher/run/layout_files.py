@@ -14,7 +14,7 @@ from launcher.checkpoint.mindspore.formats import GroupFile, merged_file, stage_
 from launcher.checkpoint.mindspore.formats.group_file import text as group_text
 from launcher.checkpoint.mindspore.formats.operator_json import text as node_text
 from launcher.checkpoint.mindspore.formats.strategy_files import text as strategy_text
-from launcher.checkpoint.mindspore.operator_strategies import of_flow
+from launcher.checkpoint.mindspore.operator_strategies import of_flow, of_sharding
 from launcher.checkpoint.tensorfile.durable import write_bytes
 from launcher.checkpoint.tensorfile.keys import is_place, load_key
 from launcher.errors import Problem
@@ -121,6 +121,8 @@ def _operators(plan: Plan, path: str) -> bytes:
     """In MindSpore's form where the name asks for it: that has to end in .json too."""
     tp = plan.sizes.grid["tp"]
     if plan.sharding is not None:
+        if path.endswith(MINDSPORES_JSON):
+            return node_text(of_sharding(plan.sharding, lambda stage: plan.sizes.places[stage]))
         return operator_rows.as_json(plan.sharding).encode()
     if not path.endswith(MINDSPORES_JSON):
         return operator_file.as_json(plan.operators, tp).encode()

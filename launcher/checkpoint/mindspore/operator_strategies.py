@@ -9,6 +9,9 @@ from typing import Any
 from launcher.checkpoint.mindspore.formats.operator_json import NodeStrategies, Slices, TensorMap
 from launcher.plan.operators.resolve import Cut, Flow, Operator, Spread
 from launcher.plan.operators.strategy import DP, TP, Axes, FromFile
+from launcher.plan.sharding.stage_sharding import Sharding
+from launcher.plan.sharding.strategies.operator_names import main_operators
+from launcher.plan.sharding.tensor_layout import TensorLayout
 
 MAIN = (
     "MatMul", "BatchMatMul", "Dense", "Gather", "EmbeddingLookup", "Conv2D", "LayerNorm", "RmsNorm",
@@ -105,8 +108,12 @@ def of_flow(flow: Flow, dp: int, tp: int, stage_of: Callable[[str], int]) -> Nod
 
 
 def _node(o: Operator) -> str:
-    cell, primitive = CALLED.get(o.kind, ("Cell", "Cell"))
-    *outer, last = o.module.split(".")
+    return _node_of(o.module, o.kind)
+
+
+def _node_of(module: str, kind: str) -> str:
+    cell, primitive = CALLED.get(kind, ("Cell", "Cell"))
+    *outer, last = module.split(".")
     return "/".join(["Default", *(f"{part}-Cell" for part in outer), f"{last}-{cell}", f"{primitive}-op0"])
 
 
@@ -128,3 +135,40 @@ def _activation(dims: int, cut: Cut) -> Axes:
 
 def _map(axes: Axes, dp: int, tp: int) -> TensorMap:
     return TensorMap((dp, tp), (DP, TP), axes)
+
+
+PRIMITIVES = {"linear": "linear", "embedding": "embedding", "layer_norm": "norm"}
+"""What modules are that call these of torch's operators."""
+
+
+def of_sharding(sharding: Sharding, stage_of: Callable[[int], int]) -> NodeStrategies:
+    """Operators on parameters, and those that were written; ``stage_of``: of a virtual stage.
+
+    The operator that a module is there for: code around other modules has no name of its own in this form.
+    """
+    slices, layouts, out_layouts, keys = {}, {}, {}, {}
+    for index, stage in enumerate(sharding.stages):
+        graph = stage.train
+        written = {w.node: w for w in stage.written}
+        modules = {n.module for n in graph.graph.nodes}
+        for module, at in main_operators(graph.graph, graph.rules).items():
+            rule = None if at is None else graph.rules[at]
+            if at is None or rule is None or not module or any(m.startswith(f"{module}.") for m in modules):
+                continue
+            op, said = graph.graph.nodes[at], written.get(at)
+            if said is None and not graph.params.intersection(op.ins):
+                continue
+            node = _node_of(module, PRIMITIVES.get(op.kind, ""))
+            takes = [graph.strategies[at].takes(rule, place) for place in range(len(rule.ins))]
+            slices[node] = Slices(stage_of(index))
+            layouts[node] = tuple(map(_over_matrix, takes))
+            if said is not None and said.out is not None:
+                out_layouts[node] = (_over_matrix(said.out),)
+            if said is not None and said.key != module:
+                keys[node] = said.key
+    return NodeStrategies(slices, layouts=layouts, out_layouts=out_layouts, keys=keys)
+
+
+def _over_matrix(layout: TensorLayout) -> TensorMap:
+    names = tuple(f"d{a}" for a in range(len(layout.matrix)))
+    return TensorMap(layout.matrix, names, tuple(tuple(names[a] for a in dim) for dim in layout.dims))

@@ -21,7 +21,7 @@ from launcher.plan.sharding.search.found import Found
 from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
 from launcher.plan.sharding.strategies.input_layouts import input_layouts
-from launcher.plan.sharding.strategies.known_params import KnownParams, conflicts, followed, used
+from launcher.plan.sharding.strategies.known_params import KnownParams, conflicts, followed, taken, used
 from launcher.plan.sharding.strategies.operator_names import operator_names
 from launcher.plan.sharding.strategies.written import read, unmatched
 from launcher.plan.sharding.strategies.written_operator import Written
@@ -172,7 +172,7 @@ def _stage(
     # a search has inputs of the model as their users take them, where nobody wrote how they come
     free = place.index == 0 and _searched(job) and isinstance(job.parallel.dataset_strategy, str)
     given = {} if free else dict(zip(graph.inputs, arrive, strict=True))
-    of_file, wrong = _of_file(job, graph, file)
+    of_file, wrong = _of_file(job, graph, file, taken(graph, rules, written))
     found += wrong
     given |= of_file
     given |= {v: known[name] for name, v in graph.params if name in known}
@@ -183,7 +183,8 @@ def _stage(
     if file is not None:
         own |= followed(graph, rules, of_file, own)
         config = job.parallel.operators
-        found += conflicts(graph, rules, written, known=of_file, path=file.path, config=config)
+        own_params = {v: of_file[v] for name, v in graph.params if v in of_file and name not in known}
+        found += conflicts(graph, rules, written, known=own_params, path=file.path, config=config)
     reasons: tuple[str, ...] = ()
     if searches(job) and not found:
         asked = Layouts(rest={**given, **rests})
@@ -205,16 +206,16 @@ def _stage(
 
 
 def _of_file(
-    job: Job, graph: OpGraph, file: KnownParams | None
+    job: Job, graph: OpGraph, file: KnownParams | None, wanted: Mapping[int, TensorLayout]
 ) -> tuple[dict[int, TensorLayout], list[Problem]]:
-    """Parameters as operators take what the file has, with what hsdp shares out."""
+    """Parameters as operators take what the file has: as ``wanted``, where hsdp makes the file's of that."""
     out, found = {}, []
     for name, value in graph.params:
         rest = file.rests.get(name) if file is not None else None
         if rest is None or file is None or name in graph.buffers:
             continue
         shards = job.parallel.hsdp if graph.values[value].trains else None
-        layout = used(rest, graph.values[value].spec, shards)
+        layout = used(rest, graph.values[value].spec, shards, wanted.get(value))
         if layout is None:
             text = f"{file.path}: {name} is kept in {list(rest.slices)} parts, as parallel.hsdp keeps none"
             found.append(Problem(FILE, text, quote("parallel.hsdp=null")))

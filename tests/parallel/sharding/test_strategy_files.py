@@ -11,6 +11,8 @@ import pytest
 from launcher.checkpoint.layout.canonical import meaning
 from launcher.checkpoint.layout.derived import of_plan
 from launcher.checkpoint.layout.strategy_file import text as strategy_text
+from launcher.checkpoint.mindspore.formats.operator_json import text as node_text
+from launcher.checkpoint.mindspore.operator_strategies import of_sharding
 from launcher.errors import RequestError
 from launcher.job.schema.job import Job
 from launcher.plan import show, to_json
@@ -145,3 +147,22 @@ def test_a_strategy_that_the_file_contradicts_is_refused_with_both(tmp_path: Pat
     here, there = "[whole, 4] (ranks [1] apart)", "[4, whole] (ranks [1] apart)"
     assert problem.text == f"matmul1.weight is cut {here} here, and {there} in {path} of parallel.param_strategy.load"
     assert problem.cure == "'~parallel.operators.matmul1'"
+
+
+def test_mindspores_file_has_the_strategies_of_operators_too(tmp_path: Path) -> None:
+    job = network("Document", 8, operators=DOCUMENT)
+    plan = plan_job(job)
+    assert plan.sharding is not None
+    path = tmp_path / "o.ms.json"
+    path.write_bytes(node_text(of_sharding(plan.sharding, lambda stage: stage)))
+    again = plan_job(with_parallel(job, operators={}, operator_strategy={"load": str(path)}))
+    assert shown(again) == shown(plan)
+
+
+@pytest.mark.parametrize(("net", "seed"), some([(net, seed) for net in SHAPES for seed in range(12)], 10))
+def test_layouts_of_a_file_go_with_the_strategies_that_made_them(tmp_path: Path, net: str, seed: int) -> None:
+    job = drawn(net, seed)
+    plan = plan_job(job)
+    path = layouts_of(plan, tmp_path / "p.json")
+    again = plan_job(with_parallel(job, param_strategy={"load": path, "only_trainable": False}))
+    assert {p.name: meaning(p.layout) for p in again.params} == {p.name: meaning(p.layout) for p in plan.params}

@@ -74,11 +74,16 @@ def _of_stage(layout: Layout, ranks: int) -> TensorLayout | None:
     return TensorLayout(tuple(matrix), tuple(tuple(places[s] for s in dim) for dim in spans(layout)))
 
 
-def used(rest: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None) -> TensorLayout | None:
+def used(
+    rest: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None, wanted: TensorLayout | None = None
+) -> TensorLayout | None:
     """As operators take what is kept so: what hsdp would share out of dim 0 is left to it.
 
-    ``None`` where it would share it out in another way.
+    ``wanted``: by an operator; that it is if hsdp keeps it so. ``None`` where it would share it out in
+    another way.
     """
+    if wanted is not None and at_rest(wanted, spec, hsdp).canonical == rest.canonical:
+        return wanted
     if hsdp is None:
         return rest
     for fine in _refined(rest):
@@ -151,6 +156,19 @@ def _dividing(layout: TensorLayout, axes: Mapping[str, tuple[int, ...]], size: i
     return tuple(out)
 
 
+def taken(
+    graph: OpGraph, rules: Sequence[OpRule | None], written: Sequence[Written]
+) -> dict[int, TensorLayout]:
+    """Values as operators take them whose strategies are written."""
+    out: dict[int, TensorLayout] = {}
+    for w in written:
+        rule = rules[w.node]
+        assert rule is not None
+        for place, value in enumerate(graph.nodes[w.node].ins):
+            out.setdefault(value, w.strategy.takes(rule, place))
+    return out
+
+
 def conflicts(
     graph: OpGraph,
     rules: Sequence[OpRule | None],
@@ -160,13 +178,22 @@ def conflicts(
     path: str,
     config: Mapping[str, Any],
 ) -> Iterator[Problem]:
-    """Parameters that an operator takes in one way and the file has in another."""
+    """Parameters of which the file has another layout than their first operator takes.
+
+    For further ones a parameter is redistributed.
+    """
+    first = {value: at for at in reversed(range(len(graph.nodes))) for value in graph.nodes[at].ins}
     names = {value: name for name, value in graph.params}
+    said: set[str] = set()  # a strategy of many modules is wrong once
     for w in written:
+        if w.key in said:
+            continue
         rule, node = rules[w.node], graph.nodes[w.node]
         assert rule is not None
         for place, value in enumerate(node.ins):
-            if value not in known or w.strategy.takes(rule, place).canonical == known[value].canonical:
+            if value not in known or first[value] != w.node:
+                continue
+            if w.strategy.takes(rule, place).canonical == known[value].canonical:
                 continue
             spec = graph.values[value].spec
             mine, theirs = (
@@ -175,5 +202,6 @@ def conflicts(
             )
             text = f"{names[value]} is cut {mine} here, and {theirs} in {path} of {KEY}"
             cure = quote(f"~parallel.operators.{w.key}") if w.key in config else ""
+            said.add(w.key)
             yield strategy_problem(w.key, config.get(w.key), text, cure)
             break
