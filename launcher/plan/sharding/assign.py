@@ -50,19 +50,19 @@ def _default(
 ) -> OpStrategy:
     if rule is None:
         return OpStrategy((ranks,))
-    if node.kind in HEAVY and graph.values[node.ins[0]].shape:
+    if node.kind in HEAVY:
         return data_parallel(rule, ranks)
     return follow(graph, node, rule, ranks=ranks, layouts=layouts)
 
 
 def data_parallel(rule: OpRule, ranks: int) -> OpStrategy:
-    """The first dim of the first tensor over all ranks, or over as many as divide it.
+    """The first dim of what it makes, its samples, over all ranks, or over as many as divide it.
 
     >>> data_parallel(OpRule((("m", "k"), ("k", "n")), (("m", "n"),), (("m", 12), ("k", 4), ("n", 2))), 8)
     OpStrategy(matrix=(4, 2), axes=(('m', (0,)),))
     """
-    places = [letters[0] for letters in rule.ins if letters and letters[0]]
-    samples = places[0] if rule.ins and rule.ins[0] and rule.ins[0][0] else ""
+    made = rule.outs[0]
+    samples = made[0] if made else ""
     if not samples:
         return OpStrategy((ranks,))
     ways = gcd(rule.size[samples], ranks)
