@@ -20,7 +20,7 @@ from launcher.planner.plan_job import plan_job
 from launcher.runtime.cluster.world import World
 from launcher.steps.certification.gather_full import Piece
 from tests.parallel.counting import assert_as_planned, rank_counts
-from tests.parity import assert_parity, job, own, rank_step
+from tests.parity import assert_parity, error, job, own, rank_step
 from tests.ranks import on_ranks
 from tests.test_parity_tp import MEGATRON, SEQUENCE
 from tests.tiers import some, some_of
@@ -77,8 +77,8 @@ def seeded(world: World, cases: Mapping[Any, tuple[Job, Plan]]) -> dict[Any, tup
     return out
 
 
-def both(ranks: int, plain: Job, ways: Mapping[str, Job]) -> None:
-    """Loss and gradients of ``ways`` are those of ``plain``, bit by bit."""
+def both(ranks: int, plain: Job, ways: Mapping[str, Job], within: float = 0.0) -> None:
+    """Loss and gradients of ``ways`` are those of ``plain``, bit by bit, or gradients ``within`` so much."""
     cases = {"": plain, **ways}
     for found in on_ranks(ranks, seeded, {k: (j, plan_job(j)) for k, j in cases.items()}):
         loss, pieces = found[""]
@@ -87,7 +87,7 @@ def both(ranks: int, plain: Job, ways: Mapping[str, Job]) -> None:
             assert found[way][0] == loss
             for got, want in zip(found[way][1], pieces, strict=True):
                 assert got.name == want.name
-                assert torch.equal(got.value, want.value), f"{way}: {got.name}"
+                assert error(got.value, want.value) <= within, f"{way}: {got.name}"
 
 
 @pytest.mark.parametrize(("precision", "layout"), some(product(["fp64", "fp32"], WHOLE), one_in=9))
@@ -101,8 +101,11 @@ def test_gradients_with_dropout_are_bit_identical(precision, layout):
 def test_of_split_backwards_too(precision, layout):
     ranks, parallel = SPLIT[layout]
     ways = {way: tied({**parallel, "recompute": asked}, precision) for way, asked in some_of(WAYS).items()}
-    both(ranks, tied(parallel, precision), ways)
+    both(ranks, tied(parallel, precision), ways, ROUNDING[precision])
 
+
+ROUNDING = {"fp64": 1e-12, "fp32": 1e-6}
+"""Products that wait for the second half of a backward lie elsewhere in memory, and some CPUs add up by where."""
 
 LM = {"modules": "layers.*"}
 SLICED: dict[str, tuple[int, dict[str, Any]]] = {
