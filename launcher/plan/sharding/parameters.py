@@ -39,7 +39,7 @@ def at_rest(used: TensorLayout, spec: TensorSpec, hsdp: Hsdp | None) -> TensorLa
     """
     if hsdp is None or not spec.shape or not spec.nbytes or spec.nbytes < hsdp.threshold * 1024:
         return used
-    fine = used.over_primes
+    fine = used.canonical.over_primes  # one for all matrices that say the same: stages share a tied tensor
     most = hsdp.shard_size if hsdp.shard_size > 0 else used.ranks
     left = spec.shape[0] // fine.slices[0]
     chosen: list[int] = []

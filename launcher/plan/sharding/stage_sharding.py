@@ -243,6 +243,9 @@ def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
 def _param(job: Job, train: ShardedGraph, name: str, value: int) -> ShardedParam:
     spec = train.graph.values[value].spec
     used = train.layouts[value]
+    ways = train.users[value]
+    if len(ways) == 1 and train.arrives(ways[0]):
+        used = ways[0].layout  # the same over the matrix whose axes the terms are
     shards = job.parallel.hsdp if train.graph.values[value].trains else None
     return ShardedParam(name, spec, used, at_rest(used, spec, shards), train.summed_later(value))
 
