@@ -14,7 +14,8 @@ P, PIPE, FUSE = "parallel", "parallel.pipeline", "parallel.comm_fusion"
 SCHEDULERS = "gpipe, 1f1b, zero_bubble_h1, zero_bubble_v, dualpipe_v, seqpipe, seqvpp, seqsmartvpp, auto"
 MODES = "semi_auto, sharding_propagation, recursive_programming"
 FLAG, WHOLE, GROUP = "should be true or false", "should be a whole number", "should be a group of keys"
-SLICES = "should be data_parallel or full_batch or a list"
+SLICES = "should be data_parallel or full_batch or a list or a group of keys"
+LAYOUT = "should be a layout such as {matrix: [2, 4], axes: [x, y], in: [[x, y], [x]]}, with a list a tensor"
 
 CASES = [
     (f"{P}.hsdp.shard_size=0", "0: must be -1 (the whole data-parallel group) or a positive integer",
@@ -38,7 +39,7 @@ CASES = [
     (f"{FUSE}.openstate=1", f"1: {FLAG}", f"{FUSE}.openstate=true"),
     (f"{FUSE}.allreduce=64", f"64: {GROUP}", f"'{FUSE}.allreduce={{mode:size,config:64}}'"),
     (f"{FUSE}.allgather.mode=index", "index: should be one of auto, size", ""),
-    (f"{P}.dataset_strategy={{}}", f"{{}}: {SLICES}", ""),
+    (f"{P}.dataset_strategy={{}}", f"{{}}: {LAYOUT}", ""),
     (f"{P}.dataset_strategy=null", f"null: {SLICES}", ""),
     (f"{P}.dataset_strategy=half", f"half: {SLICES}", ""),
     (f"{P}.dataset_strategy=8", f"8: {SLICES}", ""),
