@@ -12,6 +12,7 @@ from launcher.job.schema.job import Job
 from launcher.plan.cost.memory import copies
 from launcher.plan.operators.resolve import unwrapped
 from launcher.plan.plan import GB, Plan
+from launcher.plan.refusals import recorded_forward
 from launcher.plan.sharding.op_graph import OpGraph
 from launcher.plan.sharding.rules.table import rule_of
 from launcher.plan.sharding.search.cost import CostModel
@@ -29,14 +30,12 @@ if TYPE_CHECKING:
 
 def shard_operators(job: Job, made: Plan, model: ModelRead, specs: Sequence[TensorSpec]) -> Plan:
     """``made`` with the strategies of ``job``; ``model`` (on meta) is whole. Raises ``RequestError``."""
-    from launcher.parallel.trace.model_facts import default_dtype, dtype_of
-
+    refuse([*recorded_forward.refused(model.skeleton)])
     operators, wrong = unwrapped(job.parallel.operators, model.skeleton)
     refuse(wrong)
     job = job.model_copy(update={"parallel": job.parallel.model_copy(update={"operators": operators})})
-    with default_dtype(dtype_of(DTYPE[job.train.precision])):
-        ours = not isinstance(job.model, Target)
-        graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
+    ours = not isinstance(job.model, Target)
+    graphs = [_named(g, made) for g in _graphs(made, model.module, specs, ours=ours)]
     terms = _terms(job, made)
     sharding = resolve(job, graphs, rule_of, terms, _known(job, made, model))
     return onto(job, made, sharding, _measured(made, sharding, terms.class_dim))
@@ -149,9 +148,9 @@ def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: boo
             given = [t for c in crossings for t in meta(c.specs)]
             trains = [c.trains for c in crossings for _ in c.specs]
             given = [t.requires_grad_(g) for t, g in zip(given, trains, strict=True)]
-        train = other = record(module, given)
+        train = other = record(module, given, ours=ours)
         if not ours or modal(module):
             with evaluating([module]):
-                other = record(module, given)
+                other = record(module, given, ours=ours)
         out.append(StageGraphs(train, train if other == train else other))
     return out

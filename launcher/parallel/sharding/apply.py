@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from launcher.parallel.local import cut as part_of
 from launcher.parallel.mesh import Meshes
+from launcher.parallel.model_state.deep_copy import HOOKS
 from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.sharding.stage_program import StageProgram
 from launcher.parallel.sharding.weights import Weights
@@ -71,6 +72,8 @@ def run_sharded(
             last=part.stage.index == len(plan.stages) - 1,
         )
         part.module.forward = forward
+        for hooks in HOOKS:
+            vars(part.module)[hooks].clear()  # they are in the recording
         out.append(weights)
     return out
 

@@ -61,7 +61,7 @@ class _MetaMeter(MemoryMeter):
 def measure_stage(
     stage: StageSharding, level: str | None, loss: Loss | None, kept: Mapping[str, str]
 ) -> StageBytes:
-    """``loss``: of the last stage's output; ``kept``: the dtypes in which weights are kept.
+    """``loss``: of the last stage's output; ``kept``: the dtypes in which what is saved is kept.
 
     All ranks are alike, but for what an exchange sends.
     """
@@ -143,7 +143,7 @@ def _skeleton(
             if step not in at._modules:
                 at.add_module(step, nn.Module())
             at = at.get_submodule(step)
-        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(kept[p.name]), device=META)
+        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(kept.get(p.name, p.spec.dtype)), device=META)
         if p.name in trained:
             at.register_parameter(name, nn.Parameter(t))
         else:
@@ -158,6 +158,6 @@ def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping
         owner, _, name = p.name.rpartition(".")
         module = skeleton.get_submodule(owner)
         master = module._parameters.get(name)
-        if master is not None and kept[p.name] != p.spec.dtype:
+        if master is not None and kept.get(p.name, p.spec.dtype) != p.spec.dtype:
             found.append(HalfWeight(master, dtype_of(p.spec.dtype), ((module, name),)))
     return HalfWeights(tuple(found))

@@ -9,32 +9,48 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.random import fork_rng
 
-from launcher.errors import Problem, RequestError
+from launcher.errors import Problem, RequestError, refuse
+from launcher.parallel.dispatch.modes import default_dtype
 from launcher.parallel.model_state.deep_copy import copied
+from launcher.parallel.sharding.compare_recording import lost
 from launcher.parallel.sharding.regions import settle_regions
+from launcher.parallel.trace.fx_glue import RUNNING
 from launcher.parallel.trace.model_facts import spec
 from launcher.plan.sharding.op_graph import Arg, Name, OpGraph, OpNode, Ref, Value
 
 KEY = "parallel.operators"
+OTHERWISE = (
+    "leave parallel.mode and strategies over device matrices out: stages, hsdp and one axis tp run the "
+    "model's own code"
+)
 
 
-def record(module: nn.Module, inputs: Sequence[torch.Tensor]) -> OpGraph:
-    """The forward of ``module`` (on the meta device) on ``inputs``. Raises ``RequestError``."""
+def record(module: nn.Module, inputs: Sequence[torch.Tensor], *, ours: bool = False) -> OpGraph:
+    """The forward of ``module`` (on the meta device) on ``inputs``, in the mode that it is in.
+
+    ``ours``: a model of this package, which does nothing that a recording loses. Raises ``RequestError``.
+    """
     try:
-        with warnings.catch_warnings():
+        with default_dtype(RUNNING), torch.device("meta"), fork_rng([]), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch's own, about parts of itself
             program = torch.export.export(copied(module), tuple(inputs), strict=False)
+            why = "" if ours else lost(module, program, inputs)
+            refuse([_cannot(f"the model does more than operators do: {why}")] if why else [])
             if settle_regions(program.graph_module, KEY) or any(_changes(n) for n in program.graph.nodes):
                 program = program.run_decompositions({})  # the same without changes in place
     except RequestError:
         raise
     except Exception as error:  # whatever the code of a model or torch's tracing raises
-        line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        text = f"torch.export cannot follow the model, so its operators have no strategies: {line}"
-        raise RequestError((Problem(KEY, text),)) from error
+        line = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+        raise RequestError((_cannot(f"torch.export cannot follow the model: {line}"),)) from error
     _refuse_hidden_changes(program)
     return _Recorder(program, module).graph()
+
+
+def _cannot(text: str) -> Problem:
+    return Problem(KEY, f"{text}; {OTHERWISE}")
 
 
 def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
@@ -43,7 +59,7 @@ def _refuse_hidden_changes(program: torch.export.ExportedProgram) -> None:
         if node.target is torch.ops.aten.instance_norm.default and _changes(node):
             where = _module(node) or "the model"
             text = f"{where} is an instance norm whose running statistics move in training, which has no rule"
-            raise RequestError((Problem(KEY, text),))
+            raise RequestError((_cannot(text),))
 
 
 class _Recorder:
@@ -72,9 +88,7 @@ class _Recorder:
                 elif node.name in signature.user_inputs:
                     inputs.append(self._value(node, node.meta["val"]))
                 else:
-                    raise RequestError(
-                        (Problem(KEY, f"the model makes a tensor of Python numbers, {node.name}"),)
-                    )
+                    raise RequestError((_cannot(f"the forward uses a tensor that is not its own, {node.name}"),))
             elif node.op == "output":
                 outputs, changes = self._leaving(node)
             elif "_assert_" in str(node.target) or (node.meta.get("val", node) is None and not node.users):
@@ -105,7 +119,7 @@ class _Recorder:
                 changes[self.first[said.target]] = self.at[made]
             else:
                 text = f"the forward changes {said.target}, which is no buffer of the model"
-                raise RequestError((Problem(KEY, text),))
+                raise RequestError((_cannot(text),))
         return tuple(outputs), changes
 
     def _node(self, node: fx.Node) -> OpNode:
@@ -117,7 +131,10 @@ class _Recorder:
             outs: tuple[int, ...] = (self._value(node, made, given),)
         else:
             outs = self.parts[node] = tuple(self._add(t, given) for t in made)
-        assert isinstance(node.target, torch._ops.OpOverload), node.target
+        if not isinstance(node.target, torch._ops.OpOverload):
+            name = getattr(node.target, "__name__", str(node.target))
+            where = _module(node) or "the model's own forward"
+            raise RequestError((_cannot(f"{where} calls {name}, which is no operator on tensors"),))
         return OpNode(
             op=node.target.name().removeprefix("aten::"),
             module=_module(node),
@@ -132,7 +149,7 @@ class _Recorder:
 
     def _add(self, t: torch.Tensor, trains: bool) -> int:
         strides = () if t.is_contiguous() else tuple(t.stride())
-        self.values.append(Value(spec(t), trains and t.dtype.is_floating_point, strides))
+        self.values.append(Value(spec(t), trains and (t.is_floating_point() or t.is_complex()), strides))
         return len(self.values) - 1
 
     def _arg(self, arg: Any) -> Arg:
@@ -140,7 +157,7 @@ class _Recorder:
             return Ref(self.at[arg])
         if isinstance(arg, list | tuple):
             return tuple(self._arg(a) for a in arg)
-        if arg is None or isinstance(arg, bool | int | float | str):
+        if arg is None or isinstance(arg, bool | int | float | complex | str):
             return arg
         return Name(str(arg))
 

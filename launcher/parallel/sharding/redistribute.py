@@ -94,7 +94,7 @@ def _reduce_scatter(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.T
 def _all_to_all(x: torch.Tensor, step: Step, groups: StageGroups) -> torch.Tensor:
     group, row = groups.of(step.rows)
     sent = _split(x, step.to_dim, _order(step, step.to_axes, row))
-    got = torch.empty_like(sent)
+    got = sent.new_empty(sent.shape)
     dist.all_to_all_single(_flat(got), _flat(sent), group=group)
     return _joined(got, step.dim, _order(step, step.axes, row))
 
@@ -166,11 +166,11 @@ def _order(step: Step, axes: tuple[int, ...], row: tuple[int, ...]) -> tuple[int
 
 
 def _split(x: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:
-    """For each rank of a group the part of ``x`` that it gets, one after the other."""
+    """For each rank of a group the part of ``x`` that it gets, one after the other, as they are sent."""
     if dim == 0 and parts == tuple(range(len(parts))):
         return x.contiguous().view(len(parts), x.shape[0] // len(parts), *x.shape[1:])
     pieces = x.chunk(len(parts), dim)
-    return torch.stack([pieces[part] for part in parts])
+    return torch.stack([pieces[part] for part in parts]).contiguous()  # stacked as channels last if they are
 
 
 def _joined(got: torch.Tensor, dim: int, parts: tuple[int, ...]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from launcher.errors import Problem, RequestError
 
 
 def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
-    """Cuts gradients where ``no_grad`` ends, in place; whether there are regions, which torch then unfolds.
+    """Cuts gradients where ``no_grad`` begins, in place; whether there are regions, which torch then unfolds.
 
     Unfolding forgets what mode an operator ran in. Raises ``RequestError`` for one that computes in other
     dtypes.
@@ -38,11 +38,12 @@ def _refuse(node: fx.Node, key: str) -> None:
 
 
 def _cut(graph: fx.Graph, region: fx.Node) -> None:
-    """Each tensor that the region gives goes on without its gradient."""
-    for given in list(region.users):
-        with graph.inserting_after(given):
-            detached = graph.call_function(torch.ops.aten.detach.default, (given,))
-        detached.meta = dict(given.meta)
-        users = [user for user in given.users if user is not detached]
-        for user in users:
-            user.replace_input_with(given, detached)
+    """Each tensor goes in without its gradient; what changes there is changed with no gradient too."""
+    detached: dict[fx.Node, fx.Node] = {}
+    for given in region.all_input_nodes:
+        if isinstance(given.meta.get("val"), torch.Tensor):
+            with graph.inserting_before(region):
+                detached[given] = graph.call_function(torch.ops.aten.detach.default, (given,))
+            detached[given].meta = dict(given.meta)
+    for given, without in detached.items():
+        region.replace_input_with(given, without)

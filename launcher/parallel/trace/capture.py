@@ -139,7 +139,7 @@ class Capture(TorchFunctionMode):
 
     def _alike(self) -> None:
         """Seeds, random states put back, and hooks are no torch functions: no stage would see them."""
-        if _stream() != self.stream:
+        if stream() != self.stream:
             text = "it seeds torch's random stream, or puts back a state of it"
             raise self.refuse(f"{text}, which no stage would see")
         hooks = _saving()
@@ -192,7 +192,7 @@ class Capture(TorchFunctionMode):
             if call.kind == "call_module" or tensors(out) or wrote or acts or made:
                 self.note(call, out)
         finally:
-            self.eager, self.stream = False, _stream()
+            self.eager, self.stream = False, stream()
         return out
 
     def _always(self, t: torch.Tensor) -> torch.Tensor | None:
@@ -333,7 +333,7 @@ class Capture(TorchFunctionMode):
         return node
 
 
-def _stream() -> bytes:
+def stream() -> bytes:
     """The state of torch's random stream on the CPU."""
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         return torch.default_generator.get_state().numpy().tobytes()
@@ -385,7 +385,7 @@ def capturing(capture: Capture) -> Iterator[None]:
         for owner in {nn.Module, *(k for k in leaves if "__call__" in vars(k))}:
             patch(owner)
         with capture:
-            capture.stream, capture.hooks = _stream(), _saving()
+            capture.stream, capture.hooks = stream(), _saving()
             yield
     finally:
         for owner, plain in patched:

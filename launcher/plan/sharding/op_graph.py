@@ -24,7 +24,7 @@ class Name:
     text: str
 
 
-Arg: TypeAlias = Union[Ref, Name, bool, int, float, str, "tuple[Arg, ...]", None]
+Arg: TypeAlias = Union[Ref, Name, bool, int, float, complex, str, "tuple[Arg, ...]", None]
 
 
 @dataclass(frozen=True)

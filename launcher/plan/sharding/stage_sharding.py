@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from shlex import quote
 
@@ -200,8 +200,9 @@ def _stage(
         train = sharded(graph, rules, strategies, given=given, outputs=outputs, rests=rests)
 
     # evaluation: the same strategies for the same operators, parameters as training lays them out
-    params = tuple(_param(job, train, name, v) for name, v in graph.params if train.users[v])
     other = _evaluation(graphs.evaluate, train, rule_of, last=last, ranks=ranks)
+    held = {*_held(train), *_held(other)}
+    params = tuple(_param(job, train, name, v) for name, v in graph.params if name in held)
     return StageSharding(train, other, params, written, reasons), found
 
 
@@ -238,6 +239,12 @@ def _for_loss(layout: TensorLayout, class_dim: int | None) -> TensorLayout:
     if layout.dims and class_dim == len(layout.dims) - 1:
         return layout
     return TensorLayout(layout.matrix, (*layout.dims[:1], *((),) * (len(layout.dims) - 1)))
+
+
+def _held(graph: ShardedGraph) -> Iterator[str]:
+    """The parameters and buffers that it takes or changes."""
+    yield from (name for name, v in graph.graph.params if graph.users[v])
+    yield from (name for name, _ in graph.graph.changes)
 
 
 def _param(job: Job, train: ShardedGraph, name: str, value: int) -> ShardedParam:

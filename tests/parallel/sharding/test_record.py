@@ -30,7 +30,7 @@ def _viewed_before(x: Tensor) -> Tensor:
 
 
 def _viewed_after(x: Tensor) -> Tensor:
-    y = (x * 2).relu_()
+    y = (x * 2).add_(1)
     return y.view(-1).sigmoid_() + y.sum()
 
 

@@ -15,7 +15,10 @@ CASES: dict[str, Case] = {}
 
 @dataclass(frozen=True)
 class Case:
-    """A class of the zoo. ``units``: modules in the order of their calls, to be cut evenly; none: ``auto`` cuts."""
+    """A class of the zoo. ``units``: modules in the order of their calls, to be cut evenly; none: ``auto`` cuts.
+
+    ``rounds``: what numbers may be off by where its operators are cut, for some of it computes in float32.
+    """
 
     cls: type[nn.Module]
     units: tuple[str, ...]
@@ -26,6 +29,7 @@ class Case:
     optim: str = "sgd"
     needs: str | None = None
     forced: bool = False
+    rounds: float | None = None
 
     @property
     def name(self) -> str:

@@ -21,13 +21,23 @@ class Layout:
     batch: int = BATCH
 
     @property
+    def cuts_operators(self) -> bool:
+        return "mode" in self.parallel
+
+    @property
     def replicas(self) -> int:
-        return self.ranks // self.stages
+        """Of the whole batch; ranks that share operators out have one together."""
+        return 1 if self.cuts_operators else self.ranks // self.stages
 
 
 def _shard(size: int, level: str) -> dict[str, Any]:
     return {"hsdp": {"shard_size": size, "threshold": 0, "optimizer_level": level}}
 
+
+SEARCHED = {
+    "mode": "recursive_programming",
+    "comm_fusion": {"network": {"latency_us": 1e-6, "gb_per_s": 1e6}},  # so fast that operators are cut
+}
 
 LAYOUTS = {
     "one rank": Layout(1),
@@ -43,4 +53,6 @@ LAYOUTS = {
     "shard2 level3 selective": Layout(
         2, parallel=_shard(2, "level3") | {"recompute": {"modules": "*", "policy": "selective"}}
     ),
+    "searched": Layout(2, parallel=SEARCHED),
+    "pp2 searched": Layout(4, 2, 2, 4, parallel=SEARCHED),
 }

@@ -135,7 +135,7 @@ class ToNumpyShape(Net):
         return self.d(self.c(h @ eye)) * (h.numel() / n / d)
 
 
-@odd(*ABCD)
+@odd(*ABCD, rounds=1e-6)
 class DtypeInside(Net):
     """A part of the glue is in float32."""
 

@@ -1,0 +1,17 @@
+"""Models that cannot be run operator by operator, for what they do beside operators: why, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from launcher.errors import Problem
+from launcher.plan.values.facts import Skeleton
+
+KEY = "model"
+
+
+def refused(skeleton: Skeleton) -> Iterator[Problem]:
+    """What recording a forward does not see."""
+    for name in skeleton.traits.hooked:
+        text = f"the parameter {name} has hooks, and operators over device matrices have parts of its gradient"
+        yield Problem(KEY, f"{text}; change gradients in an optimizer of your own")
