@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -59,10 +60,13 @@ def run_sharded(
     if plan.sharding is None or groups is None:
         return []
     out = []
+    held = Counter(p.name for part in parts for p, _, _ in part.named(plan.params))
+    several = frozenset(name for name, n in held.items() if n > 1)
     for part in parts:
         stage = plan.sharding.stages[part.stage.index]
         names = {p.name: name for p, name, _ in part.named(plan.params)}
-        weights = Weights(part.module, stage.params, plan.sharding.level, groups, names=names)
+        level = plan.sharding.level
+        weights = Weights(part.module, stage.params, level, groups, names=names, several=several)
         forward = StageForward(
             part.module,
             StageProgram(stage.train, groups, device),

@@ -18,11 +18,11 @@ from launcher.parallel.sharding.value_numbers import ValueNumbers
 from launcher.parallel.trace.capture import stream
 
 Numbers = dict[str, str | None]
-"""Of every output, every gradient, and what parameters and buffers are afterwards; ``None``: there is none."""
+"""Of each output and gradient, and of what parameters and buffers are afterwards; ``None``: there is none."""
 
 
 def lost(module: nn.Module, program: torch.export.ExportedProgram, inputs: Sequence[Tensor]) -> str:
-    """What ``program``, recorded of ``module`` for ``inputs`` (all on meta), does not do as it does, or ""."""
+    """What ``program``, recorded of ``module`` for ``inputs`` (all on meta), does not do as that does."""
     # twice what the module does, its own code and that of its hooks
     model, trains = copied(module), module.training  # a copy of a graph forgets its mode
     named = dict(_tensors(model))
@@ -69,8 +69,8 @@ def _over(given: list[Tensor | None], run: Callable[..., Any]) -> Callable[..., 
 
 
 def _counts(before: PythonState, after: PythonState) -> list[str]:
-    """Attributes that have changed. A tensor that is new each time is made anew, or is none of the model's."""
-    return [name for name, way in changed(before, after) if not isinstance(after.marks.get((name, way)), Tensor)]
+    """Attributes that have changed. A tensor that is new was made there: another is none of the model's."""
+    return [key[0] for key in changed(before, after) if not isinstance(after.marks.get(key), Tensor)]
 
 
 def _streams() -> tuple[Any, ...]:

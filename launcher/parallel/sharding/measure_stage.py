@@ -68,6 +68,7 @@ def measure_stage(
     groups = StageGroups(rank=0, groups={})
     graph = stage.train.graph
     trained = frozenset(n for n, v in graph.params if graph.values[v].trains)
+    kept = {p.name: p.spec.dtype for p in stage.params} | {**kept}
     skeleton = _skeleton(stage.params, trained, kept)
     halves = _halves(skeleton, stage.params, kept)
     program = StageProgram(stage.train, groups, META)
@@ -143,7 +144,7 @@ def _skeleton(
             if step not in at._modules:
                 at.add_module(step, nn.Module())
             at = at.get_submodule(step)
-        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(kept.get(p.name, p.spec.dtype)), device=META)
+        t = torch.empty(p.rest.local_shape(p.spec.shape), dtype=dtype_of(kept[p.name]), device=META)
         if p.name in trained:
             at.register_parameter(name, nn.Parameter(t))
         else:
@@ -158,6 +159,6 @@ def _halves(skeleton: nn.Module, params: tuple[ShardedParam, ...], kept: Mapping
         owner, _, name = p.name.rpartition(".")
         module = skeleton.get_submodule(owner)
         master = module._parameters.get(name)
-        if master is not None and kept.get(p.name, p.spec.dtype) != p.spec.dtype:
+        if master is not None and kept[p.name] != p.spec.dtype:
             found.append(HalfWeight(master, dtype_of(p.spec.dtype), ((module, name),)))
     return HalfWeights(tuple(found))

@@ -88,7 +88,8 @@ class _Recorder:
                 elif node.name in signature.user_inputs:
                     inputs.append(self._value(node, node.meta["val"]))
                 else:
-                    raise RequestError((_cannot(f"the forward uses a tensor that is not its own, {node.name}"),))
+                    text = f"the forward uses a tensor that is not its own, {node.name}"
+                    raise RequestError((_cannot(text),))
             elif node.op == "output":
                 outputs, changes = self._leaving(node)
             elif "_assert_" in str(node.target) or (node.meta.get("val", node) is None and not node.users):

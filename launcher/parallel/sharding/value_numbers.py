@@ -27,7 +27,7 @@ class ValueNumbers(Dispatch):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._memory: dict[int, str] = {}
         self._alive: list[Any] = []  # an address that is freed would come back as another's
         self._draws = 0

@@ -20,7 +20,8 @@ class Weights(Mapping[str, Tensor]):
 
     ``level``: where replicas share weights out, level1 and level2 gather them once a step, level2 brings the
     gradient of each micro batch back at once, level3 gathers for each forward. ``names``: what a tensor goes
-    by in ``module``, where that is not its first name.
+    by in ``module``, where that is not its first name. ``several``: those that another stage of this rank
+    has too, whose terms of a gradient must not be added to ours before they are summed up.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Weights(Mapping[str, Tensor]):
         level: str | None,
         groups: StageGroups,
         names: Mapping[str, str],
+        several: frozenset[str] = frozenset(),
     ) -> None:
         self.params = {p.name: p for p in params}
         self.level = level
         self.groups = groups
         self.places = {p.name: _place(module, names.get(p.name, p.name)) for p in params}
+        self.leaves = [n for n, p in self.params.items() if _leaf(p, level, n in several)]
         self.whole: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
 
@@ -45,13 +48,10 @@ class Weights(Mapping[str, Tensor]):
         return len(self.params)
 
     def __getitem__(self, name: str) -> Tensor:
-        p = self.params[name]
-        kept = self.kept(name)
-        if not p.shared:
-            return kept
-        if self.level == "level3":
-            return redistribute(kept, gathered(p), reduced(p), self.groups)
-        return self.whole[name]
+        if name in self.leaves:
+            return self.whole[name]
+        p, kept = self.params[name], self.kept(name)
+        return redistribute(kept, gathered(p), reduced(p), self.groups) if p.shared else kept
 
     def kept(self, name: str) -> Tensor:
         """As it rests."""
@@ -66,17 +66,13 @@ class Weights(Mapping[str, Tensor]):
 
     def gather(self) -> None:
         """Before the first forward of a step or of an evaluation, in the dtype of the computation."""
-        if self.level == "level3":
-            return
-        for name, p in self.params.items():
-            if not p.shared:
-                continue
-            shard = self.kept(name)
+        for name in self.leaves:
+            p, shard = self.params[name], self.kept(name)
             computed = shard.detach().to(dtype_of(p.spec.dtype))
             whole = carry_out(computed, gathered(p), self.groups)
             if shard.requires_grad and torch.is_grad_enabled():
                 whole.requires_grad_()
-                if self.level == "level2" or whole.dtype != shard.dtype:
+                if self._at_once(p) or whole.dtype != shard.dtype:
                     whole.register_post_accumulate_grad_hook(partial(self._after_backward, name, shard))
             self.whole[name] = whole
 
@@ -102,15 +98,23 @@ class Weights(Mapping[str, Tensor]):
         """Of a micro batch: level2 brings its gradient back, level1 adds it up, both as wide as weights."""
         assert whole.grad is not None
         grad, whole.grad = whole.grad.to(shard.dtype), None
-        if self.level == "level2":
+        if self._at_once(self.params[name]):
             self._bring_back(self.params[name], shard, grad)
         else:
             self.sums[name] = self.sums[name].add_(grad) if name in self.sums else grad
+
+    def _at_once(self, p: ShardedParam) -> bool:
+        return p.shared and self.level == "level2"
 
     def _bring_back(self, p: ShardedParam, shard: Tensor, grad: Tensor) -> None:
         """The gradient of what was gathered, to the shard."""
         mine = carry_out(grad, reduced(p), self.groups)
         shard.grad = mine if shard.grad is None else shard.grad.add_(mine)
+
+
+def _leaf(p: ShardedParam, level: str | None, several: bool) -> bool:
+    """Whether a step computes with a tensor beside the one that is kept."""
+    return (p.shared and level != "level3") or (several and bool(p.terms))
 
 
 def _place(module: nn.Module, name: str) -> tuple[nn.Module, str]:

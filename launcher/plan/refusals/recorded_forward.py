@@ -13,5 +13,5 @@ KEY = "model"
 def refused(skeleton: Skeleton) -> Iterator[Problem]:
     """What recording a forward does not see."""
     for name in skeleton.traits.hooked:
-        text = f"the parameter {name} has hooks, and operators over device matrices have parts of its gradient"
+        text = f"the parameter {name} has hooks, and ranks of a device matrix have parts of its gradient"
         yield Problem(KEY, f"{text}; change gradients in an optimizer of your own")

@@ -49,7 +49,7 @@ class Recorded:
 def recorded(module: nn.Module, inputs: Sequence[Tensor]) -> Recorded:
     """Every operator run on whole tensors, one by one."""
     on_meta = [x.detach().to("meta").requires_grad_(x.requires_grad) for x in inputs]
-    graph = record(copied(module).to("meta"), on_meta)
+    graph = record(copied(module).to("meta"), on_meta, ours=True)
     state = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),

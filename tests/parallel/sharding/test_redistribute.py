@@ -43,8 +43,10 @@ def cases(ranks: int) -> list[Case]:
         planned(a, b, (), shape, 4) for a, b in [(rows, columns), (columns, whole), (sums, whole), (sums, columns)]
     ]
     found.append(planned(whole, whole, (0,), shape, 4))
+    samples, channels = (TensorLayout((ranks,), (*dims, (), ())) for dims in (((0,), ()), ((), (0,))))
+    found.append(planned(samples, channels, (), (2 * ranks, 3 * ranks, 2, 2), 4))
     rng = random.Random(ranks)
-    while len(found) < PAIRS + 5:
+    while len(found) < PAIRS + 6:
         dims = rng.randint(1, 3)
         src, dst = drawn(ranks, dims, rng, partial=rng.random() < 0.5), drawn(ranks, dims, rng)
         terms = tuple(a for a in dst.repeated if rng.random() < 0.5)
@@ -99,6 +101,11 @@ def rank_there_and_back(world: World, todo: list[Case]) -> list[str]:
             "collectives there": measured(forward, 8) == in_plan(there, rank),
             "collectives back": measured(backward, 8) == in_plan(home, rank),
         }
+
+        # channels last, as convolutions make them
+        if x.dim() == 4:
+            last = kept.clone(memory_format=torch.channels_last)
+            checks["channels last"] = torch.equal(redistribute(last, there, None, groups), y)
 
         # pure moves of any dtype, and sums of those that gloo adds up
         for dtype in SUMMED if src.partial else MOVED:

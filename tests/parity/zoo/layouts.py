@@ -54,5 +54,6 @@ LAYOUTS = {
         2, parallel=_shard(2, "level3") | {"recompute": {"modules": "*", "policy": "selective"}}
     ),
     "searched": Layout(2, parallel=SEARCHED),
-    "pp2 searched": Layout(4, 2, 2, 4, parallel=SEARCHED),
+    "pp2 searched level2": Layout(4, 2, 2, 4, parallel=SEARCHED | _shard(2, "level2")),
+    "interleaved searched": Layout(4, 2, 4, 4, {"interleave": True}, SEARCHED),
 }

@@ -125,4 +125,5 @@ def test_the_layouts_are_those_of_the_proof() -> None:
         "pp3 zero_bubble_h1": (3, 3),
         "shard4 level2": (4, 1), "replicate2 shard2": (4, 1), "zero_bubble_v shard2 level2": (4, 2),
         "shard2 level3": (2, 1), "pp2 recompute": (2, 2), "shard2 level3 selective": (2, 1),
+        "searched": (2, 1), "pp2 searched level2": (4, 2), "interleaved searched": (4, 2),
     }  # fmt: skip

@@ -17,12 +17,15 @@ PAGE = Path(__file__).parents[3] / "docs" / "zoo.md"
 CUT, HALVED, THREE = "pp2 shard2 level3", "zero_bubble_v shard2 level2", "pp3 zero_bubble_h1"
 LEVEL3, AGAIN, SELECTIVE = "shard2 level3", "pp2 recompute", "shard2 level3 selective"
 REPLICAS, SHARDS, BUCKETS = "replicate2 shard2", "shard4 level2", "pp2 shard2 level1"
+WHOLE, STAGES, CHUNKS = "searched", "pp2 searched level2", "interleaved searched"
 SAMPLE = {
-    "FrozenMiddle": (HALVED,), "GradientReversal": (CUT, BUCKETS), "RootHook": (THREE,), "MaskedGradient": (REPLICAS,),
-    "BaseChangedAcross": (THREE,), "TiedThrice": (CUT, HALVED), "TeacherInGlue": (CUT,), "SharedBuffer": (REPLICAS,),
+    "FrozenMiddle": (HALVED,), "GradientReversal": (CUT, BUCKETS), "MaskedGradient": (REPLICAS,),
+    "BaseChangedAcross": (THREE,), "TeacherInGlue": (CUT,), "SharedBuffer": (REPLICAS,),
     "IgnoredTied": (REPLICAS,), "IdleExperts": (SHARDS, HALVED), "UNet": (THREE,), "FrozenStage": ("pp2", HALVED),
     "LayerDrop": (AGAIN, SELECTIVE), "GumbelHard": (AGAIN,), "Gru": (SELECTIVE,), "FunctionalCall": (LEVEL3,),
-    "Force": (AGAIN,), "FuncGrad": (AGAIN,), "VmapGlue": (SELECTIVE,),
+    "Force": (AGAIN,), "FuncGrad": (AGAIN,), "VmapGlue": (SELECTIVE,), "PixelShuffle": (WHOLE,),
+    "SpectralNormNew": (WHOLE,), "SharedBiasAcross": (STAGES,), "TensorHook": (WHOLE,), "RootHook": (THREE, WHOLE),
+    "TiedThrice": (CUT, HALVED, CHUNKS), "DetachedInPlace": (STAGES,), "ParameterHook": (WHOLE,),
 }  # fmt: skip
 """Each way to go wrong, under the layouts that it goes wrong in: stages, split backwards, shards, replicas."""
 
