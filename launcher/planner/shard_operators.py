@@ -55,15 +55,11 @@ def _known(job: Job, made: Plan, model: ModelRead) -> KnownParams | None:
 
 def _measured(made: Plan, sharding: Sharding, class_dim: int | None) -> list[StageBytes]:
     """What each virtual stage holds while it trains."""
-    from launcher.parallel.sharding.measure_stage import measure_stage
+    from launcher.parallel.sharding.measure_stage import measure_stages
 
-    last = len(sharding.stages) - 1
-    loss = _loss(sharding.stages[last], class_dim)
+    loss = _loss(sharding.stages[-1], class_dim)
     kept = {p.name: p.spec.dtype for p in made.params}
-    return [
-        measure_stage(stage, sharding.level, loss if at == last else None, kept)
-        for at, stage in enumerate(sharding.stages)
-    ]
+    return measure_stages(sharding.stages, sharding.level, loss, kept)
 
 
 def _loss(stage: StageSharding, class_dim: int | None) -> Callable[[Tensor], Tensor]:
@@ -128,29 +124,53 @@ def _named(graphs: StageGraphs, made: Plan) -> StageGraphs:
 
 
 def _graphs(made: Plan, model: nn.Module, specs: Sequence[TensorSpec], ours: bool) -> list[StageGraphs]:
-    """What each virtual stage runs. ``ours``: only modules of torch may do something else in evaluation."""
-    from launcher.parallel.dispatch.modes import evaluating
+    """What each virtual stage runs. ``ours``: a model of this package, whose equal stages run the same."""
     from launcher.parallel.model_state.deep_copy import copied
-    from launcher.parallel.sharding.record import record
-    from launcher.parallel.stages.split import split, traced
-    from launcher.parallel.trace.fx_glue import modal
-    from launcher.parallel.trace.model_facts import meta
+    from launcher.parallel.sharding.equal_stages import StageCode, renamed
+    from launcher.parallel.stages.split import split, stage_graph, traced
 
     model = copied(model)
     tracer = traced(model, made, tuple(specs))
+    known: list[tuple[StageCode, StageGraphs]] = []
     out: list[StageGraphs] = []
     for stage in made.stages:
-        parts = split(copied(model), made, made.sizes.places[stage.index], tracer)
+        given = _given(made, stage.index, specs)
+        code = None
+        if ours and tracer is not None:
+            code = StageCode.of(model, stage_graph(tracer, stage, made), given)
+            found = ((both, other.names_of(code)) for other, both in known)
+            like = next(((both, names) for both, names in found if names is not None), None)
+            if like is not None:
+                both, names = like
+                out.append(StageGraphs(renamed(both.train, names), renamed(both.evaluate, names)))
+                continue
+        parts = split(model, made, made.sizes.places[stage.index], tracer)
         (module,) = (p.module for p in parts if p.stage.index == stage.index)
-        given = list(meta(specs))
-        if stage.index:
-            crossings = made.boundaries[stage.index - 1]
-            given = [t for c in crossings for t in meta(c.specs)]
-            trains = [c.trains for c in crossings for _ in c.specs]
-            given = [t.requires_grad_(g) for t, g in zip(given, trains, strict=True)]
-        train = other = record(module, given, ours=ours)
-        if not ours or modal(module):
-            with evaluating([module]):
-                other = record(module, given, ours=ours)
-        out.append(StageGraphs(train, train if other == train else other))
+        out.append(_recorded(module, given, ours=ours))
+        if code is not None:
+            known.append((code, out[-1]))
     return out
+
+
+def _given(made: Plan, index: int, specs: Sequence[TensorSpec]) -> list[Tensor]:
+    """What a stage is given, on meta."""
+    from launcher.parallel.trace.model_facts import meta
+
+    if not index:
+        return list(meta(specs))
+    crossings = made.boundaries[index - 1]
+    return [t.requires_grad_(c.trains) for c in crossings for t in meta(c.specs)]
+
+
+def _recorded(module: nn.Module, given: Sequence[Tensor], ours: bool) -> StageGraphs:
+    """Of ours only modules of torch may do something else in evaluation."""
+    from launcher.parallel.dispatch.modes import evaluating
+    from launcher.parallel.sharding.record import record
+    from launcher.parallel.trace.fx_glue import modal
+
+    train = record(module, given, ours=ours)
+    if ours and not modal(module):
+        return StageGraphs(train, train)
+    with evaluating([module]):
+        other = record(module, given, ours=ours)
+    return StageGraphs(train, train if other == train else other)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -56,6 +57,36 @@ class _MetaMeter(MemoryMeter):
         self._held -= size
         if self._alive.get(key) is ref:
             del self._alive[key]
+
+
+def measure_stages(
+    stages: Sequence[StageSharding], level: str | None, loss: Loss | None, kept: Mapping[str, str]
+) -> list[StageBytes]:
+    """``loss``: of the last one's output. Those that are the same but for names are measured once."""
+    known: dict[Any, StageBytes] = {}
+    out = []
+    for at, stage in enumerate(stages):
+        mine = loss if at == len(stages) - 1 else None
+        key = (*_nameless(stage, kept), mine)
+        if key not in known:
+            known[key] = measure_stage(stage, level, mine, kept)
+        out.append(known[key])
+    return out
+
+
+def _nameless(stage: StageSharding, kept: Mapping[str, str]) -> tuple[Any, ...]:
+    """What a stage holds goes by."""
+    graph = stage.train.graph
+    places = dict(graph.params)
+    params = tuple((places[p.name], replace(p, name=""), kept.get(p.name)) for p in stage.params)
+    bare = replace(
+        graph,
+        params=tuple(("", v) for _, v in graph.params),
+        nodes=tuple(replace(n, module="") for n in graph.nodes),
+        buffers=frozenset(),
+        changes=tuple((str(places[name]), v) for name, v in graph.changes),
+    )
+    return replace(stage.train, graph=bare), params
 
 
 def measure_stage(

@@ -76,7 +76,7 @@ def split(
     code = tuple(map(said, tracer.graph.nodes))
     parts = []
     for stage in held:
-        module = assembled(model, _graph(tracer, stage, plan, device), stage.index)
+        module = assembled(model, stage_graph(tracer, stage, plan, device), stage.index)
         carry = Carry(plan.pieces) if plan.pieces else None
         if carry is not None:
             attach(module, carry)
@@ -86,7 +86,7 @@ def split(
     return parts
 
 
-def _graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device) -> fx.Graph:
+def stage_graph(tracer: Tracer, stage: Stage, plan: Plan, device: torch.device = CPU) -> fx.Graph:
     """What ``stage`` runs: it takes what the stage receives and returns what it sends, all flat."""
     whole = {n.name: n for n in tracer.graph.nodes}
     out = fx.Graph()

@@ -17,8 +17,8 @@ from launcher.plan.sharding.op_graph import OpGraph, OpNode
 from launcher.plan.sharding.op_rule import OpRule, OpStrategy
 from launcher.plan.sharding.parameters import ShardedParam, at_rest
 from launcher.plan.sharding.search.cost import CostModel, Layouts
+from launcher.plan.sharding.search.equal_graphs import Searches
 from launcher.plan.sharding.search.found import Found
-from launcher.plan.sharding.search.propagate import propagate
 from launcher.plan.sharding.sharded_graph import ShardedGraph, sharded
 from launcher.plan.sharding.strategies.input_layouts import input_layouts
 from launcher.plan.sharding.strategies.known_params import KnownParams, conflicts, followed, taken, used
@@ -118,11 +118,14 @@ def resolve(
     stages: list[StageSharding] = []
     known: dict[str, TensorLayout] = {}
     ranks = terms.ranks
+    search = Searches(ranks, terms.costs, terms.memory)
     names = operator_names([g.train for g in graphs])
     arrive = input_layouts(job, [graphs[0].train.values[v].spec for v in graphs[0].train.inputs], ranks)
     for index, both in enumerate(graphs):
         place = Place(index, len(graphs), names[index])
-        made, wrong = _stage(job, both, rule_of, terms, arrive=arrive, known=known, file=file, place=place)
+        made, wrong = _stage(
+            job, both, rule_of, terms, search, arrive=arrive, known=known, file=file, place=place
+        )
         found += wrong
         stages.append(made)
         known |= {p.name: p.used for p in made.params if p.name not in known}
@@ -157,6 +160,7 @@ def _stage(
     graphs: StageGraphs,
     rule_of: RuleOf,
     terms: Terms,
+    search: Searches,
     *,
     arrive: Sequence[TensorLayout],
     known: Mapping[str, TensorLayout],
@@ -188,7 +192,7 @@ def _stage(
     reasons: tuple[str, ...] = ()
     if searches(job) and not found:
         asked = Layouts(rest={**given, **rests})
-        got = propagate(graph, rules, ranks, own, terms.costs, asked=asked, memory=terms.memory)
+        got = search.found(graph, rules, own, asked)
         strategies, reasons = got.strategies, got.reasons
         found += _lacking(got, place.index, terms)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -12,6 +11,7 @@ from launcher.plan.sharding.redistribution.planned import redistribution
 from launcher.plan.sharding.search.candidates import Dims, dims_of_model, ordered, strategy
 from launcher.plan.sharding.search.cost import Cost, made, moved, node_cost, parameter_cost, port, value_cost
 from launcher.plan.sharding.search.flops import PRODUCTS
+from launcher.plan.sharding.search.repeats import unnumbered
 from launcher.plan.sharding.search.tables import Pricer
 from launcher.plan.sharding.search.variables import constants
 from launcher.plan.sharding.tensor_layout import TensorLayout
@@ -56,7 +56,7 @@ class Reasons:
                 continue
             main = self._main(at)
             key = (
-                re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", node.module),
+                unnumbered(node.module),
                 node.kind if main else "",
                 self.words(at),
                 main,

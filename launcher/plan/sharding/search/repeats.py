@@ -102,6 +102,11 @@ def _layers(graph: OpGraph) -> list[_Layer]:
     return out
 
 
+def unnumbered(module: str) -> str:
+    """The name that all layers of a stack have in common."""
+    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module)
+
+
 def _numbered(module: str) -> tuple[str, int] | None:
     """
     >>> _numbered("model.layers.12.attn.q")
