@@ -1,4 +1,4 @@
-"""Stages that are the same but for the names of their modules: what was recorded of one is that of the other."""
+"""Stages that are the same but for names: what was recorded of one holds for the other."""
 
 from __future__ import annotations
 

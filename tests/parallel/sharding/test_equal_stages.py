@@ -1,0 +1,103 @@
+"""Stages that are the same but for names are recorded, searched and measured once: the plan is that of each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from launcher.parallel.sharding import measure_stage
+from launcher.parallel.sharding.equal_stages import StageCode
+from launcher.plan.sharding.search import equal_graphs
+from launcher.plan.to_json import as_json
+from launcher.planner import shard_operators
+from launcher.planner.plan_job import plan_job
+from tests.plan.made import job
+
+LM = ("recipe=lm_recursive", "model.layers=9", "launch.nproc=8", "parallel.pipeline.micro_batch_num=4")
+JOBS = {
+    "uneven": (3, (*LM, "parallel.pipeline.stages=4")),
+    "interleaved": (3, ("recipe=lm_recursive", "model.layers=8", "parallel.pipeline.interleave=true")),
+    "written": (3, (*LM, "parallel.pipeline.stages=4", "parallel.mode=sharding_propagation",
+                    "+parallel.operators={layers.1.attn.q: {in: [[1, 1, 1], [2, 1]]}}")),
+}  # fmt: skip
+"""Stages that are recorded, and the request."""
+
+
+class _Counted:
+    """A function that counts its calls."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.calls = function, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_plan_is_that_of_each_stage_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded, overrides = JOBS[name]
+    works = [(shard_operators, "_recorded"), (equal_graphs, "propagate"), (measure_stage, "measure_stage")]
+    counts = {name: _Counted(getattr(module, name)) for module, name in works}
+    for module, work in works:
+        monkeypatch.setattr(module, work, counts[work])
+    together = plan_job(job(*overrides))
+    once = {work: count.calls for work, count in counts.items()}
+
+    monkeypatch.setattr(StageCode, "names_of", lambda self, other: None)
+    monkeypatch.setattr(equal_graphs, "_unnumbered", lambda graph: object())
+    monkeypatch.setattr(measure_stage, "_nameless", lambda stage, kept: (object(),))
+    alone = plan_job(job(*overrides))
+    assert alone.sharding == together.sharding
+    assert as_json(alone) == as_json(together)
+    assert once["_recorded"] == recorded
+    assert {work: count.calls - once[work] for work, count in counts.items()} == dict.fromkeys(counts, 4)
+
+
+class _Scaled(nn.Linear):
+    def __init__(self, by: float) -> None:
+        super().__init__(4, 4)
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.by
+
+
+def _code(model: nn.Module, units: Sequence[str]) -> StageCode:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    for unit in units:
+        x = graph.call_module(unit, (x,))
+    graph.output(x)
+    return StageCode.of(model, graph, [torch.empty(2, 4, device="meta")])
+
+
+def _chain(*by: float) -> nn.Module:
+    return nn.Sequential(*map(_Scaled, by)).to("meta")
+
+
+def test_a_number_in_python_makes_another_stage() -> None:
+    model = _chain(1, 2, 1, 2, 1, 1)
+    first = _code(model, ["0", "1"])
+    assert first.names_of(_code(model, ["2", "3"])) == {"0": "2", "1": "3"}
+    assert first.names_of(_code(model, ["4", "5"])) is None
+
+
+def test_so_do_a_tie_a_hook_and_a_frozen_weight() -> None:
+    model = _chain(*[1] * 10)
+    model[3].weight = model[2].weight
+    model[5].weight.requires_grad_(False)
+    model[7].register_forward_hook(lambda module, args, out: out * 2)
+    first = _code(model, ["0", "1"])
+    assert first.names_of(_code(model, ["8", "9"])) == {"0": "8", "1": "9"}
+    for units in (["2", "3"], ["4", "5"], ["6", "7"]):
+        assert first.names_of(_code(model, units)) is None
+
+
+def test_so_does_a_call_more() -> None:
+    model = _chain(*[1] * 4)
+    assert _code(model, ["0", "1"]).names_of(_code(model, ["2", "3", "2"])) is None
