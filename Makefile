@@ -1,7 +1,7 @@
 # Two commands: `make demo` and `make test`. The first call of either creates .venv and installs; later calls do not.
 # A third, `make test-all`, tries all of the matrices of which `make test` tries a part: twice the time.
 # A fourth, `make test-real`, tries the recipe smollm2_pp2_tp2 with real weights against transformers: 3 GB, minutes.
-# A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: forty minutes, two at a time.
+# A fifth, `make test-zoo`, tries all odd models under all layouts and writes docs/zoo.md: fifty minutes, two at a time.
 # A sixth, `make drills`, kills, stops and hangs runs at random moments and counts what came of it: half an hour.
 # A seventh, `make test-gpu`, runs the tests that need a GPU, on a machine that has one.
 

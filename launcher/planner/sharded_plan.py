@@ -35,7 +35,15 @@ def onto(job: Job, made: Plan, sharding: Sharding, measured: Sequence[StageBytes
         for crossings, stage in zip(made.boundaries, sharding.stages, strict=True)
     )
     settings = (*made.settings, *_hsdp(job, sharding))
-    traffic = sharded_traffic(sharding, made.sizes, made.schedule, boundaries, params=params, ties=made.ties)
+    traffic = sharded_traffic(
+        sharding,
+        made.sizes,
+        made.schedule,
+        boundaries,
+        params=params,
+        ties=made.ties,
+        regathered=[m.regathered for m in measured],
+    )
     memory = sharded_memory(
         measured,
         boundaries,
@@ -61,10 +69,7 @@ def _hsdp(job: Job, sharding: Sharding) -> Iterator[Setting]:
         return
     level = hsdp.optimizer_level
     shared = [p for p in sharding.params.values() if p.shared]
-    if shared and level == "level3":
-        text = f"{many(len(shared), 'parameter')} over the ranks that repeat them; gathered for each forward"
-        yield Setting(LEVEL, level, "degraded", f"{text} and kept until its backward, gradients as at level2")
-    elif shared:
+    if shared:
         text = f"{LEVELS[level]}; {many(len(shared), 'parameter')} over the ranks that repeat them"
         yield Setting(LEVEL, level, "applied", text)
     else:

@@ -107,7 +107,8 @@ class StageForward:
         given = list(inputs)
         if self.whole:
             given = [self._mine(graph, v, x) for v, x in zip(graph.graph.inputs, inputs, strict=True)]
-        outs, changes = program.run(given, self.weights)
+        with self.weights.regather:
+            outs, changes = program.run(given, self.weights)
         for name, t in changes.items():
             self.weights.replace(name, t)
         return outs[0] if self.last and len(outs) == 1 else tuple(outs)

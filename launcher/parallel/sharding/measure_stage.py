@@ -120,6 +120,7 @@ def measure_stage(
             before = meter.now
         meter.since()
         weights.reduce()
+        again = weights.regather.count
         return StageBytes(
             gathered=ready - at_rest,
             kept=left,
@@ -130,6 +131,7 @@ def measure_stage(
             whole=whole,
             reduced=max(0, meter.peak - before),
             left=meter.now - at_rest,
+            regathered=tuple(again[p.name] // 2 for p in stage.params),  # of two backwards
         )
 
 
@@ -146,7 +148,8 @@ def _micro_batch(
     meter.since()
     values = stage.train.graph
     specs = zip(stage.takes, (values.values[v].trains for v in values.inputs), strict=True)
-    outs, _ = program.run([_empty(s).requires_grad_(trains) for s, trains in specs], weights)
+    with weights.regather:
+        outs, _ = program.run([_empty(s).requires_grad_(trains) for s, trains in specs], weights)
     made = [t for t in outs if t.requires_grad]
     if loss is not None and made:
         made = [loss(outs[0])]

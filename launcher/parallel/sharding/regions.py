@@ -33,7 +33,7 @@ def settle_regions(graphs: torch.nn.Module, key: str) -> bool:
 def _refuse(node: fx.Node, key: str) -> None:
     """Args: device, dtype, enabled and so on."""
     if node.args[2]:
-        text = "the forward computes under torch.autocast, whose dtypes would be lost: cast with .to there"
+        text = "the forward computes under torch.autocast, whose dtypes would be lost; cast with .to there"
         raise RequestError((Problem(key, text),))
 
 

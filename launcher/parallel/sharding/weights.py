@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from launcher.parallel.sharding.process_groups import StageGroups
 from launcher.parallel.sharding.redistribute import carry_out, redistribute
+from launcher.parallel.sharding.regather import Regather
 from launcher.parallel.trace.model_facts import dtype_of
 from launcher.plan.sharding.moves import gathered, reduced
 from launcher.plan.sharding.parameters import ShardedParam
@@ -19,7 +20,8 @@ class Weights(Mapping[str, Tensor]):
     """What operators take, by first name, in the layouts that they take.
 
     ``level``: where replicas share weights out, level1 and level2 gather them once a step, level2 brings the
-    gradient of each micro batch back at once, level3 gathers for each forward. ``names``: what a tensor goes
+    gradient of each micro batch back at once, level3 gathers for each forward, and for what its backward has
+    saved (``Regather``). ``names``: what a tensor goes
     by in ``module``, where that is not its first name. ``several``: those that another stage of this rank
     has too, whose terms of a gradient must not be added to ours before they are summed up.
     """
@@ -40,6 +42,7 @@ class Weights(Mapping[str, Tensor]):
         self.leaves = [n for n, p in self.params.items() if _leaf(p, level, n in several)]
         self.whole: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
+        self.regather = Regather(groups)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.params)
@@ -51,7 +54,11 @@ class Weights(Mapping[str, Tensor]):
         if name in self.leaves:
             return self.whole[name]
         p, kept = self.params[name], self.kept(name)
-        return redistribute(kept, gathered(p), reduced(p), self.groups) if p.shared else kept
+        if not p.shared:
+            return kept
+        whole = redistribute(kept, gathered(p), reduced(p), self.groups)
+        self.regather.enter(name, whole, kept, gathered(p))
+        return whole
 
     def kept(self, name: str) -> Tensor:
         """As it rests."""

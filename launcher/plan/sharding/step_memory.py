@@ -23,6 +23,7 @@ class StageBytes:
     backward, which makes gradients, and of others, both with what was kept and without gradients that were
     there before. ``grads``: of shards and whole parameters, ``whole``: of gathered weights, until the step is
     over; ``reduced``: at the fullest moment of what is done then, with neither; ``left``: gradients after it.
+    ``regathered``: how often the backward of a micro batch gathers each parameter of the stage again.
     """
 
     gathered: int
@@ -34,6 +35,7 @@ class StageBytes:
     whole: int
     reduced: int
     left: int
+    regathered: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -67,8 +67,12 @@ def sharded_traffic(
     *,
     params: Iterable[Placed],
     ties: tuple[Tie, ...],
+    regathered: Sequence[tuple[int, ...]],
 ) -> tuple[Traffic, ...]:
-    """As ``launcher.plan.cost.traffic``, collectives inside of modules included."""
+    """As ``launcher.plan.cost.traffic``, collectives inside of modules included.
+
+    ``regathered``: of each virtual stage, as in ``StageBytes``.
+    """
     placed = tuple(params)
     named = {n: p for p in placed for n in p.names}
     width = {p.name: WIDTH[p.spec.dtype] for p in placed}
@@ -77,6 +81,8 @@ def sharded_traffic(
         calls = Calls()
         for s in sizes.held(pp):
             _stage(calls, sharding, s, sizes.micros, width)
+            for p, times in zip(sharding.stages[s].params, regathered[s], strict=True):
+                calls.add(gathered(p), WIDTH[p.spec.dtype], times * sizes.micros)
         same = [*scalars(sizes, pp), *between_stages(boundaries, schedule[pp], sizes.places, pp)]
         for place, rank in enumerate(sizes.grid.ranks(pp=pp)):
             tied = between_copies(ties, named, sizes, rank)
@@ -137,7 +143,8 @@ def _weights(
 ) -> None:
     """Shards are gathered and their gradients brought back; terms of the gradients of others are added up.
 
-    level3 gathers for each forward, as it computes; others once a step, and add up what weights are kept in.
+    level3 gathers for each forward, as it computes, and what ``regathered`` says for the backward; others
+    once a step, and add up what weights are kept in.
     """
     values = dict(stage.train.graph.params)
     for p in stage.params:

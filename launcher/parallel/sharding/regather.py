@@ -1,0 +1,73 @@
+"""Gathers again, in the backward, the weights that autograd would keep from the forward until then."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from launcher.parallel.sharding.process_groups import StageGroups
+from launcher.parallel.sharding.redistribute import carry_out
+from launcher.plan.sharding.redistribution.planned import Redistribution
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """In the place of a tensor that lies in the memory of what was gathered of ``kept``."""
+
+    name: str
+    kept: Tensor
+    plan: Redistribution
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Regather:
+    """While it is entered, a forward saves how to gather what it was told of, and not the tensors.
+
+    All ranks of a stage run the same backward, and so gather in the same order. ``count``: how often each was
+    gathered again, by name.
+    """
+
+    def __init__(self, groups: StageGroups) -> None:
+        self.groups = groups
+        self.count: Counter[str] = Counter()
+        self._whole: dict[int, tuple[weakref.ref[Any], _Saved]] = {}
+        self._hooks: Any = None
+
+    def enter(self, name: str, whole: Tensor, kept: Tensor, plan: Redistribution) -> None:
+        """``whole`` was gathered of ``kept`` by ``plan``."""
+        storage = whole.untyped_storage()
+        saved = _Saved(name, kept.detach(), plan, (), (), 0)
+        self._whole[storage._cdata] = weakref.ref(storage), saved
+
+    def __enter__(self) -> None:
+        if torch.is_grad_enabled():
+            self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+            self._hooks.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._hooks is not None:
+            self._hooks.__exit__(*error)
+            self._hooks = None
+        self._whole.clear()
+
+    def _pack(self, t: Tensor) -> Tensor | _Saved:
+        storage = t.untyped_storage()
+        known = self._whole.get(storage._cdata)
+        if known is None or known[0]() is not storage or t.dtype != known[1].kept.dtype:
+            return t
+        saved = known[1]
+        return _Saved(saved.name, saved.kept, saved.plan, tuple(t.shape), t.stride(), t.storage_offset())
+
+    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        self.count[saved.name] += 1
+        whole = carry_out(saved.kept, saved.plan, self.groups)
+        return whole.as_strided(saved.shape, saved.stride, saved.offset)
