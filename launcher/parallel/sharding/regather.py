@@ -63,7 +63,7 @@ class Regather:
         if known is None or known[0]() is not storage or t.dtype != known[1].kept.dtype:
             return t
         saved = known[1]
-        return _Saved(saved.name, saved.kept, saved.plan, tuple(t.shape), t.stride(), t.storage_offset())
+        return _Saved(saved.name, saved.kept, saved.plan, tuple(t.shape), t.stride(), int(t.storage_offset()))
 
     def _unpack(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
